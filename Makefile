@@ -1,0 +1,62 @@
+# Needs Python 3.11 or later and, for a Kafka broker, Java 17 or later; everything else is fetched by name and locked.
+PYTHON ?= python3
+# One Kafka broker per test worker: more workers than cores only makes them wait for each other.
+TEST_WORKERS ?= 2
+# More arguments for pytest: make test ARGS="tests/unit -k policy"
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev test check bench format lock clean
+
+help: ## Show the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(STAMP) ## Run the order story against a real Kafka
+	$(BIN)/python examples/orders/run.py
+
+dev: $(STAMP) ## Run a Kafka broker and halfway together until stopped
+	$(BIN)/halfway dev
+
+test: $(STAMP) ## Run all tests
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ARGS)
+
+check: $(STAMP) ## Lint, format, types, layers, and the built wheel
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python .ci/wheel.py
+
+bench: $(STAMP) ## Measure throughput and latency
+	@test -d bench || { echo "bench: there are no benchmarks yet" >&2; exit 1; }
+	$(BIN)/python -m bench
+
+format: $(STAMP) ## Format the code and apply safe fixes
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+lock: $(BIN)/uv ## Remake the locks; UPGRADE=--upgrade takes newer versions
+	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
+	$(COMPILE) pyproject.toml --all-extras --constraint requirements/uv.txt --output-file requirements/all.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --output-file requirements/runtime.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --output-file requirements/embedded.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra dev --output-file requirements/dev.txt
+
+clean: ## Remove what the targets made
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/uv: requirements/uv.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("halfway needs Python 3.11 or later: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/uv.txt
+	@touch $@
+
+$(STAMP): $(BIN)/uv requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/uv pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@

@@ -1,0 +1,227 @@
+"""What can go wrong, each with the message that a user reads and a code that never changes.
+
+The class docstring is the message's template for the user; the REST layer maps each class to one problem.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HalfwayError(Exception):
+    """The request could not be done."""
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, detail: str = "", **fields: object) -> None:
+        """Keep the detail (what, with the value and the remedy) and fields for the problem document."""
+        super().__init__(detail or (type(self).__doc__ or "").strip())
+        self.detail = str(self)
+        self.fields = fields
+
+
+class InvalidRequestError(HalfwayError):
+    """A field of the request has a value that cannot be accepted."""
+
+    code = "invalid_request"
+
+    def __init__(self, detail: str, *, field: str, **fields: object) -> None:
+        """Name the field as a JSON path, such as `messages[0].topic`."""
+        super().__init__(detail, errors=[{"field": field, "detail": detail}], **fields)
+
+
+class UnknownGroupError(HalfwayError):
+    """No group of that name is registered."""
+
+    code = "unknown_group"
+
+    def __init__(self, group: str) -> None:
+        """Say which group, and how to make it."""
+        super().__init__(f"group {group!r} is not registered: PUT /v1/groups/{group} first", group=group)
+
+
+class GroupInUseError(HalfwayError):
+    """The group still has pending or parked transactions."""
+
+    code = "group_in_use"
+
+    def __init__(self, group: str, *, pending: int, parked: int) -> None:
+        """Say how many stand in the way."""
+        super().__init__(
+            f"group {group!r} has {pending} pending and {parked} parked transactions: end them first",
+            group=group,
+            pending=pending,
+            parked=parked,
+        )
+
+
+class UnknownTransactionError(HalfwayError):
+    """No transaction of that id is known. This does not mean that it was rolled back."""
+
+    code = "unknown_transaction"
+
+    def __init__(self, transaction_id: str) -> None:
+        """Say which id."""
+        super().__init__(
+            f"transaction {transaction_id!r} is not known here; this does not mean that it was rolled back",
+            id=transaction_id,
+        )
+
+
+class OutcomeExpiredError(HalfwayError):
+    """The transaction is older than outcomes are remembered. This does not mean that it was rolled back."""
+
+    code = "outcome_expired"
+
+    def __init__(self, transaction_id: str, *, horizon_s: float) -> None:
+        """Say which id and how long outcomes are remembered."""
+        super().__init__(
+            f"transaction {transaction_id!r} ended more than {horizon_s:g} s ago and its outcome is no longer "
+            "held here; this does not mean that it was rolled back: the op topic and the audit still tell",
+            id=transaction_id,
+        )
+
+
+class AlreadyEndedError(HalfwayError):
+    """The transaction already has its outcome."""
+
+    code = "already_ended"
+
+    def __init__(self, transaction_id: str, *, state: str) -> None:
+        """Say the outcome that stands."""
+        super().__init__(
+            f"transaction {transaction_id!r} is already {state}; an outcome is never changed",
+            id=transaction_id,
+            state=state,
+        )
+
+
+class NotPendingError(HalfwayError):
+    """The transaction is parked; this needs a prepared one."""
+
+    code = "not_pending"
+
+    def __init__(self, transaction_id: str, *, state: str) -> None:
+        """Say the state that stands in the way, and the remedy."""
+        super().__init__(
+            f"transaction {transaction_id!r} is {state}: resume it or end it first", id=transaction_id, state=state
+        )
+
+
+class IdReusedError(HalfwayError):
+    """The id is taken by a transaction with other content."""
+
+    code = "id_reused"
+
+    def __init__(self, transaction_id: str) -> None:
+        """Say which id; nothing about the transaction that has it."""
+        super().__init__(
+            f"id {transaction_id!r} is already used with other content: "
+            "choose an id that is unique for each transaction",
+            id=transaction_id,
+        )
+
+
+class PreparesRejectedError(HalfwayError):
+    """This coordinator takes no new transactions now; ends still work."""
+
+    code = "prepares_rejected"
+
+
+class ForbiddenError(HalfwayError):
+    """The caller may not do this."""
+
+    code = "forbidden"
+
+
+class TopicNotAllowedError(InvalidRequestError):
+    """The group may not write to that topic."""
+
+    code = "topic_not_allowed"
+
+
+class UnknownTopicError(InvalidRequestError):
+    """The topic does not exist."""
+
+    code = "unknown_topic"
+
+
+class MessageTooLargeError(HalfwayError):
+    """A message is larger than what its topic takes."""
+
+    code = "message_too_large"
+
+
+class RetryableError(HalfwayError):
+    """Try again later: the answer carries Retry-After."""
+
+    retry_after_s: float = 1.0
+
+
+class OutcomeUnknownError(RetryableError):
+    """It is not known whether the prepare was stored.
+
+    Roll back the local work, or send the same prepare with the same id again.
+    """
+
+    code = "outcome_unknown"
+
+
+class EndUnconfirmedError(RetryableError):
+    """The end was not confirmed in time: send the same end again, it is never done twice."""
+
+    code = "end_unconfirmed"
+
+
+class ShardUnavailableError(RetryableError):
+    """The shard of this transaction is being recovered or moved."""
+
+    code = "shard_unavailable"
+
+
+class OverloadedError(RetryableError):
+    """Too much is in flight."""
+
+    code = "overloaded"
+
+
+class KafkaUnavailableError(RetryableError):
+    """Kafka did not answer in time."""
+
+    code = "kafka_unavailable"
+
+
+class TopicUnavailableError(RetryableError):
+    """A topic of the transaction cannot be written now; the transaction is still pending."""
+
+    code = "topic_unavailable"
+
+
+class NotAuthorisedError(RetryableError):
+    """Kafka does not let halfway write to a topic of the transaction; it is still pending."""
+
+    code = "not_authorised"
+
+
+class ShuttingDownError(RetryableError):
+    """This coordinator is stopping."""
+
+    code = "shutting_down"
+
+
+class LaneLostError(HalfwayError):
+    """The lane ended before it was known whether its write stands; the fold over the log tells."""
+
+    code = "lane_lost"
+
+
+class NotWrittenError(HalfwayError):
+    """The write was dropped before its Kafka transaction began: it certainly does not stand."""
+
+    code = "not_written"
+
+
+class ConfigurationError(HalfwayError):
+    """A setting or a topic is wrong: the process cannot start."""
+
+    code = "configuration"

@@ -1,0 +1,52 @@
+"""Transaction ids and the shard each belongs to (DESIGN section 1)."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+CLIENT_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
+_SERVER_ID = re.compile(r"(0|[1-9][0-9]{0,4})-([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\Z")
+
+
+def server_id(shard: int, uuid7: UUID) -> str:
+    """Return the id `<shard>-<uuid7>` of a transaction whose id the server chooses."""
+    return f"{shard}-{uuid7}"
+
+
+def server_made(transaction_id: str) -> tuple[int, int] | None:
+    """Return (shard, creation time in ms since the epoch) of a server-made id, None for any other."""
+    match = _SERVER_ID.match(transaction_id)
+    if match is None:
+        return None
+    return int(match[1]), UUID(match[2]).int >> 80
+
+
+def shard_of(transaction_id: str, shards: int) -> int | None:
+    """Return the shard that an id belongs to, None for a server-made id of a shard that does not exist."""
+    made = server_made(transaction_id)
+    if made is None:
+        return partition_for_key(transaction_id.encode(), shards)
+    return made[0] if made[0] < shards else None
+
+
+def partition_for_key(key: bytes, partitions: int) -> int:
+    """Return the partition that Kafka's Java client chooses for a keyed record: positive murmur2 modulo partitions."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def murmur2(data: bytes) -> int:
+    """Return the 32-bit murmur2 hash of `org.apache.kafka.common.utils.Utils.murmur2`, as an unsigned int."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    length = len(data)
+    h = (0x9747B28C ^ length) & mask
+    aligned = length & ~3
+    for i in range(0, aligned, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = (h * m & mask) ^ k
+    tail = data[aligned:]
+    if tail:
+        h = (h ^ int.from_bytes(tail, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return h ^ h >> 15

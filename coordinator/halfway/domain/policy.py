@@ -1,0 +1,160 @@
+"""When a pending transaction is checked, parked, rolled back or written again: decisions, carried out by somebody else.
+
+All times are milliseconds since the epoch and come in as parameters; DESIGN section 6 has the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+JITTER = 0.2
+"""A delay is spread over this share of itself, half below and half above."""
+
+
+class OnExhausted(StrEnum):
+    """What happens when halfway gives up asking."""
+
+    PARK = "park"
+    ROLLBACK = "rollback"
+
+
+class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The parts of the policy that a group chose itself; seconds."""
+
+    first_check_after_s: float | None = None
+    check_interval_s: float | None = None
+    max_interval_s: float | None = None
+    max_checks: int | None = None
+    max_age_s: float | None = None
+    on_exhausted: OnExhausted | None = None
+
+
+class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy in force for a group; seconds."""
+
+    first_check_after_s: float = 6.0
+    check_interval_s: float = 30.0
+    max_interval_s: float = 300.0
+    max_checks: int = 15
+    max_age_s: float = 43_200.0
+    on_exhausted: OnExhausted = OnExhausted.PARK
+
+    def overridden(self, overrides: PolicyOverrides) -> CheckPolicy:
+        """Return this policy with a group's own choices over it."""
+        chosen = {
+            name: value for name in overrides.__struct_fields__ if (value := getattr(overrides, name)) is not None
+        }
+        return msgspec.structs.replace(self, **chosen)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Nothing to do before `until`."""
+
+    until: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """Ask the producer group now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Park:
+    """Stop asking and keep it for an operator."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RollBack:
+    """Stop asking and roll back, as the group chose."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReAnchor:
+    """Write the half again at the tail, so that the cursor can move."""
+
+
+Decision = Wait | Check | Park | RollBack | ReAnchor
+
+
+class Facts(Protocol):
+    """What the policy looks at of a pending transaction."""
+
+    @property
+    def offset(self) -> int:
+        """Where its half stands."""
+
+    @property
+    def since(self) -> int:
+        """From when checks and age count."""
+
+    @property
+    def checks(self) -> int:
+        """Checks sent since then."""
+
+    @property
+    def checked_at(self) -> int | None:
+        """When the last attempt to check ended."""
+
+    @property
+    def attempts(self) -> int:
+        """Checks sent, and those that could not even be sent; only for the back-off."""
+
+    @property
+    def check_after_ms(self) -> int | None:
+        """The transaction's own time of the first check."""
+
+    @property
+    def commit_verdict(self) -> bool:
+        """Whether a check has said commit, so that it may never be rolled back by policy."""
+
+
+def next_check_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
+    """Return when the next check is due; `jitter` in [0, 1) spreads every check but the first."""
+    if facts.checked_at is None or not facts.attempts:
+        first = facts.check_after_ms
+        return facts.since + (round(policy.first_check_after_s * 1000) if first is None else first)
+    doublings = min(facts.attempts - 1, 32)
+    delay = min(policy.check_interval_s * 2.0**doublings, policy.max_interval_s)
+    return facts.checked_at + round(delay * 1000 * (1 + JITTER * (jitter - 0.5)))
+
+
+def next_look_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
+    """Return when `decide` next has something to say: at the next check, or at the end of the largest age."""
+    return min(next_check_at(policy, facts, jitter=jitter), facts.since + round(policy.max_age_s * 1000))
+
+
+def decide(
+    policy: CheckPolicy, facts: Facts, *, now: int, end_offset: int, reanchor_after: int, jitter: float
+) -> Decision:
+    """Say what to do with one pending transaction now.
+
+    The largest number of checks and the largest age each end the asking; a half that lies more than
+    `reanchor_after` records behind `end_offset` is written again whatever is due.
+    """
+    if now >= facts.since + round(policy.max_age_s * 1000):
+        return _exhausted(policy, facts, f"older than max_age_s {policy.max_age_s:g}")
+    due = next_check_at(policy, facts, jitter=jitter)
+    if now >= due:
+        if facts.checks >= policy.max_checks:
+            return _exhausted(policy, facts, f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})")
+        return Check()
+    if end_offset - facts.offset > reanchor_after:
+        return ReAnchor()
+    return Wait(until=next_look_at(policy, facts, jitter=jitter))
+
+
+def _exhausted(policy: CheckPolicy, facts: Facts, reason: str) -> Park | RollBack:
+    if policy.on_exhausted is OnExhausted.ROLLBACK and not facts.commit_verdict:
+        return RollBack(reason=reason)
+    if facts.commit_verdict:
+        reason = f"{reason}; a check said commit, which could not be written"
+    return Park(reason=reason)

@@ -1,0 +1,169 @@
+"""The records that the internal topics hold (DESIGN section 1); `schemas/` has their Avro form.
+
+Times are milliseconds since the epoch, hashes are the first 16 bytes of SHA-256.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from hashlib import sha256
+
+import msgspec
+
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.transaction import Cause
+
+HASH_BYTES = 16
+
+
+def digest(data: bytes | None) -> bytes | None:
+    """Return the hash under which a key or a value is kept, None for none."""
+    return None if data is None else sha256(data).digest()[:HASH_BYTES]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One message of a transaction, as it will stand in its real topic."""
+
+    topic: str
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of key, value, header names and header values."""
+        size = len(self.key or b"") + len(self.value or b"")
+        return size + sum(len(name) + len(value or b"") for name, value in self.headers)
+
+
+class Origin(StrEnum):
+    """Who wrote a half: a first prepare, or the lane (resume, re-anchor, correction), which has the last word."""
+
+    PREPARE = "prepare"
+    LANE = "lane"
+
+
+class Half(msgspec.Struct, frozen=True, kw_only=True):
+    """A half message: one transaction's messages, invisible until it is committed."""
+
+    id: str
+    group: str
+    messages: tuple[Message, ...]
+    prepared_at: int
+    since: int
+    """From when checks and age count: the prepare, or the last resume."""
+    fingerprint: bytes
+    check_after_ms: int | None = None
+    origin: Origin = Origin.PREPARE
+    checks: int = 0
+    checked_at: int | None = None
+    commit_verdict: bool = False
+    remark: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its messages."""
+        return sum(message.size for message in self.messages)
+
+
+def fingerprint(group: str, messages: tuple[Message, ...], check_after_ms: int | None) -> bytes:
+    """Return the 16-byte hash of what a prepare asks for: equal for the same content, whatever the time."""
+    content = msgspec.msgpack.encode((group, check_after_ms, messages))
+    return sha256(content).digest()[:HASH_BYTES]
+
+
+class MessageDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an op marker keeps of a message, enough for an audit after the half is compacted away."""
+
+    topic: str
+    key_hash: bytes | None
+    value_hash: bytes | None
+    size: int
+
+    @classmethod
+    def of(cls, message: Message) -> MessageDigest:
+        """Digest one message."""
+        return cls(
+            topic=message.topic, key_hash=digest(message.key), value_hash=digest(message.value), size=message.size
+        )
+
+
+class OpKind(StrEnum):
+    """What an op marker says happened."""
+
+    COMMITTED = "COMMITTED"
+    ROLLED_BACK = "ROLLED_BACK"
+    CHECKED = "CHECKED"
+    VERDICT = "VERDICT"
+    PARKED = "PARKED"
+    RESUMED = "RESUMED"
+
+    @property
+    def final(self) -> bool:
+        """Whether it is an outcome."""
+        return self in (OpKind.COMMITTED, OpKind.ROLLED_BACK)
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True):
+    """An op marker. `checks`, `checked_at` and `commit_verdict` are totals so far: the last op of an id tells all."""
+
+    kind: OpKind
+    id: str
+    group: str
+    half_offset: int
+    cause: Cause
+    prepared_at: int
+    at: int
+    checks: int = 0
+    checked_at: int | None = None
+    commit_verdict: bool = False
+    remark: str | None = None
+    messages: tuple[MessageDigest, ...] = ()
+
+
+class Parked(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that halfway stopped asking about: kept until an end or a resume."""
+
+    half: Half
+    reason: str
+    parked_at: int
+    checks: int
+
+
+class CheckMode(StrEnum):
+    """How a group is asked: over HTTP, or it fetches its checks by long poll."""
+
+    PUSH = "push"
+    PULL = "pull"
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer group: who is asked what became of a transaction, and how."""
+
+    name: str
+    mode: CheckMode
+    urls: tuple[str, ...]
+    topics: tuple[str, ...]
+    policy: PolicyOverrides
+    created_at: int
+    updated_at: int
+    key_hashes: tuple[bytes, ...] = ()
+    """Hashes of the API keys that may act for the group; none while access control is off."""
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """Who owns a shard (DESIGN section 5)."""
+
+    shard: int
+    incarnation: str
+    lane_ids: tuple[str, ...]
+    url: str
+    acquired_at: int
+
+
+class Barrier(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that a new owner writes into each partition of its shard: what stands before it is settled."""
+
+    incarnation: str
+    at: int

@@ -1,0 +1,408 @@
+"""What is known of one shard: a fold over its half, op and parked records (DESIGN section 2).
+
+In each partition the last record of an id wins, so the result does not depend on how the three are interleaved, and a
+record that is applied twice changes nothing. The one exception keeps outcomes safe: a half record of a *first prepare*
+whose id is already known is never applied; it is a stray, which the owner corrects through the lane.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from halfway.domain.offsets import OffsetIndex
+from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked, digest
+from halfway.domain.transaction import Cause, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KEY_BYTES = 8
+
+
+class Pending(msgspec.Struct, kw_only=True, gc=False):
+    """A half message without its payload; attempts and last_error live in memory only."""
+
+    id: str
+    group: str
+    offset: int
+    prepared_at: int
+    since: int
+    fingerprint: bytes
+    check_after_ms: int | None
+    origin: Origin
+    size: int
+    index: tuple[tuple[str, bytes | None], ...]
+    """Topic and first bytes of the key's hash of each message, for lists."""
+    checks: int
+    checked_at: int | None
+    commit_verdict: bool
+    remark: str | None
+    op_offset: int | None = None
+    attempts: int = 0
+    last_error: str | None = None
+
+    @classmethod
+    def of(cls, offset: int, half: Half) -> Pending:
+        """Take what a half record at `offset` says."""
+        return cls(
+            id=half.id,
+            group=half.group,
+            offset=offset,
+            prepared_at=half.prepared_at,
+            since=half.since,
+            fingerprint=half.fingerprint,
+            check_after_ms=half.check_after_ms,
+            origin=half.origin,
+            size=half.size,
+            index=_index(half),
+            checks=half.checks,
+            checked_at=half.checked_at,
+            commit_verdict=half.commit_verdict,
+            remark=half.remark,
+            attempts=half.checks,
+        )
+
+
+class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A parked transaction without its payload; `offset` is its record's in parked[s]."""
+
+    id: str
+    group: str
+    offset: int
+    prepared_at: int
+    parked_at: int
+    fingerprint: bytes
+    size: int
+    index: tuple[tuple[str, bytes | None], ...]
+    checks: int
+    reason: str
+    commit_verdict: bool
+    remark: str | None
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An outcome; `tombstone` is the offset of its tombstone in half[s], as soon as that is known."""
+
+    id: str
+    state: State
+    group: str
+    cause: Cause
+    at: int
+    prepared_at: int
+    checks: int
+    half_offset: int
+    index: tuple[tuple[str, bytes | None], ...]
+    remark: str | None
+    tombstone: int | None = None
+
+
+Entry = Pending | ParkedEntry | Ended
+
+
+class _Note(msgspec.Struct, frozen=True, gc=False):
+    """The last op of an id that has no outcome."""
+
+    offset: int
+    op: Op
+
+
+class ShardState:
+    """The fold of one shard. All times are milliseconds since the epoch."""
+
+    def __init__(self, shard: int) -> None:
+        """Start empty: nothing read."""
+        self.shard = shard
+        self._halves: dict[str, Pending] = {}
+        self._parked: dict[str, ParkedEntry] = {}
+        self._ended: dict[str, Ended] = {}
+        self._notes: dict[str, _Note] = {}
+        self._strays: dict[str, int] = {}
+        self._tombstones: dict[str, int] = {}
+        self._parked_tombstones: dict[str, int] = {}
+        self._half_offsets = OffsetIndex()
+        self._note_offsets = OffsetIndex()
+        self.half_tail = 0
+        """The contiguous position of the tail in half[s]."""
+        self.op_tail = 0
+        """The position after the last op that is known."""
+
+    # --- reading
+
+    def find(self, transaction_id: str) -> Entry | None:
+        """Return what is known of an id: its outcome, else that it is parked, else that it is pending, else None."""
+        return self._ended.get(transaction_id) or self._parked.get(transaction_id) or self._halves.get(transaction_id)
+
+    def state_of(self, transaction_id: str) -> State | None:
+        """Return the state of an id, None where it is not known."""
+        entry = self.find(transaction_id)
+        if isinstance(entry, Ended):
+            return entry.state
+        if isinstance(entry, ParkedEntry):
+            return State.PARKED
+        return None if entry is None else State.PREPARED
+
+    def pending(self) -> Iterator[Pending]:
+        """Iterate over what is prepared, oldest half first as far as it was not written again."""
+        parked = self._parked
+        return (entry for entry in list(self._halves.values()) if entry.id not in parked)
+
+    def parked(self) -> Iterator[ParkedEntry]:
+        """Iterate over what is parked."""
+        return iter(list(self._parked.values()))
+
+    def ended(self) -> Iterator[Ended]:
+        """Iterate over the outcomes that are remembered."""
+        return iter(list(self._ended.values()))
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many are pending, parked and remembered as ended."""
+        return len(self._halves), len(self._parked), len(self._ended)
+
+    def oldest(self) -> Pending | None:
+        """Return the pending transaction whose half lies furthest back, None where nothing is pending."""
+        first = self._half_offsets.first()
+        return None if first is None else self._halves.get(first[1])
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return (id, offset) of half records that must be corrected: repeats of a known id with nothing after them."""
+        return list(self._strays.items())
+
+    @property
+    def half_cursor(self) -> int:
+        """From where half[s] must be read to know all that is pending."""
+        first = self._half_offsets.first()
+        lowest = min(self._strays.values(), default=self.half_tail)
+        return min(self.half_tail, lowest, self.half_tail if first is None else first[0])
+
+    @property
+    def op_cursor(self) -> int:
+        """From where op[s] must be read to know the checks of all that is pending."""
+        first = self._note_offsets.first()
+        return self.op_tail if first is None else min(first[0], self.op_tail)
+
+    # --- applying records
+
+    def apply_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
+        """Apply a record of half[s], a tombstone where `half` is None."""
+        if half is None:
+            self._half_tombstone(offset, transaction_id)
+        elif offset <= self._tombstones.get(transaction_id, -1):
+            return
+        elif half.origin is Origin.LANE:
+            self._half_of_lane(offset, half)
+        else:
+            self._half_of_prepare(offset, half)
+
+    def _half_tombstone(self, offset: int, transaction_id: str) -> None:
+        if offset > self._tombstones.get(transaction_id, -1):
+            self._tombstones[transaction_id] = offset
+        held = self._halves.get(transaction_id)
+        if held is not None and held.offset < offset:
+            self._drop_half(transaction_id)
+        self._clear_stray(transaction_id, offset)
+        ended = self._ended.get(transaction_id)
+        if ended is not None and offset > (-1 if ended.tombstone is None else ended.tombstone):
+            self._ended[transaction_id] = msgspec.structs.replace(ended, tombstone=offset)
+
+    def _half_of_lane(self, offset: int, half: Half) -> None:
+        held = self._halves.get(half.id)
+        if half.id in self._ended or (held is not None and offset <= held.offset and held.origin is Origin.LANE):
+            return
+        if held is not None and held.origin is Origin.PREPARE and held.offset > offset:
+            self._strays[half.id] = max(held.offset, self._strays.get(half.id, -1))
+        self._hold(Pending.of(offset, half))
+        self._clear_stray(half.id, offset)
+
+    def _half_of_prepare(self, offset: int, half: Half) -> None:
+        held = self._halves.get(half.id)
+        ended = self._ended.get(half.id)
+        if ended is not None:
+            if offset != ended.half_offset and offset > (-1 if ended.tombstone is None else ended.tombstone):
+                self._stray(half.id, offset)
+        elif half.id in self._parked:
+            self._stray(half.id, offset)
+        elif held is None:
+            self._hold(Pending.of(offset, half))
+        elif offset == held.offset:
+            return
+        elif held.origin is Origin.PREPARE and held.fingerprint == half.fingerprint:
+            if offset > held.offset:
+                held.offset = offset
+                self._half_offsets.put(half.id, offset)
+            held.prepared_at = min(held.prepared_at, half.prepared_at)
+            held.since = min(held.since, half.since)
+        elif held.origin is Origin.PREPARE or offset > held.offset:
+            self._stray(half.id, max(offset, held.offset))
+
+    def apply_op(self, offset: int, op: Op) -> None:
+        """Apply a record of op[s]."""
+        self.op_tail = max(self.op_tail, offset + 1)
+        if op.id in self._ended:
+            return
+        note = self._notes.get(op.id)
+        if note is not None and offset <= note.offset:
+            return
+        if op.kind.final:
+            self._end(op)
+            return
+        self._notes[op.id] = _Note(offset, op)
+        held = self._halves.get(op.id)
+        if held is not None:
+            self._annotate(held)
+
+    def apply_parked(self, offset: int, transaction_id: str, parked: Parked | None) -> None:
+        """Apply a record of parked[s], a tombstone where `parked` is None."""
+        if offset <= self._parked_tombstones.get(transaction_id, -1):
+            return
+        held = self._parked.get(transaction_id)
+        if held is not None and offset <= held.offset:
+            return
+        if parked is None:
+            self._parked_tombstones[transaction_id] = offset
+            self._parked.pop(transaction_id, None)
+            return
+        if transaction_id in self._ended:
+            return
+        half = parked.half
+        self._parked[transaction_id] = ParkedEntry(
+            id=transaction_id,
+            group=half.group,
+            offset=offset,
+            prepared_at=half.prepared_at,
+            parked_at=parked.parked_at,
+            fingerprint=half.fingerprint,
+            size=half.size,
+            index=_index(half),
+            checks=parked.checks,
+            reason=parked.reason,
+            commit_verdict=half.commit_verdict,
+            remark=half.remark,
+        )
+        shadow = self._halves.get(transaction_id)
+        if shadow is not None and shadow.origin is Origin.PREPARE:
+            self._drop_half(transaction_id)
+            self._stray(transaction_id, shadow.offset)
+
+    def _end(self, op: Op) -> None:
+        tombstone = self._tombstones.get(op.id)
+        self._notes.pop(op.id, None)
+        self._note_offsets.discard(op.id)
+        self._parked.pop(op.id, None)
+        self._ended[op.id] = Ended(
+            id=op.id,
+            state=State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK,
+            group=op.group,
+            cause=op.cause,
+            at=op.at,
+            prepared_at=op.prepared_at,
+            checks=op.checks,
+            half_offset=op.half_offset,
+            index=tuple((message.topic, _short(message)) for message in op.messages),
+            remark=op.remark,
+            tombstone=tombstone,
+        )
+        held = self._halves.get(op.id)
+        if held is None:
+            return
+        self._drop_half(op.id)
+        late = held.offset > (-1 if tombstone is None else tombstone) and held.offset != op.half_offset
+        if late and held.origin is Origin.PREPARE:
+            self._stray(op.id, held.offset)
+
+    # --- positions and forgetting
+
+    def advance_tail(self, position: int) -> None:
+        """Say that half[s] has been read without a gap up to `position`."""
+        self.half_tail = max(self.half_tail, position)
+
+    def settle(self) -> None:
+        """Forget what only mattered while the three partitions were read at different speeds.
+
+        Call it where all three have been read to one point, such as the barrier of an acquisition.
+        """
+        known = self._ended.keys() | self._parked.keys() | self._halves.keys()
+        for table in (self._notes, self._tombstones, self._parked_tombstones, self._strays):
+            for transaction_id in [key for key in table if key not in known]:
+                del table[transaction_id]
+
+    def forget(self, before: int, *, at_most: int | None = None) -> int:
+        """Forget outcomes that ended before `before` and whose tombstones the tail has passed; return how many.
+
+        Where more than `at_most` are remembered, the oldest of them go too, whatever their age.
+        """
+        surplus = 0 if at_most is None else len(self._ended) - at_most
+        gone: list[str] = []
+        for ended in self._ended.values():
+            if ended.at >= before and len(gone) >= surplus:
+                break
+            if ended.id not in self._strays and ended.tombstone is not None and ended.tombstone < self.half_tail:
+                gone.append(ended.id)
+        for transaction_id in gone:
+            del self._ended[transaction_id]
+            self._tombstones.pop(transaction_id, None)
+            self._parked_tombstones.pop(transaction_id, None)
+        return len(gone)
+
+    # --- keeping the indexes
+
+    def _hold(self, entry: Pending) -> None:
+        before = self._halves.get(entry.id)
+        if before is not None:
+            entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
+        self._halves[entry.id] = entry
+        self._half_offsets.put(entry.id, entry.offset)
+        self._annotate(entry)
+
+    def _annotate(self, entry: Pending) -> None:
+        """Bring the last op's totals to a pending entry."""
+        note = self._notes.get(entry.id)
+        if note is None:
+            return
+        op = note.op
+        # A half that the lane wrote carries the totals of its time: such an op is not needed to recover it.
+        carried = (
+            entry.origin is Origin.LANE and op.checks <= entry.checks and op.commit_verdict <= entry.commit_verdict
+        )
+        if op.kind is OpKind.RESUMED and entry.since <= op.at:
+            entry.checks, entry.checked_at, entry.attempts = op.checks, op.checked_at, op.checks
+        elif op.checks >= entry.checks:
+            entry.checks, entry.checked_at = op.checks, op.checked_at or entry.checked_at
+            entry.attempts = max(entry.attempts, op.checks)
+        entry.commit_verdict = entry.commit_verdict or op.commit_verdict
+        entry.op_offset = note.offset
+        carried = carried and op.remark in (None, entry.remark)
+        entry.remark = op.remark or entry.remark
+        if carried:
+            self._note_offsets.discard(entry.id)
+        else:
+            self._note_offsets.put(entry.id, note.offset)
+
+    def _drop_half(self, transaction_id: str) -> None:
+        del self._halves[transaction_id]
+        self._half_offsets.discard(transaction_id)
+        self._note_offsets.discard(transaction_id)
+
+    def _stray(self, transaction_id: str, offset: int) -> None:
+        if offset > self._tombstones.get(transaction_id, -1):
+            self._strays[transaction_id] = max(offset, self._strays.get(transaction_id, -1))
+
+    def _clear_stray(self, transaction_id: str, offset: int) -> None:
+        if self._strays.get(transaction_id, offset) < offset:
+            del self._strays[transaction_id]
+
+
+def _index(half: Half) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((message.topic, key_index(message.key)) for message in half.messages)
+
+
+def _short(message: MessageDigest) -> bytes | None:
+    return None if message.key_hash is None else message.key_hash[:KEY_BYTES]
+
+
+def key_index(key: bytes | None) -> bytes | None:
+    """Return the short hash under which lists find a key."""
+    hashed = digest(key)
+    return None if hashed is None else hashed[:KEY_BYTES]

@@ -1,0 +1,83 @@
+"""States, outcomes and the one table of legal transitions (DESIGN section 2, the last table)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from halfway.domain.errors import AlreadyEndedError, NotPendingError
+
+
+class State(StrEnum):
+    """Where a transaction stands."""
+
+    PREPARED = "prepared"
+    PARKED = "parked"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled_back"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is one of the two outcomes that stand for ever."""
+        return self in (State.COMMITTED, State.ROLLED_BACK)
+
+
+class Outcome(StrEnum):
+    """What a producer service says of its local transaction."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    UNKNOWN = "unknown"
+
+
+class Cause(StrEnum):
+    """Who resolved a transaction, as its op marker tells."""
+
+    PRODUCER = "producer"
+    CHECK = "check"
+    OPERATOR = "operator"
+    POLICY = "policy"
+
+
+class Action(StrEnum):
+    """What can be asked of a transaction."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    UNKNOWN = "unknown"
+    CHECK = "check"
+    PARK = "park"
+    RESUME = "resume"
+
+
+TRANSITIONS: dict[tuple[State, Action], State] = {
+    (State.PREPARED, Action.COMMIT): State.COMMITTED,
+    (State.PREPARED, Action.ROLLBACK): State.ROLLED_BACK,
+    (State.PREPARED, Action.UNKNOWN): State.PREPARED,
+    (State.PREPARED, Action.CHECK): State.PREPARED,
+    (State.PREPARED, Action.PARK): State.PARKED,
+    (State.PREPARED, Action.RESUME): State.PREPARED,
+    (State.PARKED, Action.COMMIT): State.COMMITTED,
+    (State.PARKED, Action.ROLLBACK): State.ROLLED_BACK,
+    (State.PARKED, Action.UNKNOWN): State.PARKED,
+    (State.PARKED, Action.PARK): State.PARKED,
+    (State.PARKED, Action.RESUME): State.PREPARED,
+    (State.COMMITTED, Action.COMMIT): State.COMMITTED,
+    (State.ROLLED_BACK, Action.ROLLBACK): State.ROLLED_BACK,
+}
+"""Every legal (state, action) and the state it leads to; a pair that is not here is a conflict (409)."""
+
+
+def transition(transaction_id: str, state: State, action: Action) -> State:
+    """Return the state that `action` leads to from `state`.
+
+    Raises:
+        AlreadyEndedError: the transaction has an outcome and `action` asks for anything but that outcome.
+        NotPendingError: the transaction is parked and `action` needs a prepared one.
+
+    """
+    target = TRANSITIONS.get((state, action))
+    if target is not None:
+        return target
+    if state.ended:
+        raise AlreadyEndedError(transaction_id, state=state.value)
+    raise NotPendingError(transaction_id, state=state.value)

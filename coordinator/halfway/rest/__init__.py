@@ -1,0 +1,1 @@
+"""The HTTP interface: handlers, request and response models, problems, OpenAPI."""

@@ -1,0 +1,1 @@
+"""Settings, the command line and the one composition root."""
