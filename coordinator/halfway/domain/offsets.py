@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 
 _SLACK = 64
 
@@ -47,6 +47,15 @@ class OffsetIndex:
                 return value, key
             heappop(heap)
         return None
+
+    def lowest(self, at_most: int) -> list[str]:
+        """Return ids with the lowest numbers, in order; cheap where few of them are asked for."""
+        first = self.first()
+        if first is None:
+            return []
+        if at_most == 1:
+            return [first[1]]
+        return nsmallest(at_most, self._current, key=self._current.__getitem__)
 
     def pop_up_to(self, limit: int) -> str | None:
         """Remove and return the id of the lowest number that is not above `limit`, None where there is none."""

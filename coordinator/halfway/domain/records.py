@@ -115,6 +115,8 @@ class Op(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause
     prepared_at: int
     at: int
+    fingerprint: bytes = b""
+    """The half's, so that the same prepare is recognised after the end."""
     checks: int = 0
     checked_at: int | None = None
     commit_verdict: bool = False

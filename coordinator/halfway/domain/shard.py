@@ -93,6 +93,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prepared_at: int
     checks: int
     half_offset: int
+    fingerprint: bytes
     index: tuple[tuple[str, bytes | None], ...]
     remark: str | None
     tombstone: int | None = None
@@ -123,6 +124,8 @@ class ShardState:
         self._parked_tombstones: dict[str, int] = {}
         self._half_offsets = OffsetIndex()
         self._note_offsets = OffsetIndex()
+        self.group_counts: dict[str, tuple[int, int]] = {}
+        """Pending and parked by group, of groups that have any."""
         self.half_tail = 0
         """The contiguous position of the tail in half[s]."""
         self.op_tail = 0
@@ -165,6 +168,10 @@ class ShardState:
         """Return the pending transaction whose half lies furthest back, None where nothing is pending."""
         first = self._half_offsets.first()
         return None if first is None else self._halves.get(first[1])
+
+    def oldest_first(self, at_most: int) -> list[Pending]:
+        """Return pending transactions whose halves lie furthest back."""
+        return [self._halves[key] for key in self._half_offsets.lowest(at_most) if key in self._halves]
 
     def strays(self) -> list[tuple[str, int]]:
         """Return (id, offset) of half records that must be corrected: repeats of a known id with nothing after them."""
@@ -262,11 +269,13 @@ class ShardState:
             return
         if parked is None:
             self._parked_tombstones[transaction_id] = offset
-            self._parked.pop(transaction_id, None)
+            self._drop_parked(transaction_id)
             return
         if transaction_id in self._ended:
             return
         half = parked.half
+        if held is None:
+            self._count(half.group, 0, 1)
         self._parked[transaction_id] = ParkedEntry(
             id=transaction_id,
             group=half.group,
@@ -290,7 +299,7 @@ class ShardState:
         tombstone = self._tombstones.get(op.id)
         self._notes.pop(op.id, None)
         self._note_offsets.discard(op.id)
-        self._parked.pop(op.id, None)
+        self._drop_parked(op.id)
         self._ended[op.id] = Ended(
             id=op.id,
             state=State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK,
@@ -300,6 +309,7 @@ class ShardState:
             prepared_at=op.prepared_at,
             checks=op.checks,
             half_offset=op.half_offset,
+            fingerprint=op.fingerprint,
             index=tuple((message.topic, _short(message)) for message in op.messages),
             remark=op.remark,
             tombstone=tombstone,
@@ -350,7 +360,9 @@ class ShardState:
 
     def _hold(self, entry: Pending) -> None:
         before = self._halves.get(entry.id)
-        if before is not None:
+        if before is None:
+            self._count(entry.group, 1, 0)
+        else:
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
         self._halves[entry.id] = entry
         self._half_offsets.put(entry.id, entry.offset)
@@ -381,9 +393,22 @@ class ShardState:
             self._note_offsets.put(entry.id, note.offset)
 
     def _drop_half(self, transaction_id: str) -> None:
-        del self._halves[transaction_id]
+        self._count(self._halves.pop(transaction_id).group, -1, 0)
         self._half_offsets.discard(transaction_id)
         self._note_offsets.discard(transaction_id)
+
+    def _drop_parked(self, transaction_id: str) -> None:
+        dropped = self._parked.pop(transaction_id, None)
+        if dropped is not None:
+            self._count(dropped.group, 0, -1)
+
+    def _count(self, group: str, pending: int, parked: int) -> None:
+        before = self.group_counts.get(group, (0, 0))
+        after = (before[0] + pending, before[1] + parked)
+        if any(after):
+            self.group_counts[group] = after
+        else:
+            self.group_counts.pop(group, None)
 
     def _stray(self, transaction_id: str, offset: int) -> None:
         if offset > self._tombstones.get(transaction_id, -1):

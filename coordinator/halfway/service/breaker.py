@@ -1,0 +1,49 @@
+"""A circuit breaker for the endpoints of one group: pure, time in ms since the epoch comes in."""
+
+from __future__ import annotations
+
+
+class Breaker:
+    """Closed until `failures` calls in a row could not reach anybody; then open, longer each time, with one probe."""
+
+    def __init__(self, *, failures: int, open_s: float, max_open_s: float) -> None:
+        """Start closed."""
+        self._limit = failures
+        self._first_ms = round(open_s * 1000)
+        self._max_ms = round(max_open_s * 1000)
+        self._open_ms = self._first_ms
+        self._failed = 0
+        self._until: int | None = None
+        self._probing = False
+
+    @property
+    def open(self) -> bool:
+        """Whether calls are held back."""
+        return self._until is not None
+
+    def admits(self, now: int) -> bool:
+        """Whether a call may be made now; where it is the probe of an open breaker, it is alone."""
+        if self._until is None:
+            return True
+        if self._probing or now < self._until:
+            return False
+        self._probing = True
+        return True
+
+    def retry_at(self, now: int) -> int:
+        """Return when it is worth asking again."""
+        return now if self._until is None else max(self._until, now + self._first_ms // 2)
+
+    def reached(self) -> None:
+        """Say that a call reached an endpoint, whatever it answered: close."""
+        self._failed, self._until, self._probing = 0, None, False
+        self._open_ms = self._first_ms
+
+    def failed(self, now: int) -> None:
+        """Say that a call reached nobody."""
+        self._failed += 1
+        if self._probing:
+            self._open_ms = min(self._open_ms * 2, self._max_ms)
+        if self._probing or (self._until is None and self._failed >= self._limit):
+            self._until = now + self._open_ms
+        self._probing = False

@@ -1,0 +1,139 @@
+"""The service's face: what the REST layer, the scheduler and the command line call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from halfway.service.checks import CheckDesk
+from halfway.service.ending import Ending
+from halfway.service.groups import Groups
+from halfway.service.preparing import Preparing
+from halfway.service.queries import Queries
+from halfway.service.scanning import Scanning
+from halfway.service.shards import ShardTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from halfway.service.ports import (
+        Authority,
+        CheckCaller,
+        Clock,
+        CursorStore,
+        GroupStore,
+        HalfLog,
+        Lane,
+        Observer,
+        ShardListener,
+        Topics,
+    )
+    from halfway.service.requests import (
+        End,
+        EndResult,
+        GroupSpec,
+        GroupView,
+        LeasedCheck,
+        ListQuery,
+        Page,
+        Prepare,
+        Prepared,
+        ServiceLimits,
+        TransactionView,
+    )
+
+
+class Coordinator:
+    """Prepare, end, check, resume, list: each call waits at most until its `deadline` on the loop's clock.
+
+    `credential` is what the caller showed, for the `Authority` port; None where it showed nothing.
+    """
+
+    def __init__(  # noqa: PLR0913 - the ports, once, at the composition root
+        self,
+        *,
+        limits: ServiceLimits,
+        lane: Lane,
+        half_log: HalfLog,
+        cursors: CursorStore,
+        groups: GroupStore,
+        topics: Topics,
+        caller: CheckCaller,
+        authority: Authority,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        """Wire the parts together; nothing is started."""
+        self.limits = limits
+        self._shards = ShardTable(limits, clock, observer)
+        self._groups = Groups(limits, groups, self._shards, authority, clock)
+        self._ending = Ending(limits, self._shards, lane, half_log, clock, observer)
+        self._preparing = Preparing(limits, self._shards, half_log, self._groups, topics, clock, observer)
+        self._checks = CheckDesk(limits, self._shards, self._groups, self._ending, caller, clock, observer)
+        self._scanning = Scanning(
+            limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer
+        )
+        self._queries = Queries(self._shards, self._groups, self._ending)
+
+    @property
+    def listener(self) -> ShardListener:
+        """What the membership tells about shards."""
+        return self._shards
+
+    @property
+    def shards(self) -> ShardTable:
+        """The shards this instance serves, for metrics and health."""
+        return self._shards
+
+    async def prepare(self, request: Prepare, *, deadline: float, credential: str | None = None) -> Prepared:
+        """Store a half message and answer once it is durable (DESIGN section 3)."""
+        return await self._preparing.prepare(request, deadline=deadline, credential=credential)
+
+    async def end(self, request: End, *, deadline: float, credential: str | None = None) -> EndResult:
+        """Commit, roll back, or say that the outcome is unknown (DESIGN section 4)."""
+        return await self._checks.end(request, deadline=deadline, credential=credential)
+
+    async def get(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
+        """Show one transaction, with its messages while it is prepared or parked."""
+        return await self._queries.get(transaction_id, deadline=deadline, credential=credential)
+
+    async def list(self, query: ListQuery, *, deadline: float, credential: str | None = None) -> Page:
+        """List transactions, oldest prepare first, without payloads."""
+        return await self._queries.list(query, deadline=deadline, credential=credential)
+
+    async def check(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
+        """Ask the producer group about a prepared transaction now."""
+        return await self._checks.check_now(transaction_id, deadline=deadline, credential=credential)
+
+    async def resume(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
+        """Take a parked transaction back among the prepared, with its count at 0; a prepared one is unchanged."""
+        return await self._checks.resume(transaction_id, deadline=deadline, credential=credential)
+
+    async def lease_checks(
+        self, group: str, *, at_most: int, wait_s: float, credential: str | None = None
+    ) -> Sequence[LeasedCheck]:
+        """Hand out due checks of a group in pull mode, waiting up to `wait_s` for the first."""
+        return await self._checks.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
+
+    async def put_group(self, spec: GroupSpec, *, deadline: float, credential: str | None = None) -> GroupView:
+        """Register a group or change it; answered once this instance has read it back from the log."""
+        return await self._groups.put(spec, deadline=deadline, credential=credential)
+
+    def get_group(self, name: str, *, credential: str | None = None) -> GroupView:
+        """Show a group."""
+        return self._groups.view(name, credential=credential)
+
+    def list_groups(self, *, credential: str | None = None) -> Sequence[GroupView]:
+        """Show every group, by name."""
+        return self._groups.views(credential=credential)
+
+    async def delete_group(self, name: str, *, deadline: float, credential: str | None = None) -> None:
+        """Remove a group without pending or parked transactions."""
+        await self._groups.delete(name, deadline=deadline, credential=credential)
+
+    async def scan(self, shard: int, now: int) -> None:
+        """Compare half with op: do what is due now (ms since the epoch) and commit the cursors (DESIGN section 6)."""
+        await self._scanning.scan(shard, now)
+
+    async def drain(self) -> None:
+        """Stop sending checks and answer waiting polls; requests in flight are the REST layer's to finish."""
+        await self._checks.close()

@@ -1,0 +1,153 @@
+"""What the service is asked and what it answers: plain records, no HTTP and no Kafka in them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from halfway.domain.policy import CheckPolicy, PolicyOverrides
+from halfway.domain.records import CheckMode, Message
+from halfway.domain.transaction import Cause, Outcome, State
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepare: all messages of one transaction. `id` is None where the server chooses it."""
+
+    group: str
+    messages: tuple[Message, ...]
+    id: str | None = None
+    check_after_ms: int | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a prepare; `created` is False for the same prepare again. Times in ms since the epoch."""
+
+    id: str
+    state: State
+    group: str
+    prepared_at: int
+    next_check_at: int | None
+    created: bool
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """An end. `cause` is PRODUCER or OPERATOR; one that brings a leased `check_id` has the cause CHECK."""
+
+    id: str
+    outcome: Outcome
+    remark: str | None = None
+    check_id: str | None = None
+    cause: Cause = Cause.PRODUCER
+
+
+class EndResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an end: the state that stands now, and whether this very call changed it."""
+
+    id: str
+    state: State
+    changed: bool
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a PUT of a group says."""
+
+    name: str
+    mode: CheckMode
+    urls: tuple[str, ...]
+    topics: tuple[str, ...]
+    policy: PolicyOverrides = PolicyOverrides()
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A group with its effective policy; `created` tells a PUT that made it."""
+
+    name: str
+    mode: CheckMode
+    urls: tuple[str, ...]
+    topics: tuple[str, ...]
+    policy: CheckPolicy
+    created_at: int
+    updated_at: int
+    created: bool = False
+
+
+class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known of one transaction.
+
+    `messages` holds the payload of a prepared or parked one where it was asked for; `topics` is there for every state
+    (the topic of each message in order). Times in ms since the epoch, sizes in bytes.
+    """
+
+    id: str
+    state: State
+    group: str
+    prepared_at: int
+    topics: tuple[str, ...]
+    checks: int
+    size: int | None = None
+    messages: tuple[Message, ...] | None = None
+    next_check_at: int | None = None
+    last_check_at: int | None = None
+    last_error: str | None = None
+    commit_verdict: bool = False
+    parked_at: int | None = None
+    reason: str | None = None
+    ended_at: int | None = None
+    cause: Cause | None = None
+    remark: str | None = None
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which transactions to list; None matches everything. `cursor` comes from the page before."""
+
+    state: State | None = None
+    group: str | None = None
+    topic: str | None = None
+    key: bytes | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list, oldest prepare first, and the cursor of the next one."""
+
+    transactions: tuple[TransactionView, ...]
+    next: str | None
+
+
+class LeasedCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that a producer fetched; its end brings `check_id` before `lease_until` (ms since the epoch)."""
+
+    check_id: str
+    id: str
+    group: str
+    prepared_at: int
+    attempt: int
+    messages: tuple[Message, ...]
+    lease_until: int
+
+
+class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the service bounds; seconds, bytes and counts."""
+
+    shards: int = 8
+    default_policy: CheckPolicy = CheckPolicy()
+    outcome_horizon_s: float = 900.0
+    max_outcomes_per_shard: int = 1_000_000
+    max_age_limit_s: float = 518_400.0
+    """Policies with a larger `max_age_s` could outlive the op topic's retention of seven days: refused."""
+    payload_cache_bytes: int = 256 * 1024 * 1024
+    max_messages: int = 1000
+    max_prepare_bytes: int = 4 * 1024 * 1024
+    max_pending: int = 2_000_000
+    reanchor_after: int = 1_000_000
+    check_concurrency: int = 16
+    """Checks in flight for one group."""
+    check_queue: int = 1000
+    """Checks that are due and wait for one of those places, for one group; more are looked at again by a later scan."""
+    lease_s: float = 30.0
+    max_waiting_polls: int = 100
+    scan_batch: int = 2000
+    breaker_failures: int = 5
+    breaker_open_s: float = 1.0
+    breaker_max_open_s: float = 30.0
+    reject_prepares: bool = False
