@@ -1,1 +1,1 @@
-pytest_plugins = ("pytester", "tests.skips")
+pytest_plugins = ("pytester", "tests.skips", "tests.fixtures_kafka")

@@ -235,7 +235,10 @@ class ShardState:
             self._hold(Pending.of(offset, half))
         elif offset == held.offset:
             return
-        elif held.origin is Origin.PREPARE and held.fingerprint == half.fingerprint:
+        elif (
+            # With other content between the two, recovery must go on beginning at the first: the repeat is a stray.
+            held.origin is Origin.PREPARE and held.fingerprint == half.fingerprint and half.id not in self._strays
+        ):
             if offset > held.offset:
                 held.offset = offset
                 self._half_offsets.put(half.id, offset)

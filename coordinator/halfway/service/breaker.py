@@ -39,6 +39,10 @@ class Breaker:
         self._failed, self._until, self._probing = 0, None, False
         self._open_ms = self._first_ms
 
+    def not_tried(self) -> None:
+        """Say that a call that was admitted was not made after all."""
+        self._probing = False
+
     def failed(self, now: int) -> None:
         """Say that a call reached nobody."""
         self._failed += 1

@@ -43,6 +43,8 @@ class _Desk:
     def __init__(self, limits: ServiceLimits) -> None:
         self.due: deque[tuple[int, str]] = deque()
         self.queued: set[str] = set()
+        self.asked: set[str] = set()
+        """Ids with a check in flight: never two at once for one of them."""
         self.running = 0
         self.turn = 0
         self.polls = 0
@@ -52,7 +54,7 @@ class _Desk:
         )
 
     def add(self, number: int, transaction_id: str, *, first: bool = False) -> None:
-        if transaction_id in self.queued:
+        if transaction_id in self.queued or transaction_id in self.asked:
             return
         self.queued.add(transaction_id)
         if first:
@@ -130,6 +132,7 @@ class CheckDesk:
                 shard.agenda.put(transaction_id, desk.breaker.retry_at(now))
                 continue
             desk.running += 1
+            desk.asked.add(transaction_id)
             self._spawn(self._check(name, desk, shard, entry))
 
     async def _check(self, name: str, desk: _Desk, shard: Shard, entry: Pending) -> None:
@@ -141,13 +144,19 @@ class CheckDesk:
         finally:
             now = self._clock.now_ms()
             desk.running -= 1
-            if reply is not None and reply.reachable:
+            if reply is None:
+                desk.breaker.not_tried()
+            elif reply.reachable:
                 desk.breaker.reached()
             else:
                 desk.breaker.failed(now)
             self._run(name, desk)
-        if reply is not None:
-            await self._judge(shard, entry, reply, now)
+        try:
+            still = shard.state.find(entry.id)
+            if reply is not None and isinstance(still, Pending):
+                await self._judge(shard, still, reply, now)
+        finally:
+            desk.asked.discard(entry.id)
         self._again(shard, entry.id)
 
     async def _ask(self, desk: _Desk, shard: Shard, entry: Pending) -> CheckReply:
@@ -260,10 +269,10 @@ class CheckDesk:
         desk.polls += 1
         try:
             while True:
+                desk.arrival.clear()
                 leased = await self._hand_out(group, desk, at_most)
                 if leased or self._closed or loop.time() >= until:
                     return leased
-                desk.arrival.clear()
                 try:
                     async with asyncio.timeout_at(until):
                         await desk.arrival.wait()
@@ -280,13 +289,16 @@ class CheckDesk:
             number, transaction_id = desk.take()
             shard = self._shards.find(number)
             entry = None if shard is None else shard.state.find(transaction_id)
-            if shard is None or not isinstance(entry, Pending) or transaction_id in self._shards.claims:
+            if shard is None or not isinstance(entry, Pending):
+                continue
+            # Whatever comes between now and the note of the lease, the next scan looks at it again.
+            shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
+            if transaction_id in self._shards.claims:
                 continue
             try:
                 leased.append(await self._lease_one(group, shard, entry))
             except HalfwayError as error:
                 entry.last_error = f"{error.code}: {error.detail}"
-                shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
         return leased
 
     async def _lease_one(self, group: Group, shard: Shard, entry: Pending) -> LeasedCheck:
@@ -296,6 +308,7 @@ class CheckDesk:
         attempt = entry.checks + 1
         entry.attempts += 1
         entry.checked_at = now
+        shard.agenda.put(entry.id, until)
         self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
         self._spawn(self._noted_lease(shard, entry, attempt, now, until))
         return LeasedCheck(
