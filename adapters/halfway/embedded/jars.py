@@ -1,0 +1,230 @@
+"""The broker's jars: resolved by name through jgo once, then taken from the local Maven repository."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halfway.embedded.errors import ExtraMissingError, JarsUnavailableError
+
+if TYPE_CHECKING:
+    from jgo.maven import Artifact, MavenContext, PythonResolver
+
+KAFKA_VERSION = "4.3.1"
+# The `!` of jgo: without it jgo takes the bill of materials of log4j for a rule, and that names an older kafka-clients.
+_KAFKA = "org.apache.kafka:kafka_2.13:{version}!"
+# Kafka 4 logs through slf4j 1.7, for which it brings log4j but not the bridge.
+_LOG4J_BRIDGE = "org.apache.logging.log4j:log4j-slf4j-impl:{version}!"
+_LOG4J = "log4j-core"
+_ATTEMPTS = 3
+_RETRY_AFTER_S = 2
+_REQUEST_TIMEOUT_S = 15
+_DOWNLOADS_AT_ONCE = 6
+_PROGRESS_EVERY_S = 1.0
+
+Progress = Callable[[str], None]
+
+
+def resolve_jars(
+    kafka_version: str = KAFKA_VERSION, *, progress: Progress | None = None, cache_dir: Path | None = None
+) -> tuple[Path, ...]:
+    """Give the broker's class path: absolute paths of jars that exist, the bridge from slf4j to log4j included.
+
+    The first call fetches about 45 MB into the local Maven repository (`~/.m2/repository`, or M2_REPO), one process at
+    a time, and writes the class path down in `cache_dir` (default: `halfway` in the user's cache folder); later calls
+    only see that all files are still there. `progress` gets a line of text now and then while it fetches.
+
+    Raises JarsUnavailableError when the jars cannot be fetched and ExtraMissingError without jgo.
+    """
+    progress = progress or _silent
+    cache_dir = cache_dir or user_cache_dir()
+    written_down = cache_dir / f"kafka-{kafka_version}.json"
+    if jars := _read(written_down):
+        return jars
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(cache_dir / "jars.lock", progress):
+        if jars := _read(written_down):  # another process has just fetched them
+            return jars
+        jars = _fetch(kafka_version, cache_dir / "unfinished", progress)
+        _write(written_down, jars)
+    return jars
+
+
+def user_cache_dir() -> Path:
+    """Give halfway's folder in the user's cache folder (XDG_CACHE_HOME, else `~/.cache`)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
+
+
+def _read(written_down: Path) -> tuple[Path, ...]:
+    """Give the class path written down, or nothing when a file is gone or has another size now."""
+    try:
+        entries = json.loads(written_down.read_text(encoding="utf-8"))["jars"]
+        jars = tuple(Path(entry["path"]) for entry in entries)
+        sizes = [jar.stat().st_size for jar in jars]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    return jars if sizes == [entry["size"] for entry in entries] else ()
+
+
+def _write(written_down: Path, jars: Sequence[Path]) -> None:
+    entries = [{"path": str(jar), "size": jar.stat().st_size} for jar in jars]
+    unfinished = written_down.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps({"jars": entries}, indent=1), encoding="utf-8")
+    unfinished.replace(written_down)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Hold a lock between processes; the system lets go of it when its holder dies."""
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("Waiting for another process that fetches Kafka's jars")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(kafka_version: str, unfinished: Path, progress: Progress) -> tuple[Path, ...]:
+    """Resolve and download. What has been downloaded stays, so that the next attempt has less to do."""
+    try:
+        import requests
+        from jgo.config import GlobalSettings
+        from jgo.constants import MAVEN_CENTRAL_URL
+        from jgo.maven import MavenContext
+    except ImportError as error:
+        raise ExtraMissingError("jgo") from error
+    settings = GlobalSettings.load()
+    progress(f"Fetching Kafka {kafka_version} from Maven Central, once (45 MB)")
+    for attempt in range(1, _ATTEMPTS + 1):
+        downloads = _Downloads(unfinished, progress)
+        downloads.discard_unfinished()
+        context = MavenContext(
+            resolver=downloads.resolver(),
+            repo_cache=settings.repo_cache,
+            remote_repos={"central": MAVEN_CENTRAL_URL, **settings.repositories},
+            timeout=_REQUEST_TIMEOUT_S,
+        )
+        try:
+            artifacts = _resolve(context, kafka_version, downloads)
+            return downloads.jars(artifacts)
+        # jgo has no exceptions of its own: RuntimeError for what no repository has, others for broken files.
+        except (requests.RequestException, OSError, RuntimeError, ValueError, AssertionError, SyntaxError) as error:
+            if attempt == _ATTEMPTS:
+                raise JarsUnavailableError(kafka_version, str(error) or repr(error)) from error
+            progress(f"Fetching Kafka's jars failed, trying again: {error}")
+            time.sleep(_RETRY_AFTER_S * attempt)
+    raise AssertionError("unreachable")
+
+
+def _resolve(context: "MavenContext", kafka_version: str, downloads: "_Downloads") -> "list[Artifact]":
+    """Give the jars that Kafka needs, and the bridge in the version of Kafka's own log4j."""
+    broker = _closure(context, downloads, _KAFKA.format(version=kafka_version))
+    log4j = next((artifact.version for artifact in broker if artifact.artifactId == _LOG4J), None)
+    if log4j is None:
+        raise RuntimeError(f"Kafka {kafka_version} does not log through {_LOG4J}: is it older than 4.0?")
+    bridge = _LOG4J_BRIDGE.format(version=log4j)
+    return _closure(context, downloads, _KAFKA.format(version=kafka_version), bridge)
+
+
+def _closure(context: "MavenContext", downloads: "_Downloads", *coordinates: str) -> "list[Artifact]":
+    inputs, transitive = context.resolver.resolve([context.create_dependency(name) for name in coordinates])
+    # jgo leaves out what depends on a description that it could not get, and says nothing.
+    if downloads.failure is not None:
+        raise downloads.failure
+    needed = [*inputs, *(dependency for dependency in transitive if dependency.scope in {"compile", "runtime"})]
+    return [dependency.artifact for dependency in needed]
+
+
+class _Downloads:
+    """Downloads through jgo that leave no half file behind.
+
+    jgo writes straight to the file's final place, and takes any file there for whole. So a note of each download is
+    kept in the folder `unfinished` while it runs, and files with a note are deleted before the next attempt.
+    """
+
+    def __init__(self, unfinished: Path, progress: Progress) -> None:
+        self._unfinished = unfinished
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._told_at = time.monotonic()
+        self._descriptions = 0
+        self.failure: Exception | None = None
+
+    def resolver(self) -> "PythonResolver":
+        from jgo.maven import PythonResolver
+
+        downloads = self
+
+        class NotingResolver(PythonResolver):
+            def download(self, artifact: "Artifact") -> Path | None:
+                with downloads.noted(artifact):
+                    return super().download(artifact)
+
+        return NotingResolver()
+
+    @contextlib.contextmanager
+    def noted(self, artifact: "Artifact") -> Iterator[None]:
+        path = artifact.cached_path
+        if path is None:
+            yield
+            return
+        note = self._unfinished / hashlib.sha256(str(path).encode()).hexdigest()
+        self._unfinished.mkdir(parents=True, exist_ok=True)
+        note.write_text(str(path), encoding="utf-8")
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+        note.unlink()
+        if path.suffix == ".pom":
+            self._descriptions += 1
+            self._tell(f"Fetching Kafka: {self._descriptions} descriptions of jars")
+
+    def discard_unfinished(self) -> None:
+        for note in self._unfinished.glob("*"):
+            path = note.read_text(encoding="utf-8")
+            if path:  # empty: it ended before it began
+                Path(path).unlink(missing_ok=True)
+            note.unlink()
+
+    def jars(self, artifacts: "Sequence[Artifact]") -> tuple[Path, ...]:
+        """Download what is not there, several at once; each must be a whole archive."""
+        done = 0
+        total = 0
+
+        def fetch(artifact: "Artifact") -> Path:
+            nonlocal done, total
+            jar = artifact.resolve().absolute()
+            if not zipfile.is_zipfile(jar):
+                jar.unlink()
+                raise RuntimeError(f"{jar.name} arrived damaged")
+            with self._lock:
+                done += 1
+                total += jar.stat().st_size
+                self._tell(f"Fetching Kafka: {done} of {len(artifacts)} jars, {total / 1e6:.0f} MB")
+            return jar
+
+        with ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="kafka-jars") as pool:
+            jars = tuple(pool.map(fetch, artifacts))
+        self._progress(f"Kafka's jars are here: {len(jars)} files, {total / 1e6:.0f} MB")
+        return jars
+
+    def _tell(self, line: str) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= _PROGRESS_EVERY_S:
+            self._told_at = now
+            self._progress(line)
+
+
+def _silent(_line: str) -> None:
+    """Tell nobody."""

@@ -1,0 +1,148 @@
+"""The files that a broker reads: `server.properties` and the configuration of log4j."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from halfway.embedded.errors import ReservedPropertyError
+from halfway.embedded.ports import HOST
+
+CLIENT_LISTENER = "PLAINTEXT"
+CONTROLLER_LISTENER = "CONTROLLER"
+# Relative to the directory that the broker runs in, as Kafka splits this list at commas.
+DATA_FOLDER = "data"
+RESERVED = (
+    "advertised.listeners",
+    "broker.id",
+    "controller.listener.names",
+    "controller.quorum.bootstrap.servers",
+    "controller.quorum.voters",
+    "inter.broker.listener.name",
+    "listeners",
+    "log.dir",
+    "log.dirs",
+    "metadata.log.dir",
+    "node.id",
+    "process.roles",
+)
+_MIB = 1024 * 1024
+_REPLICATION = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """A port that clients connect to, and the port that they are told (a proxy's, say), when it is another."""
+
+    port: int
+    advertised_port: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node, broker and controller in one, and where it stands in its cluster.
+
+    `voters` maps the id of each controller to its port, this node's too; `listeners` has the ports for clients by the
+    listener's name, the first of which the brokers use among themselves.
+    """
+
+    node_id: int = 1
+    voters: Mapping[int, int]
+    listeners: Mapping[str, Listener]
+
+    @classmethod
+    def single(cls, *, port: int, controller_port: int) -> "Node":
+        """Give the node of a cluster of one."""
+        return cls(voters={1: controller_port}, listeners={CLIENT_LISTENER: Listener(port=port)})
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The ports that this node listens on."""
+        return (*(listener.port for listener in self.listeners.values()), self.voters[self.node_id])
+
+
+def demand_unreserved(overrides: Mapping[str, str]) -> None:
+    """Raise ReservedPropertyError for properties that only the embedded broker itself can set."""
+    reserved = sorted(set(overrides) & set(RESERVED))
+    if reserved:
+        raise ReservedPropertyError(reserved)
+
+
+def server_properties(node: Node, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give the properties of a node; `overrides` wins where it names one that is not reserved.
+
+    Topics have a replica on each node, at most three, and `min.insync.replicas` is two where there are three.
+    """
+    overrides = overrides or {}
+    demand_unreserved(overrides)
+    replication = min(_REPLICATION, len(node.voters))
+    in_sync = 2 if replication == _REPLICATION else 1
+    protocols = [f"{name}:PLAINTEXT" for name in (CONTROLLER_LISTENER, *node.listeners)]
+    listeners = [f"{name}://{HOST}:{listener.port}" for name, listener in node.listeners.items()]
+    advertised = [
+        f"{name}://{HOST}:{listener.advertised_port or listener.port}" for name, listener in node.listeners.items()
+    ]
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node.node_id),
+        "controller.quorum.voters": ",".join(f"{node_id}@{HOST}:{port}" for node_id, port in node.voters.items()),
+        "controller.listener.names": CONTROLLER_LISTENER,
+        "inter.broker.listener.name": next(iter(node.listeners)),
+        "listeners": ",".join([*listeners, f"{CONTROLLER_LISTENER}://{HOST}:{node.voters[node.node_id]}"]),
+        "advertised.listeners": ",".join(advertised),
+        "listener.security.protocol.map": ",".join(protocols),
+        "log.dirs": DATA_FOLDER,
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": str(replication),
+        "min.insync.replicas": str(in_sync),
+        "offsets.topic.replication.factor": str(replication),
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": str(replication),
+        "transaction.state.log.min.isr": str(in_sync),
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": str(replication),
+        "share.coordinator.state.topic.min.isr": str(in_sync),
+        "share.coordinator.state.topic.num.partitions": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "1000",
+        # After a crash the controller lets the broker in again only when its old session has expired: 9 s by default.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
+        # Kafka's default is 128 MiB of a heap that is small here.
+        "log.cleaner.dedupe.buffer.size": str(32 * _MIB),
+        **overrides,
+    }
+
+
+def render_properties(properties: Mapping[str, str]) -> str:
+    """Give a Java properties file (ASCII, one `name=value` a line)."""
+    return "".join(f"{_escape(name, key=True)}={_escape(value)}\n" for name, value in properties.items())
+
+
+def _escape(text: str, *, key: bool = False) -> str:
+    escaped: list[str] = []
+    for position, character in enumerate(text):
+        if character == "\\" or (key and character in ":=#! ") or (character == " " and position == 0):
+            escaped.append("\\" + character)
+        elif character in "\t\n\r\f":
+            escaped.append({"\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"}[character])
+        elif character.isascii() and character.isprintable():
+            escaped.append(character)
+        else:
+            units = character.encode("utf-16-be")
+            escaped.extend(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+    return "".join(escaped)
+
+
+# The supervisor appends the console to the broker's log; so what the JVM itself says, and stack traces, are in it too.
+LOG4J2_PROPERTIES = """\
+status=WARN
+shutdownHook=disable
+appender.console.type=Console
+appender.console.name=console
+appender.console.layout.type=PatternLayout
+appender.console.layout.pattern=%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %-5p [%t] %c{1}: %m%n
+rootLogger.level=INFO
+rootLogger.appenderRef.console.ref=console
+# 300 lines of settings at each start, and one line for each producer's first transaction.
+logger.config.name=org.apache.kafka.common.config.AbstractConfig
+logger.config.level=WARN
+"""

@@ -1,0 +1,63 @@
+"""Kafka in the Docker engine, set up as the embedded broker is."""
+
+import time
+from pathlib import PurePosixPath
+from typing import Self
+
+from testcontainers.core.container import DockerContainer
+
+from halfway.embedded import KAFKA_VERSION
+from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, Node, render_properties, server_properties
+from halfway.embedded.ready import ask
+
+PORT = 9092
+CONTROLLER_PORT = 9093
+SETTINGS = PurePosixPath("/tmp/halfway.properties")  # noqa: S108  inside the container
+DATA = PurePosixPath("/tmp/halfway-data")  # noqa: S108  inside the container
+# The port that clients reach it by is known only when the container runs, so it waits for the settings that name it.
+RUN = f"""
+set -e
+until grep -q '^# complete' {SETTINGS} 2>/dev/null; do sleep 0.1; done
+cd /opt/kafka/bin
+./kafka-storage.sh format --cluster-id="$(./kafka-storage.sh random-uuid)" --config={SETTINGS}
+exec ./kafka-server-start.sh {SETTINGS}
+"""
+
+
+class KafkaContainer(DockerContainer):
+    """The image `apache/kafka`. start() returns when it answers, or raises TimeoutError after `timeout_s` seconds."""
+
+    def __init__(self, image: str = f"apache/kafka:{KAFKA_VERSION}", *, timeout_s: float = 90) -> None:
+        super().__init__(image)
+        self._timeout_s = timeout_s
+        self.with_exposed_ports(PORT)
+        self.with_command(["sh", "-c", RUN])
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{self.get_container_host_ip()}:{self.get_exposed_port(PORT)}"
+
+    def start(self) -> Self:
+        super().start()
+        settings = container_properties(self.bootstrap_servers)
+        self.copy_into_container(f"{settings}# complete\n".encode("ascii"), str(SETTINGS))
+        deadline = time.monotonic() + self._timeout_s
+        with ask(self.bootstrap_servers) as answer:
+            while answer() is None:
+                if time.monotonic() > deadline:
+                    out, err = self.get_logs()
+                    log = (out + err).decode(errors="replace")[-4000:]
+                    raise TimeoutError(f"Kafka in Docker does not answer on {self.bootstrap_servers}. Its log:\n{log}")
+        return self
+
+
+def container_properties(bootstrap_servers: str) -> str:
+    """Give `server.properties` for a broker in a container that clients reach by `bootstrap_servers`."""
+    return render_properties(
+        server_properties(Node.single(port=PORT, controller_port=CONTROLLER_PORT))
+        | {
+            "listeners": f"{CLIENT_LISTENER}://0.0.0.0:{PORT},{CONTROLLER_LISTENER}://127.0.0.1:{CONTROLLER_PORT}",
+            "advertised.listeners": f"{CLIENT_LISTENER}://{bootstrap_servers}",
+            "log.dirs": str(DATA),
+        }
+    )
