@@ -1,0 +1,22 @@
+# syntax=docker/dockerfile:1
+FROM python:3.11.14-slim-bookworm AS build
+WORKDIR /src
+COPY requirements/runtime.txt requirements/uv.txt requirements/
+RUN python -m venv /opt/halfway \
+    && /opt/halfway/bin/pip install --no-cache-dir --require-hashes -r requirements/runtime.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY coordinator coordinator
+COPY adapters adapters
+COPY schemas schemas
+RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps .
+
+FROM python:3.11.14-slim-bookworm
+RUN groupadd --gid 10001 halfway && useradd --uid 10001 --gid halfway --no-create-home --shell /usr/sbin/nologin halfway
+COPY --from=build /opt/halfway /opt/halfway
+ENV PATH=/opt/halfway/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001:10001
+EXPOSE 8080 8081
+HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8081/health/live', timeout=2)"]
+ENTRYPOINT ["halfway"]
+CMD ["serve"]
