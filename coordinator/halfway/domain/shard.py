@@ -11,102 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, key_index
 from halfway.domain.offsets import OffsetIndex
-from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked, digest
-from halfway.domain.transaction import Cause, State
+from halfway.domain.records import Half, Op, Origin, Parked
+from halfway.domain.transaction import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KEY_BYTES = 8
-
-
-class Pending(msgspec.Struct, kw_only=True, gc=False):
-    """A half message without its payload; attempts and last_error live in memory only."""
-
-    id: str
-    group: str
-    offset: int
-    prepared_at: int
-    since: int
-    fingerprint: bytes
-    check_after_ms: int | None
-    origin: Origin
-    size: int
-    index: tuple[tuple[str, bytes | None], ...]
-    """Topic and first bytes of the key's hash of each message, for lists."""
-    checks: int
-    checked_at: int | None
-    commit_verdict: bool
-    remark: str | None
-    op_offset: int | None = None
-    attempts: int = 0
-    last_error: str | None = None
-
-    @classmethod
-    def of(cls, offset: int, half: Half) -> Pending:
-        """Take what a half record at `offset` says."""
-        return cls(
-            id=half.id,
-            group=half.group,
-            offset=offset,
-            prepared_at=half.prepared_at,
-            since=half.since,
-            fingerprint=half.fingerprint,
-            check_after_ms=half.check_after_ms,
-            origin=half.origin,
-            size=half.size,
-            index=_index(half),
-            checks=half.checks,
-            checked_at=half.checked_at,
-            commit_verdict=half.commit_verdict,
-            remark=half.remark,
-            attempts=half.checks,
-        )
-
-
-class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A parked transaction without its payload; `offset` is its record's in parked[s]."""
-
-    id: str
-    group: str
-    offset: int
-    prepared_at: int
-    parked_at: int
-    fingerprint: bytes
-    size: int
-    index: tuple[tuple[str, bytes | None], ...]
-    checks: int
-    reason: str
-    commit_verdict: bool
-    remark: str | None
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An outcome; `tombstone` is the offset of its tombstone in half[s], as soon as that is known."""
-
-    id: str
-    state: State
-    group: str
-    cause: Cause
-    at: int
-    prepared_at: int
-    checks: int
-    half_offset: int
-    fingerprint: bytes
-    index: tuple[tuple[str, bytes | None], ...]
-    remark: str | None
-    tombstone: int | None = None
-
-
-Entry = Pending | ParkedEntry | Ended
-
-
-class _Note(msgspec.Struct, frozen=True, gc=False):
-    """The last op of an id that has no outcome."""
-
-    offset: int
-    op: Op
+__all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "key_index"]
 
 
 class ShardState:
@@ -118,7 +31,7 @@ class ShardState:
         self._halves: dict[str, Pending] = {}
         self._parked: dict[str, ParkedEntry] = {}
         self._ended: dict[str, Ended] = {}
-        self._notes: dict[str, _Note] = {}
+        self._notes: dict[str, Note] = {}
         self._strays: dict[str, int] = {}
         self._tombstones: dict[str, int] = {}
         self._parked_tombstones: dict[str, int] = {}
@@ -126,6 +39,7 @@ class ShardState:
         self._note_offsets = OffsetIndex()
         self.group_counts: dict[str, tuple[int, int]] = {}
         """Pending and parked by group, of groups that have any."""
+        self._settled = False
         self.half_tail = 0
         """The contiguous position of the tail in half[s]."""
         self.op_tail = 0
@@ -258,8 +172,8 @@ class ShardState:
         if op.kind.final:
             self._end(op)
             return
-        self._notes[op.id] = _Note(offset, op)
         held = self._halves.get(op.id)
+        self._notes[op.id if held is None else held.id] = Note.of(offset, op)
         if held is not None:
             self._annotate(held)
 
@@ -276,23 +190,9 @@ class ShardState:
             return
         if transaction_id in self._ended:
             return
-        half = parked.half
         if held is None:
-            self._count(half.group, 0, 1)
-        self._parked[transaction_id] = ParkedEntry(
-            id=transaction_id,
-            group=half.group,
-            offset=offset,
-            prepared_at=half.prepared_at,
-            parked_at=parked.parked_at,
-            fingerprint=half.fingerprint,
-            size=half.size,
-            index=_index(half),
-            checks=parked.checks,
-            reason=parked.reason,
-            commit_verdict=half.commit_verdict,
-            remark=half.remark,
-        )
+            self._count(parked.half.group, 0, 1)
+        self._parked[transaction_id] = ParkedEntry.of(offset, parked)
         shadow = self._halves.get(transaction_id)
         if shadow is not None and shadow.origin is Origin.PREPARE:
             self._drop_half(transaction_id)
@@ -303,20 +203,7 @@ class ShardState:
         self._notes.pop(op.id, None)
         self._note_offsets.discard(op.id)
         self._drop_parked(op.id)
-        self._ended[op.id] = Ended(
-            id=op.id,
-            state=State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK,
-            group=op.group,
-            cause=op.cause,
-            at=op.at,
-            prepared_at=op.prepared_at,
-            checks=op.checks,
-            half_offset=op.half_offset,
-            fingerprint=op.fingerprint,
-            index=tuple((message.topic, _short(message)) for message in op.messages),
-            remark=op.remark,
-            tombstone=tombstone,
-        )
+        self._ended[op.id] = Ended.of(op, tombstone)
         held = self._halves.get(op.id)
         if held is None:
             return
@@ -334,8 +221,11 @@ class ShardState:
     def settle(self) -> None:
         """Forget what only mattered while the three partitions were read at different speeds.
 
-        Call it where all three have been read to one point, such as the barrier of an acquisition.
+        Call it where all three have been read to one point, such as the barrier of an acquisition. From then on an
+        outcome whose tombstone was not read has it before the half cursor: it is written together with the outcome,
+        or it was written when the transaction was parked.
         """
+        self._settled = True
         known = self._ended.keys() | self._parked.keys() | self._halves.keys()
         for table in (self._notes, self._tombstones, self._parked_tombstones, self._strays):
             for transaction_id in [key for key in table if key not in known]:
@@ -351,7 +241,9 @@ class ShardState:
         for ended in self._ended.values():
             if ended.at >= before and len(gone) >= surplus:
                 break
-            if ended.id not in self._strays and ended.tombstone is not None and ended.tombstone < self.half_tail:
+            # Without a known tombstone it stands before where this fold began: see `settle`.
+            passed = self._settled if ended.tombstone is None else ended.tombstone < self.half_tail
+            if passed and ended.id not in self._strays:
                 gone.append(ended.id)
         for transaction_id in gone:
             del self._ended[transaction_id]
@@ -376,20 +268,21 @@ class ShardState:
         note = self._notes.get(entry.id)
         if note is None:
             return
-        op = note.op
         # A half that the lane wrote carries the totals of its time: such an op is not needed to recover it.
         carried = (
-            entry.origin is Origin.LANE and op.checks <= entry.checks and op.commit_verdict <= entry.commit_verdict
+            entry.origin is Origin.LANE
+            and note.checks <= entry.checks
+            and note.commit_verdict <= entry.commit_verdict
+            and note.remark in (None, entry.remark)
         )
-        if op.kind is OpKind.RESUMED and entry.since <= op.at:
-            entry.checks, entry.checked_at, entry.attempts = op.checks, op.checked_at, op.checks
-        elif op.checks >= entry.checks:
-            entry.checks, entry.checked_at = op.checks, op.checked_at or entry.checked_at
-            entry.attempts = max(entry.attempts, op.checks)
-        entry.commit_verdict = entry.commit_verdict or op.commit_verdict
+        if note.resumed_at is not None and entry.since <= note.resumed_at:
+            entry.checks, entry.checked_at, entry.attempts = note.checks, note.checked_at, note.checks
+        elif note.checks >= entry.checks:
+            entry.checks, entry.checked_at = note.checks, note.checked_at or entry.checked_at
+            entry.attempts = max(entry.attempts, note.checks)
+        entry.commit_verdict = entry.commit_verdict or note.commit_verdict
         entry.op_offset = note.offset
-        carried = carried and op.remark in (None, entry.remark)
-        entry.remark = op.remark or entry.remark
+        entry.remark = note.remark or entry.remark
         if carried:
             self._note_offsets.discard(entry.id)
         else:
@@ -420,17 +313,3 @@ class ShardState:
     def _clear_stray(self, transaction_id: str, offset: int) -> None:
         if self._strays.get(transaction_id, offset) < offset:
             del self._strays[transaction_id]
-
-
-def _index(half: Half) -> tuple[tuple[str, bytes | None], ...]:
-    return tuple((message.topic, key_index(message.key)) for message in half.messages)
-
-
-def _short(message: MessageDigest) -> bytes | None:
-    return None if message.key_hash is None else message.key_hash[:KEY_BYTES]
-
-
-def key_index(key: bytes | None) -> bytes | None:
-    """Return the short hash under which lists find a key."""
-    hashed = digest(key)
-    return None if hashed is None else hashed[:KEY_BYTES]

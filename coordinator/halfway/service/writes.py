@@ -161,6 +161,7 @@ def _op(kind: OpKind, entry: Unresolved, half: Half, told: Told) -> Op:
         checks=told.checks,
         checked_at=told.checked_at,
         commit_verdict=told.commit_verdict or entry.commit_verdict,
-        remark=told.remark,
+        # The last op of an id tells all: whoever says nothing leaves the remark that stands.
+        remark=told.remark if kind.final else told.remark or entry.remark,
         messages=tuple(MessageDigest.of(message) for message in half.messages) if kind.final else (),
     )

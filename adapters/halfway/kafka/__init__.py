@@ -1,0 +1,1 @@
+"""The ports on Apache Kafka: topics, codec, half writer, lane, ownership, registry."""

@@ -1,0 +1,302 @@
+"""Acquiring shards: fencing whoever owned them, and folding their log (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from halfway.domain.errors import HalfwayError
+from halfway.domain.records import Barrier, Owner
+from halfway.domain.shard import ShardState
+from halfway.kafka.codec import (
+    BARRIER_KEY,
+    KIND_BARRIER,
+    KIND_OWNER,
+    LAYOUT_KEY,
+    UndecodableError,
+    decode_half,
+    decode_op,
+    decode_owner,
+    decode_parked,
+    encode_barrier,
+    encode_owner,
+    record_headers,
+)
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, fence, initialised
+from halfway.kafka.partitions import PartitionReader, Place
+from halfway.service.ports import Cursors
+
+log = structlog.get_logger()
+
+_ASK_S: Final = 10.0
+_SKEW_MS: Final = 60_000
+"""How far the clocks of instances may differ: op is read from that much before the horizon."""
+_PARALLEL: Final = 8
+# A fetch that waits for one partition's next record holds up partitions that have just been added.
+_QUICK: Final = {"fetch.wait.max.ms": 20}
+
+
+class AcquireError(Exception):
+    """An acquisition did not come to its end; the shards may be tried again. `fenced`: somebody else is acquiring."""
+
+    def __init__(self, step: str, detail: str, *, fenced: bool = False) -> None:
+        """Say at which step, and what happened."""
+        super().__init__(f"{step}: {detail}")
+        self.fenced = fenced
+
+
+class CursorLoader(Protocol):
+    """Where the cursors are kept."""
+
+    def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
+        """Return the committed cursors of shards, none for a shard that never had any; blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acquired:
+    """A shard that this incarnation owns, and its fold up to the barrier at `barrier` (an offset in half[s])."""
+
+    shard: int
+    state: ShardState
+    barrier: int
+
+
+@dataclass(kw_only=True)
+class Acquisition:
+    """One attempt to acquire shards for one incarnation, on a thread of its own; `acquire` is called once.
+
+    `claimed` grows with each shard whose owner record certainly names this incarnation, whatever happens afterwards:
+    one that is not served must be released, or its next owner fences this incarnation. A claim that is not certain must
+    not be released: the tombstone could stand over another's owner record.
+    """
+
+    config: KafkaConfig
+    incarnation: str
+    lane_ids: tuple[str, ...]
+    shards: Sequence[int]
+    cursors: CursorLoader
+    deadline: float
+    """For steps 1 to 4, on `time.monotonic()`; the fold goes on as long as it moves."""
+    cancelled: Callable[[], bool]
+    skipped: Callable[[str, str], None]
+    """Counts a record that cannot be decoded: topic, reason."""
+    claimed: set[int] = field(default_factory=set)
+
+    def acquire(self) -> list[Acquired]:
+        """Acquire the shards, side by side; all of them or AcquireError.
+
+        1. For each shard a producer with the transactional id `<prefix>owner.<s>` is initialised: whoever is acquiring
+           it is fenced.
+        2. owners[s] is read under read_committed as far as it goes.
+        3. Where the last record is of another incarnation and not released, that one's lane ids are fenced. 2 and 3 are
+           repeated until the end offset that read_uncommitted gives has been read.
+        4. Each producer of step 1 commits one Kafka transaction: the owner record, and a barrier in half, op, parked.
+        5. half, op and parked are folded from their cursors under read_committed up to these barriers.
+        6. The caller serves what is returned.
+
+        Several shards share the fences of step 3 (an incarnation's lane ids are the same for all its shards) and the
+        consumers; for each shard the order of the steps is the one above.
+
+        Raises:
+            AcquireError: at any step; nothing is served then.
+
+        """
+        started = time.monotonic()
+        producers: list[TransactionalProducer] = []
+        reader: PartitionReader | None = None
+        try:
+            ids = [f"{self.config.prefix}owner.{shard}" for shard in self.shards]
+            producers = initialised(self.config, ids, self.deadline)  # step 1
+            self._check("fencing other acquirers")
+            reader = PartitionReader(self.config, **_QUICK)
+            self._settle_owners(reader)  # steps 2 and 3
+            self._check("fencing the former owner")
+            barriers = self._claim(producers)  # step 4
+            acquired = self._fold(reader, barriers)  # step 5
+        except ProducerFailedError as error:
+            raise AcquireError(error.step, str(error), fenced=error.fenced) from error
+        except (KafkaException, HalfwayError, TimeoutError) as error:
+            raise AcquireError("reading", str(error) or "no answer in time") from error
+        finally:
+            for producer in producers:
+                producer.abandon()
+            if reader is not None:
+                reader.close()
+        log.info("shards_acquired", shards=list(self.shards), seconds=round(time.monotonic() - started, 3))
+        return acquired
+
+    def _check(self, step: str) -> None:
+        if self.cancelled():
+            raise AcquireError(step, "the shards are no longer wanted")
+        if time.monotonic() >= self.deadline:
+            raise AcquireError(step, "out of time")
+
+    # --- steps 2 and 3
+
+    def _settle_owners(self, reader: PartitionReader) -> None:
+        """Read owners[s] to its real end, fencing on the way whoever the records name."""
+        topic = self.config.owners_topic
+        last: dict[Place, Owner | None] = {}
+        fenced: set[str] = {self.incarnation}
+        admin = AdminClient(self.config.admin())
+        reader.add({(topic, shard): OFFSET_BEGINNING for shard in self.shards})
+        while True:
+            ends = self._ends(admin, topic)
+            # Not to the end at once: an open transaction may hold it back until its owner is fenced.
+            reader.read_until(ends, min(self.deadline, time.monotonic() + 0.5), self._owner_into(last))
+            reached = all(reader.positions[place] >= end for place, end in ends.items())
+            former = {owner.incarnation: owner for owner in last.values() if owner is not None}
+            unfenced = [owner for name, owner in former.items() if name not in fenced]
+            if unfenced:
+                log.info("fencing_former_owner", incarnations=[owner.incarnation for owner in unfenced])
+                fence(self.config, [one for owner in unfenced for one in owner.lane_ids], self.deadline)
+                fenced.update(owner.incarnation for owner in unfenced)
+            elif reached:
+                break
+            self._check("reading the owner records")
+        reader.remove(list(reader.positions))
+
+    def _owner_into(self, last: dict[Place, Owner | None]) -> Callable[[Place, Message], None]:
+        def handle(place: Place, message: Message) -> None:
+            value = message.value()
+            if message.key() == LAYOUT_KEY:
+                return
+            try:
+                last[place] = None if value is None else decode_owner(value)
+            except UndecodableError as error:
+                # Serving past it could leave a former owner unfenced.
+                raise AcquireError(
+                    "reading the owner records", f"{place[0]}[{place[1]}]@{message.offset()} cannot be decoded: {error}"
+                ) from error
+
+        return handle
+
+    def _ends(self, admin: AdminClient, topic: str) -> dict[Place, int]:
+        """Return the end offsets as read_uncommitted sees them."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
+        asked = {TopicPartition(topic, shard): latest for shard in self.shards}
+        futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
+        return {(one.topic, one.partition): future.result(_ASK_S + 1).offset for one, future in futures.items()}
+
+    # --- step 4
+
+    def _claim(self, producers: Sequence[TransactionalProducer]) -> dict[Place, int]:
+        """Commit owner records and barriers; return where the barriers stand."""
+        barriers: dict[Place, int] = {}
+        with ThreadPoolExecutor(_PARALLEL, "halfway-claim") as pool:
+            for found in pool.map(self._claim_one, self.shards, producers):
+                barriers.update(found)
+        return barriers
+
+    def _claim_one(self, shard: int, producer: TransactionalProducer) -> dict[Place, int]:
+        config, now = self.config, time.time_ns() // 1_000_000
+        owner = Owner(
+            shard=shard,
+            incarnation=self.incarnation,
+            lane_ids=self.lane_ids,
+            url=config.instance_url,
+            acquired_at=now,
+        )
+        barrier = encode_barrier(Barrier(incarnation=self.incarnation, at=now))
+        headers = record_headers(KIND_BARRIER, "", "acquired")
+        barriers: dict[Place, int] = {}
+
+        def report(error: Any, message: Any) -> None:
+            if error is None:
+                barriers[message.topic(), shard] = message.offset()
+
+        topics = (config.half_topic, config.op_topic, config.parked_topic)
+        producer.begin()
+        try:
+            producer.produce(
+                config.owners_topic,
+                encode_owner(owner),
+                b"%d" % shard,
+                shard,
+                timestamp=now,
+                headers=record_headers(KIND_OWNER, "", "acquired"),
+            )
+            for topic in topics:
+                producer.produce(topic, barrier, BARRIER_KEY, shard, on_delivery=report, timestamp=now, headers=headers)
+        except (KafkaException, BufferError) as error:
+            raise ProducerFailedError.of("claiming", error) from error
+        producer.commit(max(1.0, min(self.config.lane_stall_s, self.deadline - time.monotonic())))
+        if len(barriers) != len(topics) or min(barriers.values()) < 0:
+            raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
+        self.claimed.add(shard)
+        return barriers
+
+    # --- step 5
+
+    def _fold(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> list[Acquired]:
+        """Fold from the cursors up to the barriers."""
+        states = {shard: ShardState(shard) for shard in self.shards}
+        handle = self._fold_into(states)
+        reader.add(self._starts(reader))
+        targets = {place: offset + 1 for place, offset in barriers.items()}
+        moved, before = time.monotonic(), dict(reader.positions)
+        while not reader.read_until(targets, time.monotonic() + 1, handle):
+            # A long log may take its time, as long as it moves.
+            if reader.positions != before:
+                moved, before = time.monotonic(), dict(reader.positions)
+            if time.monotonic() - moved > self.config.lane_stall_s:
+                raise AcquireError("folding", "no progress towards the barriers")
+            if self.cancelled():
+                raise AcquireError("folding", "the shards are no longer wanted")
+        acquired: list[Acquired] = []
+        for shard, state in states.items():
+            barrier = barriers[self.config.half_topic, shard]
+            state.advance_tail(barrier + 1)
+            state.settle()
+            acquired.append(Acquired(shard=shard, state=state, barrier=barrier))
+        return acquired
+
+    def _starts(self, reader: PartitionReader) -> dict[Place, int]:
+        """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""
+        config = self.config
+        cursors = self.cursors.load(self.shards)
+        since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
+        horizon = reader.offsets_for_times({(config.op_topic, shard): since for shard in self.shards}, _ASK_S)
+        starts: dict[Place, int] = {}
+        for shard in self.shards:
+            cursor = cursors.get(shard)
+            starts[config.half_topic, shard] = OFFSET_BEGINNING if cursor is None else cursor.half
+            at_horizon = horizon[config.op_topic, shard]
+            if cursor is None:
+                starts[config.op_topic, shard] = OFFSET_BEGINNING
+            else:
+                starts[config.op_topic, shard] = cursor.op if at_horizon < 0 else min(cursor.op, at_horizon)
+            starts[config.parked_topic, shard] = OFFSET_BEGINNING
+        return starts
+
+    def _fold_into(self, states: Mapping[int, ShardState]) -> Callable[[Place, Message], None]:
+        half, op = self.config.half_topic, self.config.op_topic
+
+        def handle(place: Place, message: Message) -> None:
+            key, value, offset = message.key(), message.value(), message.offset()
+            if key is None or offset is None or key == BARRIER_KEY:
+                return
+            topic, shard = place
+            state = states[shard]
+            try:
+                if topic == half:
+                    state.apply_half(offset, key.decode(), None if value is None else decode_half(value))
+                elif topic == op:
+                    if value is not None:
+                        state.apply_op(offset, decode_op(value))
+                else:
+                    state.apply_parked(offset, key.decode(), None if value is None else decode_parked(value))
+            except (UndecodableError, UnicodeDecodeError) as error:
+                log.warning("record_skipped", topic=topic, partition=shard, offset=offset, error=str(error))
+                self.skipped(topic, "undecodable")
+
+        return handle

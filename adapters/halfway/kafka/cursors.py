@@ -1,0 +1,143 @@
+"""The port `CursorStore`: cursors as the offsets of the consumer group `<prefix>cursors` (DESIGN section 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import structlog
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+
+from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.kafka.config import KafkaConfig
+from halfway.service.ports import Cursors
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+_TIMEOUT_S: Final = 10.0
+_RETRY_S: Final = 0.2
+
+
+class KafkaCursors:
+    """Commits and loads cursors with a consumer that is assigned nothing, on a thread of its own.
+
+    While a commit is under way, later ones wait as one: the newest cursors of each shard.
+    """
+
+    def __init__(self, config: KafkaConfig) -> None:
+        """Take the configuration; nothing is connected before `start`."""
+        self._config = config
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-cursors")
+        self._consumer: Consumer | None = None
+        self._newest: dict[int, Cursors] = {}
+        self._committing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make the consumer."""
+        await asyncio.wrap_future(self._thread.submit(self._open))
+
+    async def stop(self) -> None:
+        """Commit what waits, and end the thread."""
+        if self._committing is not None:
+            await asyncio.wait([self._committing], timeout=_TIMEOUT_S)
+        await asyncio.wrap_future(self._thread.submit(self._close))
+        self._thread.shutdown(wait=False)
+
+    async def commit(self, cursors: Mapping[int, Cursors]) -> None:
+        """Commit the cursors of shards, also when unchanged; a failure is logged and tried again at the next scan."""
+        self._newest.update(cursors)
+        while self._newest or self._committing is not None:
+            if self._committing is None:
+                newest, self._newest = self._newest, {}
+                self._committing = asyncio.create_task(self._commit_all(newest))
+            await asyncio.shield(self._committing)
+
+    async def _commit_all(self, cursors: Mapping[int, Cursors]) -> None:
+        try:
+            await asyncio.wrap_future(self._submit(lambda consumer: self._commit(consumer, cursors)))
+        except KafkaException as exception:
+            log.warning("cursors_not_committed", shards=sorted(cursors), error=exception.args[0].str())
+        except KafkaUnavailableError as error:
+            log.warning("cursors_not_committed", shards=sorted(cursors), error=error.detail)
+        finally:
+            self._committing = None
+
+    def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
+        """Return the committed cursors of shards, none for a shard that never had any; blocks, so not on the loop.
+
+        Raises:
+            KafkaUnavailableError: Kafka did not tell in time.
+            ConfigurationError: halfway may not use the consumer group.
+
+        """
+        return self._submit(lambda consumer: self._load(consumer, shards)).result()
+
+    # --- the cursors' thread
+
+    def _submit(self, call: Callable[[Consumer], T]) -> Future[T]:
+        def run() -> T:
+            if self._consumer is None:
+                raise KafkaUnavailableError("halfway is not running")
+            return call(self._consumer)
+
+        return self._thread.submit(run)
+
+    def _open(self) -> None:
+        self._consumer = Consumer(self._config.consumer())
+
+    def _close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _commit(self, consumer: Consumer, cursors: Mapping[int, Cursors]) -> None:
+        offsets = [
+            place
+            for shard, cursor in cursors.items()
+            for place in (
+                TopicPartition(self._config.half_topic, shard, cursor.half),
+                TopicPartition(self._config.op_topic, shard, cursor.op),
+            )
+        ]
+        _sound(consumer.commit(offsets=offsets, asynchronous=False))
+        # Its log lines and errors wait to be taken.
+        consumer.poll(0)
+
+    def _load(self, consumer: Consumer, shards: Sequence[int]) -> dict[int, Cursors]:
+        half, op = self._config.half_topic, self._config.op_topic
+        asked = [TopicPartition(topic, shard) for shard in shards for topic in (half, op)]
+        found = {(place.topic, place.partition): place for place in self._committed(consumer, asked)}
+        cursors: dict[int, Cursors] = {}
+        for shard in shards:
+            at_half, at_op = found[half, shard].offset, found[op, shard].offset
+            if OFFSET_INVALID not in (at_half, at_op):
+                cursors[shard] = Cursors(half=at_half, op=at_op)
+        return cursors
+
+    def _committed(self, consumer: Consumer, asked: list[TopicPartition]) -> list[TopicPartition]:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                return _sound(consumer.committed(asked, timeout=max(0.1, deadline - time.monotonic())))
+            except KafkaException as exception:
+                error = exception.args[0]
+                if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    raise ConfigurationError(
+                        f"Kafka does not let halfway use consumer group {self._config.cursors_group!r}: "
+                        "allow Read and Describe on it"
+                    ) from exception
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise KafkaUnavailableError(f"the cursors could not be read: {error.str()}") from exception
+                time.sleep(_RETRY_S)
+
+
+def _sound(places: list[TopicPartition] | None) -> list[TopicPartition]:
+    """Return offsets where none of them has an error."""
+    for place in places or ():
+        if place.error is not None:
+            raise KafkaException(place.error)
+    return places or []

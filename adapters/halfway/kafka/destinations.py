@@ -1,0 +1,282 @@
+"""The port `Topics`: facts about real topics, kept for a short time, and whether they exist, known afresh."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
+
+from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotAuthorisedError
+from halfway.kafka.config import KafkaConfig
+from halfway.service.ports import TopicFacts
+
+FACTS_S: Final = 30.0
+EXISTENCE_S: Final = 1.0
+_REFRESH_S: Final = 0.5
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+_KEPT: Final = 10_000
+"""Names that are kept at most; requests may ask for any name."""
+_REQUEST_S: Final = 5.0
+_UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION})
+_UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+
+Partitions = int | None | HalfwayError
+"""What a topic's description tells: its partitions, None where there is no such topic, or why it is not known."""
+Described = TopicFacts | None | HalfwayError
+
+
+@dataclass(frozen=True, slots=True)
+class _Existence:
+    asked_at: float
+    partitions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    asked_at: float
+    facts: TopicFacts
+
+
+class Destinations:
+    """Describes topics with an admin client, which never creates one.
+
+    Requests do not block: librdkafka's thread completes them. `describe` is for the loop's thread, `fresh` for others.
+    Whoever asks for a topic that is being asked for already shares the answer, where that is fresh enough.
+    """
+
+    def __init__(self, config: KafkaConfig) -> None:
+        """Take the configuration; nothing is connected before the first request."""
+        self._config = config
+        self._client: AdminClient | None = None
+        self._lock = threading.Lock()
+        self._existence: dict[str, _Existence] = {}
+        self._facts: dict[str, _Facts] = {}
+        self._describing: dict[str, tuple[float, Future[Partitions]]] = {}
+        self._configuring: dict[str, Future[Described]] = {}
+
+    # --- on the loop's thread
+
+    async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
+        """Return facts by name, at most 30 s old; None for a topic that did not exist within the last second.
+
+        Raises:
+            KafkaUnavailableError: the broker did not tell in time.
+            NotAuthorisedError: the broker does not let halfway see a topic.
+
+        """
+        found: dict[str, TopicFacts | None] = {}
+        now = time.monotonic()
+        for name in dict.fromkeys(names):
+            if not possible(name):
+                found[name] = None
+                continue
+            known = self._facts.get(name)
+            if known is not None and now < known.asked_at + FACTS_S:
+                found[name] = known.facts
+        missing = [name for name in dict.fromkeys(names) if name not in found]
+        if missing:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    found.update(await self._ask(missing))
+            except TimeoutError:
+                raise KafkaUnavailableError(f"Kafka did not describe {', '.join(missing)} in time") from None
+        return found
+
+    async def _ask(self, names: Sequence[str]) -> dict[str, TopicFacts | None]:
+        partitions = self._partitions(names, EXISTENCE_S)
+        counted: dict[str, int] = {}
+        for name, answer in partitions.items():
+            count = await asyncio.shield(asyncio.wrap_future(answer))
+            if isinstance(count, HalfwayError):
+                raise count
+            if count is not None:
+                counted[name] = count
+        configured = self._configure(counted)
+        found: dict[str, TopicFacts | None] = dict.fromkeys(names)
+        for name, told in configured.items():
+            facts = await asyncio.shield(asyncio.wrap_future(told))
+            if isinstance(facts, HalfwayError):
+                raise facts
+            found[name] = facts
+        return found
+
+    # --- on any thread
+
+    def fresh(self, names: Iterable[str], timeout: float) -> set[str]:
+        """Return those of the topics that do not exist, as known at most a second ago; blocks for `timeout` seconds.
+
+        What gets old is asked for again ahead of time, so that a lane that is busy hardly ever waits here.
+
+        Raises:
+            KafkaUnavailableError: the broker did not tell in time.
+            NotAuthorisedError: the broker does not let halfway see a topic.
+
+        """
+        asked = dict.fromkeys(names)
+        wanted = [name for name in asked if possible(name)]
+        answers = self._partitions(wanted, EXISTENCE_S)
+        self._partitions(wanted, _REFRESH_S)
+        _, late = wait(answers.values(), timeout)
+        if late:
+            raise KafkaUnavailableError("Kafka did not describe the topics of a batch in time")
+        missing = asked.keys() - set(wanted)
+        for name, answer in answers.items():
+            count = answer.result()
+            if isinstance(count, HalfwayError):
+                raise count
+            if count is None:
+                missing.add(name)
+        return missing
+
+    def _admin(self) -> AdminClient:
+        with self._lock:
+            if self._client is None:
+                self._client = AdminClient(self._config.admin())
+            return self._client
+
+    def _partitions(self, names: Iterable[str], oldest: float) -> dict[str, Future[Partitions]]:
+        """Return, by topic, what is known from the last `oldest` seconds or will be known from a request."""
+        now = time.monotonic()
+        answers: dict[str, Future[Partitions]] = {}
+        ask: list[str] = []
+        with self._lock:
+            for name in names:
+                known, running = self._existence.get(name), self._describing.get(name)
+                if known is not None and now < known.asked_at + oldest:
+                    answers[name] = _done(known.partitions)
+                elif running is not None and now < running[0] + oldest:
+                    answers[name] = running[1]
+                else:
+                    answers[name] = Future()
+                    self._describing[name] = (now, answers[name])
+                    ask.append(name)
+        if ask:
+            self._send(ask, now, answers)
+        return answers
+
+    def _send(self, names: list[str], asked_at: float, answers: Mapping[str, Future[Partitions]]) -> None:
+        try:
+            requests = self._admin().describe_topics(TopicCollection(names), request_timeout=_REQUEST_S)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the answer must hear of it, whatever it is
+            for name in names:
+                self._described(name, asked_at, answers[name], KafkaUnavailableError(str(error)))
+            return
+        for name, request in requests.items():
+            request.add_done_callback(partial(self._counted, name, asked_at, answers[name]))
+        self._admin().poll(0)
+
+    def _counted(self, name: str, asked_at: float, answer: Future[Partitions], done: Future[Any]) -> None:
+        self._described(name, asked_at, answer, _partition_count(name, done))
+
+    def _described(self, name: str, asked_at: float, answer: Future[Partitions], result: Partitions) -> None:
+        with self._lock:
+            running = self._describing.get(name)
+            if running is not None and running[1] is answer:
+                del self._describing[name]
+            known = self._existence.get(name)
+            if not isinstance(result, HalfwayError) and (known is None or known.asked_at < asked_at):
+                _bound(self._existence)
+                self._existence[name] = _Existence(asked_at, result)
+                if result is None:
+                    self._facts.pop(name, None)
+        answer.set_result(result)
+
+    def _configure(self, counted: Mapping[str, int]) -> dict[str, Future[Described]]:
+        """Ask for the configurations of topics that exist."""
+        answers: dict[str, Future[Described]] = {}
+        ask: dict[str, Future[Described]] = {}
+        with self._lock:
+            for name in counted:
+                running = self._configuring.get(name)
+                if running is None:
+                    running = self._configuring[name] = ask[name] = Future()
+                answers[name] = running
+        if ask:
+            self._send_configure(counted, ask)
+        return answers
+
+    def _send_configure(self, counted: Mapping[str, int], ask: Mapping[str, Future[Described]]) -> None:
+        now = time.monotonic()
+        try:
+            requests = self._admin().describe_configs(
+                [ConfigResource(ResourceType.TOPIC, name) for name in ask], request_timeout=_REQUEST_S
+            )
+        except Exception as error:  # noqa: BLE001 - as in _send
+            for name, answer in ask.items():
+                self._configured(name, now, answer, KafkaUnavailableError(str(error)))
+            return
+        for resource, request in requests.items():
+            name = resource.name
+            request.add_done_callback(partial(self._told, name, now, counted[name], ask[name]))
+        self._admin().poll(0)
+
+    def _told(self, name: str, asked_at: float, partitions: int, answer: Future[Described], done: Future[Any]) -> None:
+        self._configured(name, asked_at, answer, _facts(name, partitions, done))
+
+    def _configured(self, name: str, asked_at: float, answer: Future[Described], result: Described) -> None:
+        with self._lock:
+            del self._configuring[name]
+            if isinstance(result, TopicFacts):
+                _bound(self._facts)
+                self._facts[name] = _Facts(asked_at, result)
+        answer.set_result(result)
+
+
+def _facts(name: str, partitions: int, done: Future[Any]) -> Described:
+    try:
+        entries = done.result()
+    except KafkaException as exception:
+        return _failure(name, "DescribeConfigs", exception.args[0])
+    return TopicFacts(
+        partitions=partitions,
+        max_message_bytes=int(entries["max.message.bytes"].value),
+        compacted="compact" in entries["cleanup.policy"].value,
+    )
+
+
+def possible(name: str) -> bool:
+    """Tell whether Kafka allows a topic of that name; what it does not allow is not asked for."""
+    return _NAME.match(name) is not None and name not in (".", "..")
+
+
+def _partition_count(name: str, done: Future[Any]) -> Partitions:
+    try:
+        return len(done.result().partitions)
+    except KafkaException as exception:
+        return _failure(name, "Describe", exception.args[0])
+
+
+def _failure(name: str, operation: str, error: KafkaError) -> HalfwayError | None:
+    """Return why a request about a topic failed, None where there is no such topic."""
+    if error.code() in _UNKNOWN:
+        return None
+    if error.code() in _UNAUTHORISED:
+        return NotAuthorisedError(
+            f"Kafka does not let halfway see topic {name!r}: allow {operation} on it", topic=name, operation=operation
+        )
+    return KafkaUnavailableError(f"Kafka did not describe topic {name!r}: {error.str()}", topic=name)
+
+
+def _done(result: Partitions) -> Future[Partitions]:
+    future: Future[Partitions] = Future()
+    future.set_result(result)
+    return future
+
+
+def _bound(table: dict[str, Any]) -> None:
+    """Make room for one more: the oldest goes."""
+    if len(table) >= _KEPT:
+        del table[next(iter(table))]

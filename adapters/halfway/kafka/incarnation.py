@@ -1,0 +1,168 @@
+"""An incarnation: one start of an instance, and one more after each time its lane failed (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError
+
+from halfway.domain.errors import LaneLostError
+from halfway.kafka.admission import LaneContext
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane import LaneThread
+from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.lane_queue import Release, Submission
+from halfway.kafka.loop import Loop, settle
+from halfway.kafka.rehearsal import Rehearsal
+from halfway.kafka.suspects import SuspectLane
+from halfway.kafka.tail import OnAppended, Tail
+from halfway.service.ports import Observer
+
+log = structlog.get_logger()
+
+INITIALISE_S: Final = 15.0
+_ID_BYTES: Final = 8
+
+
+def new_incarnation_id() -> str:
+    """Return a random id."""
+    return secrets.token_hex(_ID_BYTES)
+
+
+def lane_producers(config: KafkaConfig, incarnation_id: str) -> list[TransactionalProducer]:
+    """Initialise the producers of a new incarnation's lane ids: the only time that it does so. Blocks.
+
+    Raises:
+        ProducerFailedError: Kafka did not answer in time, or refused.
+
+    """
+    ids = [f"{config.prefix}{incarnation_id}.{name}" for name in ("0", "1", "q")]
+    return initialised(config, ids, time.monotonic() + INITIALISE_S)
+
+
+class Incarnation:
+    """The lane, its producers, the suspects' lane and the tail of one incarnation; ended by its first failure.
+
+    Its lane ids are `<prefix><incarnation>.0`, `.1` and `.q`. Each was initialised exactly once, here, before any owner
+    record names it. Everything but what says otherwise is called on the loop's thread.
+    """
+
+    def __init__(
+        self,
+        incarnation_id: str,
+        producers: Sequence[TransactionalProducer],
+        context: LaneContext,
+        on_appended: OnAppended,
+        on_failed: Callable[[Incarnation, ProducerFailedError], None],
+    ) -> None:
+        """Take over the initialised producers of the lane ids, in their order."""
+        first, second, for_suspects = producers
+        self.id = incarnation_id
+        self.lane_ids = tuple(producer.transactional_id for producer in producers)
+        self.shards = context.shards
+        self._loop: Loop = context.loop
+        self._observer: Observer = context.observer
+        self._on_failed = on_failed
+        self._failure: ProducerFailedError | None = None
+        self._closed = False
+        rehearsal = Rehearsal(context.config, f"{context.config.prefix}{incarnation_id}.r")
+        self._suspects = SuspectLane(context, for_suspects, rehearsal, self._lane_failed)
+        self.lane = LaneThread(context, (first, second), self._suspects, self._lane_failed)
+        self.tail = Tail(
+            context.config, incarnation_id, context.loop, on_appended, self._foreign_barrier, self._record_skipped
+        )
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._suspects.start()
+        self.lane.start()
+        self.tail.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended by a failure."""
+        return self._failure is not None
+
+    def serve(self, shard: int, position: int) -> None:
+        """Take writes for an acquired shard, and tail it from a position on."""
+        self.shards.add(shard)
+        self.tail.add(shard, position)
+
+    def drop(self, shard: int) -> None:
+        """Take no more writes for a shard: what still waits for it is NotWrittenError."""
+        self.shards.discard(shard)
+        self.tail.remove(shard)
+
+    async def release(self, shards: Sequence[int], deadline: float) -> bool:
+        """Give dropped shards back so that their next owner need not fence; whether that was done by `deadline`.
+
+        `deadline` is on the loop's clock. Where a suspect of such a shard is still under way it is not released.
+        """
+        if self.failed or self._closed:
+            return False
+        ready = [shard for shard in shards if not self._suspects.works_for(shard)]
+        if not ready:
+            return not shards
+        release = Release(shards=ready)
+        if not self.lane.queue.put(release):
+            return False
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.wrap_future(release.done)
+        except (TimeoutError, ProducerFailedError, asyncio.CancelledError):
+            return False
+        return len(ready) == len(shards)
+
+    def fail(self, error: ProducerFailedError, submissions: Sequence[Submission] = ()) -> None:
+        """End it: nothing is written any more. The owner hears of the first failure before any caller does."""
+        first = self._failure is None and not self._closed
+        if first:
+            self._failure = error
+        left = self._close_queues()
+        if first:
+            log.warning(
+                "incarnation_failed", incarnation=self.id, step=error.step, error=str(error), fenced=error.fenced
+            )
+            self._observer.lane_failed("fenced" if error.fenced else error.step)
+            self._on_failed(self, error)
+        settle((submission.future, LaneLostError(f"the lane ended: {error}")) for submission in (*submissions, *left))
+
+    def close(self) -> None:
+        """End it in good order: the threads end after what they are at."""
+        self._closed = True
+        left = self._close_queues()
+        settle((submission.future, LaneLostError("the lane was closed")) for submission in left)
+
+    def join(self, deadline: float) -> bool:
+        """Wait for the threads until `deadline` (monotonic); whether all have ended. Blocks."""
+        threads = (self.lane, self._suspects, self.tail)
+        ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in threads]
+        return all(ended)
+
+    def _close_queues(self) -> list[Submission]:
+        left = self.lane.queue.close() + self._suspects.queue.close()
+        self.tail.stop()
+        for item in left:
+            if isinstance(item, Release):
+                item.done.cancel()
+        return [item for item in left if isinstance(item, Submission)]
+
+    def _lane_failed(self, error: ProducerFailedError, submissions: Sequence[Submission]) -> None:
+        """Called on a lane's thread."""
+        self._loop.post(self.fail, error, submissions)
+
+    def _foreign_barrier(self, shard: int) -> None:
+        if shard in self.shards:
+            self.fail(
+                ProducerFailedError(
+                    "tail", f"shard {shard} was acquired by another incarnation", code=KafkaError.PRODUCER_FENCED
+                )
+            )
+
+    def _record_skipped(self, topic: str, reason: str) -> None:
+        self._loop.post(self._observer.skipped_record, topic, reason)

@@ -1,0 +1,236 @@
+"""Transactional producers as DESIGN sections 4 and 5 use them: initialised once, never used again after a failure."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from halfway.kafka.config import KafkaConfig
+
+log = structlog.get_logger()
+
+_SLICE_S: Final = 0.25
+_INITIALISE_SLICE_S: Final = 1.0
+_PARALLEL: Final = 8
+_MARGIN_MS: Final = 5_000
+FENCED: Final = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001 - the names of librdkafka's own errors start so
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+
+
+class ProducerFailedError(Exception):
+    """A transactional producer failed: it must not be used again. `code` is a Kafka error code, where there is one."""
+
+    def __init__(self, step: str, detail: str, code: int | None = None, *, stalled: bool = False) -> None:
+        """Say at which step, and what Kafka said; `stalled` where nothing moved any more."""
+        super().__init__(f"{step}: {detail}")
+        self.step = step
+        self.code = code
+        self.stalled = stalled
+
+    @classmethod
+    def of(cls, step: str, error: Exception) -> ProducerFailedError:
+        """Take over what confluent-kafka raised."""
+        cause = kafka_error(error)
+        if cause is None:
+            return cls(step, repr(error))
+        return cls(step, f"{cause.name()}: {cause.str()}", cause.code())
+
+    @property
+    def fenced(self) -> bool:
+        """Whether somebody else has fenced the producer's transactional id."""
+        return self.code in FENCED
+
+
+def kafka_error(error: Exception) -> KafkaError | None:
+    """Return the KafkaError inside an exception, None where there is none."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else None
+    return inner if isinstance(inner, KafkaError) else None
+
+
+class TransactionalProducer:
+    """One transactional id: `initialise` once, then `begin`, `produce`, `commit` or `abort`; one thread at a time.
+
+    Whatever raises ProducerFailedError ends it: `abandon` it then. All times are in seconds.
+    """
+
+    def __init__(
+        self, config: KafkaConfig, transactional_id: str, *, message_timeout_s: float | None = None, **over: Any
+    ) -> None:
+        """Make the client; nothing is asked of Kafka yet. A message times out before its transaction does."""
+        self.transactional_id = transactional_id
+        transaction_ms = round(config.transaction_timeout_s * 1000)
+        longest_ms = max(transaction_ms - _MARGIN_MS, transaction_ms // 2)
+        message_ms = longest_ms if message_timeout_s is None else min(longest_ms, round(message_timeout_s * 1000))
+        self._producer: Producer | None = Producer(
+            config.producer(
+                **{
+                    "transactional.id": transactional_id,
+                    "transaction.timeout.ms": transaction_ms,
+                    "message.timeout.ms": message_ms,
+                    "batch.size": 65_536,
+                    "linger.ms": 5,  # a commit flushes at once; until then records gather into batches
+                    "queue.buffering.max.messages": 1_000_000,
+                    "queue.buffering.max.kbytes": 1_048_576,
+                    "topic.metadata.propagation.max.ms": 2_000,
+                    **over,
+                }
+            )
+        )
+        self.produce: Callable[..., None] = self._producer.produce
+        """`Producer.produce` itself: called for every record, so nothing is put in between."""
+
+    @property
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise ProducerFailedError("use", f"{self.transactional_id} was abandoned")
+        return self._producer
+
+    def initialise(self, deadline: float) -> None:
+        """Call `init_transactions` until it has succeeded or `time.monotonic()` passes `deadline`.
+
+        It fences whoever used the id before, and settles what they left open.
+        """
+        while True:
+            try:
+                self._client.init_transactions(_INITIALISE_SLICE_S)
+            except KafkaException as error:
+                cause = error.args[0]
+                if not cause.retriable() or time.monotonic() >= deadline:
+                    raise ProducerFailedError.of("init_transactions", error) from error
+                time.sleep(0.02)
+            else:
+                return
+
+    def begin(self) -> None:
+        """Begin a Kafka transaction; local, Kafka hears of it with the first record."""
+        try:
+            self._client.begin_transaction()
+        except KafkaException as error:
+            raise ProducerFailedError.of("begin_transaction", error) from error
+
+    def commit(self, stall_s: float) -> None:
+        """Flush and commit: slices of the same call until it succeeds, fails, or nothing moves for `stall_s`."""
+        client = self._client
+        left, moved = len(client), time.monotonic()
+        while True:
+            try:
+                client.commit_transaction(_SLICE_S)
+            except KafkaException as error:
+                cause = error.args[0]
+                if not cause.retriable() or cause.fatal() or cause.txn_requires_abort():
+                    raise ProducerFailedError.of("commit_transaction", error) from error
+                now = time.monotonic()
+                if len(client) != left:
+                    left, moved = len(client), now
+                elif now - moved > stall_s:
+                    raise ProducerFailedError(
+                        "commit_transaction", f"no progress for {stall_s:g} s", stalled=True
+                    ) from error
+            else:
+                return
+
+    def flush(self, deadline: float, failed: Callable[[], bool]) -> bool:
+        """Wait until everything is delivered (True), or a report made `failed()` true or `deadline` passed (False)."""
+        client = self._client
+        while len(client):
+            if failed() or time.monotonic() >= deadline:
+                return False
+            client.flush(0.05)
+        return not failed()
+
+    def abort(self, timeout: float) -> None:
+        """Abort the Kafka transaction."""
+        try:
+            self._client.abort_transaction(timeout)
+        except KafkaException as error:
+            raise ProducerFailedError.of("abort_transaction", error) from error
+
+    def idle(self) -> None:
+        """Serve the client's log and error events while there is nothing to write."""
+        if self._producer is not None:
+            self._producer.poll(0)
+
+    def abandon(self) -> None:
+        """Never use it again, and do not wait for its end: a side thread takes its queues down."""
+        producer, self._producer = self._producer, None
+        self.produce = _refuse
+        if producer is not None:
+            _UNDERTAKER.take(producer)
+
+
+def _refuse(*_args: object, **_fields: object) -> None:
+    raise ProducerFailedError("produce", "the producer was abandoned")
+
+
+class _Undertaker:
+    """Ends abandoned clients on a thread of its own, which lives while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[Producer] = queue.SimpleQueue()
+        self._running = False
+
+    def take(self, producer: Producer) -> None:
+        self._waiting.put(producer)
+        with self._lock:
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._run, name="halfway-undertaker", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                producer = self._waiting.get_nowait()
+            except queue.Empty:
+                with self._lock:
+                    if self._waiting.empty():
+                        self._running = False
+                        return
+                continue
+            try:
+                producer.purge()
+                producer.poll(0)
+            except Exception:
+                log.exception("abandoned_producer_not_purged")
+            del producer  # the last reference: librdkafka ends its threads here
+
+
+_UNDERTAKER: Final = _Undertaker()
+
+
+def initialised(
+    config: KafkaConfig, transactional_ids: Sequence[str], deadline: float, **over: Any
+) -> list[TransactionalProducer]:
+    """Make a producer for each id and initialise them side by side; all of them or ProducerFailedError."""
+    producers: list[TransactionalProducer] = []
+    try:
+        for transactional_id in transactional_ids:
+            producers.append(TransactionalProducer(config, transactional_id, **over))  # noqa: PERF401 - the except needs those already made
+        if producers:
+            with ThreadPoolExecutor(min(_PARALLEL, len(producers)), "halfway-init") as pool:
+                list(pool.map(lambda producer: producer.initialise(deadline), producers))
+    except BaseException:
+        for producer in producers:
+            producer.abandon()
+        raise
+    return producers
+
+
+def fence(config: KafkaConfig, transactional_ids: Sequence[str], deadline: float) -> None:
+    """Take the ids away from whoever uses them: what they have open is settled, and they can write nothing more."""
+    for producer in initialised(config, transactional_ids, deadline):
+        producer.abandon()

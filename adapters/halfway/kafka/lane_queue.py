@@ -1,0 +1,122 @@
+"""What waits for the lane: bounded, in the order it came, taken in batches that are bounded too."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import msgspec
+
+from halfway.domain.errors import OverloadedError
+from halfway.service.ports import LaneWrite, Written
+
+
+class Submission(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A write that waits, with its caller's future (of the loop) and its deadline on the monotonic clock."""
+
+    write: LaneWrite
+    future: asyncio.Future[Written]
+    expires: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Release:
+    """Give shards back by a Kafka transaction of its own, after everything that was queued before."""
+
+    shards: Sequence[int]
+    done: Future[None] = field(default_factory=Future)
+
+
+Batch = list[Submission] | Release | None
+"""Writes for one Kafka transaction, a release, or None where nothing came in time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimits:
+    """Bounds of one Kafka transaction: ends, payload bytes, records. One end always fits, however large."""
+
+    ends: int
+    payload_bytes: int
+    records: int = 50_000
+
+
+class LaneQueue:
+    """A first-in-first-out queue with one reader. `put` may be called from any thread."""
+
+    def __init__(self, capacity: int, limits: BatchLimits) -> None:
+        self._capacity = capacity
+        self._limits = limits
+        self._items: deque[Submission | Release] = deque()
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting = False
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Count what waits."""
+        return len(self._items)
+
+    def put(self, item: Submission | Release) -> bool:
+        """Queue an item; False where the queue is closed.
+
+        Raises:
+            OverloadedError: it is full; a release always finds room.
+
+        """
+        with self._changed:
+            if self._closed:
+                return False
+            if len(self._items) >= self._capacity and isinstance(item, Submission):
+                raise OverloadedError("too many ends wait for the lane", limit=self._capacity)
+            self._items.append(item)
+            if self._waiting:
+                self._changed.notify()
+            return True
+
+    def take(self, timeout: float) -> Batch:
+        """Wait up to `timeout` seconds for something, then take all that fits into one Kafka transaction."""
+        with self._changed:
+            if not self._items and not self._closed:
+                self._waiting = True
+                self._changed.wait(timeout)
+                self._waiting = False
+            if not self._items:
+                return None
+            first = self._items[0]
+            if isinstance(first, Release):
+                self._items.popleft()
+                return first
+            return self._take_writes()
+
+    def _take_writes(self) -> list[Submission]:
+        items, limits = self._items, self._limits
+        batch: list[Submission] = []
+        payload = records = 0
+        while items and len(batch) < limits.ends:
+            item = items[0]
+            if isinstance(item, Release):
+                break
+            payload += item.write.size
+            records += len(item.write.messages) + 3
+            if batch and (payload > limits.payload_bytes or records > limits.records):
+                break
+            batch.append(item)
+            items.popleft()
+        return batch
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be queued."""
+        return self._closed
+
+    def close(self) -> list[Submission | Release]:
+        """Take nothing more and return what was still waiting."""
+        with self._changed:
+            self._closed = True
+            left = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+            return left

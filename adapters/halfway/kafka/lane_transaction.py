@@ -1,0 +1,112 @@
+"""One Kafka transaction of the lane: what is produced in it, and where its records came to stand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.lane_queue import Submission
+from halfway.kafka.lane_records import Encoded, Kept
+from halfway.service.ports import Written
+
+Report = Callable[[Any, Any], None]
+Place = tuple[str, int]
+
+
+class LaneTransaction:
+    """Produces the records of writes and learns their offsets from the delivery reports.
+
+    In each partition the records stand in the order in which they were produced (the producer is idempotent), so the
+    offsets of a partition, sorted, belong to its records in that order: a report needs no state of its own.
+    """
+
+    def __init__(self, producer: TransactionalProducer, config: KafkaConfig) -> None:
+        self._produce = producer.produce
+        self._half, self._op, self._parked = config.half_topic, config.op_topic, config.parked_topic
+        self._offsets: dict[Place, list[int]] = {}
+        self._reports: dict[Place, Report] = {}
+        self._produced: dict[Place, int] = {}
+        self._now = time.time_ns() // 1_000_000
+
+    def produce_messages(self, encoded: Encoded) -> None:
+        """Produce the real messages of one write, with the time of this commit as timestamp."""
+        produce, now = self._produce, self._now
+        for message in encoded.real:
+            produce(
+                message.topic, message.value, message.key, message.partition, timestamp=now, headers=message.headers
+            )
+
+    def produce_kept(self, shard: int, encoded: Encoded) -> None:
+        """Produce the op marker to op[s], then the record or tombstone to half[s] and to parked[s]."""
+        if encoded.op is not None:
+            self._produce_kept(self._op, shard, encoded.key, encoded.op)
+        if encoded.half is not None:
+            self._produce_kept(self._half, shard, encoded.key, encoded.half)
+        if encoded.parked is not None:
+            self._produce_kept(self._parked, shard, encoded.key, encoded.parked)
+
+    def _produce_kept(self, topic: str, shard: int, key: bytes, kept: Kept) -> None:
+        place = (topic, shard)
+        report = self._reports.get(place)
+        if report is None:
+            report = self._reports[place] = _collector(self._offsets.setdefault(place, []))
+            self._produced[place] = 0
+        self._produced[place] += 1
+        self._produce(topic, kept.value, key, shard, on_delivery=report, timestamp=self._now, headers=kept.headers)
+
+    def written(self, writes: Sequence[tuple[Submission, Encoded]]) -> list[Written]:
+        """Return where each write stands, in the order in which they were produced.
+
+        Raises:
+            ProducerFailedError: a report is missing or has no offset; the Kafka transaction stands nevertheless.
+
+        """
+        places: dict[Place, Iterator[int]] = {}
+        for place, offsets in self._offsets.items():
+            offsets.sort()
+            if len(offsets) != self._produced[place] or offsets[0] < 0:
+                raise ProducerFailedError("delivery reports", f"offsets of {place[0]}[{place[1]}] are not known")
+            places[place] = iter(offsets)
+        half, op, parked = self._half, self._op, self._parked
+        return [
+            Written(
+                half=None if encoded.half is None else next(places[half, submission.write.shard]),
+                op=None if encoded.op is None else next(places[op, submission.write.shard]),
+                parked=None if encoded.parked is None else next(places[parked, submission.write.shard]),
+            )
+            for submission, encoded in writes
+        ]
+
+
+def write_transaction(
+    producer: TransactionalProducer, config: KafkaConfig, writes: Sequence[tuple[Submission, Encoded]]
+) -> LaneTransaction:
+    """Carry out steps 1 to 5 of DESIGN section 4 up to the commit, and return the transaction that now stands.
+
+    Raises:
+        ProducerFailedError: at any step: whether it stands is not known, and the producer must not be used again.
+
+    """
+    transaction = LaneTransaction(producer, config)
+    try:
+        producer.begin()
+        for submission, encoded in writes:
+            transaction.produce_messages(encoded)
+            transaction.produce_kept(submission.write.shard, encoded)
+        producer.commit(config.lane_stall_s)
+    except ProducerFailedError:
+        raise
+    except Exception as error:
+        raise ProducerFailedError.of("produce", error) from error
+    return transaction
+
+
+def _collector(offsets: list[int]) -> Report:
+    def report(error: Any, message: Any) -> None:
+        if error is None:
+            offsets.append(message.offset())
+
+    return report

@@ -1,0 +1,40 @@
+"""librdkafka's log lines as structlog events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+import structlog
+
+_log = structlog.get_logger(__name__)
+_REPEAT_S: Final = 10.0
+# Said once for each of our clients: a property that only a producer or only a consumer knows.
+_QUIET: Final = frozenset({"CONFWARN"})
+
+
+class LibrdkafkaLog:
+    """What confluent-kafka's `logger` setting asks for: it calls `log` from whichever thread polls the client.
+
+    librdkafka says at each attempt to connect that it failed: each facility's lines come at most once in ten seconds,
+    with the count of those left out.
+    """
+
+    def __init__(self) -> None:
+        """Nothing said yet."""
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def log(self, level: int, _template: str, facility: str, client: str, text: str) -> None:
+        """Pass one line on; librdkafka's lines name brokers and topics, never credentials or payloads."""
+        if facility in _QUIET:
+            level = logging.DEBUG
+        said_at, left_out = self._said.get(facility, (-_REPEAT_S, 0))
+        now = time.monotonic()
+        if now < said_at + _REPEAT_S:
+            self._said[facility] = (said_at, left_out + 1)
+            return
+        self._said[facility] = (now, 0)
+        _log.log(
+            min(level, logging.ERROR), "librdkafka", facility=facility, client=client, text=text, left_out=left_out
+        )

@@ -1,0 +1,44 @@
+"""From owned threads to the event loop, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar, TypeVarTuple, Unpack
+
+from halfway.service.ports import Written
+
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
+
+Answer = tuple[asyncio.Future[Written], Written | BaseException]
+
+
+class Loop:
+    """The event loop as the owned threads see it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.asyncio = loop
+        self._ahead = time.monotonic() - loop.time()
+
+    def monotonic(self, loop_time: float) -> float:
+        """Return the time on `time.monotonic()` that a time on the loop's clock is."""
+        return loop_time + self._ahead
+
+    def post(self, call: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """Call something on the loop's thread; nothing happens where the loop has been closed."""
+        with suppress(RuntimeError):
+            self.asyncio.call_soon_threadsafe(call, *args)
+
+
+def settle(answers: Iterable[Answer]) -> None:
+    """Give futures their results or errors; one that is already done, or was given up, is left alone."""
+    for future, result in answers:
+        if future.done():
+            continue
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

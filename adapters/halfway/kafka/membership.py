@@ -1,0 +1,365 @@
+"""The life of an instance in the cluster: incarnations, acquisitions, releases (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar, TypeVarTuple, Unpack
+
+import structlog
+
+from halfway.domain.records import Half
+from halfway.kafka.acquire import Acquired, AcquireError, Acquisition, CursorLoader
+from halfway.kafka.admission import Destinations, LaneContext
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.group import GroupMember
+from halfway.kafka.incarnation import Incarnation, lane_producers, new_incarnation_id
+from halfway.kafka.lane import KafkaLane
+from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.loop import Loop
+from halfway.kafka.quarantine import Quarantine
+from halfway.service.ports import Observer, ShardListener
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_CLAIM_S: Final = 30.0
+_FIRST_BACKOFF_S: Final = 0.1
+_MAX_BACKOFF_S: Final = 10.0
+_SETTLED_S: Final = 60.0
+"""An incarnation that lived this long ends a row of failures."""
+_FENCED_HEARTBEATS: Final = 1.5
+_FRESH_POLLS: Final = 2
+_LOOK_AGAIN_S: Final = 0.05
+_WATCH_S: Final = 1.0
+_STALL_FACTOR: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MembershipStatus:
+    """Where an instance stands, for its health port."""
+
+    joined: bool
+    """The group has given it an assignment, perhaps of nothing."""
+    incarnation: str | None
+    """None while there is none, such as when Kafka cannot be reached."""
+    owned: tuple[int, ...]
+    acquiring: tuple[int, ...]
+    """Assigned but not served yet."""
+    last_error: str | None
+    """Why the last incarnation or acquisition failed; None since the last success."""
+
+
+class KafkaMembership:
+    """The port `service.ports.Membership`. Its state is changed on the loop's thread only.
+
+    Whatever blocks runs on owned threads: the group member's, the lane's, the suspects', the tail's, and two workers
+    for acquisitions and for waiting.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        lane: KafkaLane,
+        observer: Observer,
+        destinations: Destinations,
+        cursors: CursorLoader,
+    ) -> None:
+        """Nothing happens before `start`."""
+        self._config = config
+        self._lane = lane
+        self._observer = observer
+        self._destinations = destinations
+        self._cursors = cursors
+        self._quarantine = Quarantine()
+        self._group = GroupMember(config, self)
+        self._workers = ThreadPoolExecutor(2, "halfway-membership")
+        self._assigned: frozenset[int] = frozenset()
+        self._acquiring: frozenset[int] = frozenset()
+        self._idle = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._incarnation: Incarnation | None = None
+        self._ended: list[Incarnation] = []
+        self._begun_at = 0.0
+        self._failures = 0
+        self._pause_s = 0.0
+        self._last_error: str | None = None
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listener: ShardListener
+        self._loop: Loop
+
+    @property
+    def status(self) -> MembershipStatus:
+        """Where this instance stands now."""
+        incarnation = self._incarnation
+        owned = frozenset() if incarnation is None else frozenset(incarnation.shards)
+        return MembershipStatus(
+            joined=self._group.joined,
+            incarnation=None if incarnation is None else incarnation.id,
+            owned=tuple(sorted(owned)),
+            acquiring=tuple(sorted(self._assigned - owned)),
+            last_error=self._last_error,
+        )
+
+    # --- the port
+
+    async def start(self, listener: ShardListener) -> None:
+        """Begin an incarnation, join, and acquire what is assigned; returns as soon as that is under way."""
+        self._listener = listener
+        self._loop = Loop(asyncio.get_running_loop())
+        self._group.start()
+        self._tasks = [
+            asyncio.create_task(self._keep(), name="halfway-keep"),
+            asyncio.create_task(self._watch(), name="halfway-watch"),
+        ]
+
+    async def stop(self, *, deadline: float) -> None:
+        """Release every shard and leave; what is not finished by `deadline` (on the loop's clock) is dropped."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._changed.set()
+        owned = () if self._incarnation is None else self._incarnation.shards
+        await self._give_back(self._assigned | frozenset(owned), deadline)
+        self._group.close()
+        if self._incarnation is not None:
+            self._lane.detach()
+            self._incarnation.close()
+            self._ended.append(self._incarnation)
+            self._incarnation = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not await self._blocking(self._join, self._loop.monotonic(deadline)):
+            log.warning("threads_still_running", hint="Kafka does not answer; they end with the process")
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _join(self, deadline: float) -> bool:
+        parts = [incarnation.join(deadline) for incarnation in self._ended]
+        return all([*parts, self._group.join(max(0.0, deadline - time.monotonic()))])
+
+    # --- events of the group, on its thread
+
+    def assigned(self, shards: set[int]) -> None:
+        """Take shards in addition."""
+        self._loop.post(self._on_assigned, shards)
+
+    def revoked(self, shards: set[int]) -> None:
+        """Give shards back, within a session's time; the group waits for it."""
+        within = self._config.session_timeout_s
+        returned = self._give_back(frozenset(shards), self._loop.asyncio.time() + within)
+        try:
+            asyncio.run_coroutine_threadsafe(returned, self._loop.asyncio).result(within + 1)
+        except RuntimeError:  # the loop has been closed
+            returned.close()
+
+    def dropped(self, shards: set[int]) -> None:
+        """Give shards up: others may have them already."""
+        self._loop.post(self._on_dropped, frozenset(shards))
+
+    def _on_assigned(self, shards: set[int]) -> None:
+        if not self._stopping:
+            self._assigned |= shards
+            self._changed.set()
+
+    def _on_dropped(self, shards: frozenset[int]) -> None:
+        self._assigned -= shards
+        incarnation = self._incarnation
+        if incarnation is not None and shards & (incarnation.shards | self._acquiring):
+            incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
+
+    async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
+        """Stop taking ends of shards, finish those in flight by `deadline` (of the loop), then release; else drop."""
+        self._assigned -= shards
+        while self._acquiring & shards:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    self._idle.clear()
+                    await self._idle.wait()
+            except TimeoutError:
+                break
+        incarnation = self._incarnation
+        if incarnation is None:
+            return
+        owned = sorted(shards & incarnation.shards)
+        finished = await asyncio.gather(*(self._finish(shard, deadline) for shard in owned))
+        if incarnation.failed:
+            return
+        for shard in owned:
+            incarnation.drop(shard)
+        ready = [shard for shard, done in zip(owned, finished, strict=True) if done]
+        released = bool(ready) and await incarnation.release(ready, deadline)
+        log.info("shards_given_back", shards=owned, finished=ready, released=released)
+
+    async def _finish(self, shard: int, deadline: float) -> bool:
+        """Let the service finish what is in flight for a shard; where it does not in time, the shard is dropped."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._listener.revoked(shard)
+        except TimeoutError:
+            log.warning("revoke_out_of_time", shard=shard)
+        except Exception:
+            log.exception("revoke_failed", shard=shard)
+        else:
+            return True
+        self._tell_lost([shard])
+        return False
+
+    # --- keeping an incarnation, and the shards that are assigned
+
+    async def _keep(self) -> None:
+        while not self._stopping:
+            self._changed.clear()
+            try:
+                if self._pause_s:
+                    await self._pause()
+                elif self._incarnation is None:
+                    await self._begin()
+                elif wanted := self._assigned - self._incarnation.shards:
+                    await self._acquire(self._incarnation, sorted(wanted))
+                else:
+                    await self._changed.wait()
+            except Exception as error:
+                log.exception("membership_failed")
+                self._failed(repr(error))
+
+    async def _watch(self) -> None:
+        """End an incarnation whose lane hangs so that its own watchdog does not wake up."""
+        limit = _STALL_FACTOR * self._config.lane_stall_s
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            incarnation = self._incarnation
+            if incarnation is not None and incarnation.lane.busy_for() > limit:
+                incarnation.fail(ProducerFailedError("lane", f"one batch took more than {limit:g} s", stalled=True))
+
+    async def _begin(self) -> None:
+        """Begin an incarnation: a new random id, its producers, its threads; then be in the group."""
+        incarnation_id = new_incarnation_id()
+        try:
+            producers = await self._blocking(lane_producers, self._config, incarnation_id)
+        except ProducerFailedError as error:
+            self._failed(str(error))
+            log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._pause_s, 1))
+            self._group.leave_group()  # whoever can serve shall have the shards
+            return
+        if self._stopping:
+            for producer in producers:
+                producer.abandon()
+            return
+        incarnation = self._made(incarnation_id, producers)
+        self._incarnation = incarnation
+        self._begun_at = time.monotonic()
+        incarnation.start()
+        self._lane.attach(incarnation.lane, incarnation.shards, self._loop)
+        self._group.join_group()
+        log.info("incarnation_begun", incarnation=incarnation_id)
+
+    def _made(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+        context = LaneContext(
+            config=self._config,
+            loop=self._loop,
+            listener=self._listener,
+            observer=self._observer,
+            destinations=self._destinations,
+            quarantine=self._quarantine,
+            shards=set(),
+            largest=int(self._config.producer()["message.max.bytes"]),
+        )
+
+        def on_appended(shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+            if self._incarnation is incarnation and shard in incarnation.shards:
+                self._listener.appended(shard, records, position)
+
+        incarnation = Incarnation(incarnation_id, producers, context, on_appended, self._on_incarnation_failed)
+        return incarnation
+
+    def _on_incarnation_failed(self, incarnation: Incarnation, error: ProducerFailedError) -> None:
+        """Give up every shard; `_keep` begins a new incarnation, and acquires what the group still assigns then."""
+        if self._incarnation is not incarnation:
+            return
+        self._incarnation = None
+        self._ended = [ended for ended in self._ended if not ended.join(time.monotonic())]
+        self._ended.append(incarnation)
+        self._lane.detach()
+        self._tell_lost(sorted(incarnation.shards))
+        incarnation.shards.clear()
+        self._failed(str(error), fenced=error.fenced)
+        if error.stalled:
+            self._group.leave_group()
+        self._changed.set()
+
+    def _failed(self, error: str, *, fenced: bool = False) -> None:
+        """Remember a failure, and how long to pause: longer each time.
+
+        Who was fenced waits for a heartbeat at least, so that the group can tell what it still assigns: fencing back at
+        once would go to and fro.
+        """
+        if time.monotonic() - self._begun_at > _SETTLED_S:
+            self._failures = 0
+        self._last_error = error
+        self._pause_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._failures)
+        if fenced:
+            self._pause_s = max(self._pause_s, _FENCED_HEARTBEATS * self._group.heartbeat_s)
+        self._failures += 1
+
+    async def _pause(self) -> None:
+        """Wait as long as the last failure asks for, and for a fresh poll of the group."""
+        pause, self._pause_s, before = self._pause_s, 0.0, self._group.polls
+        await asyncio.sleep(pause)
+        while self._group.polls < before + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _acquire(self, incarnation: Incarnation, shards: list[int]) -> None:
+        """Acquire shards for an incarnation and serve them; what is no longer wanted is released again."""
+        self._acquiring = frozenset(shards)
+        acquisition = Acquisition(
+            config=self._config,
+            incarnation=incarnation.id,
+            lane_ids=incarnation.lane_ids,
+            shards=shards,
+            cursors=self._cursors,
+            deadline=time.monotonic() + _CLAIM_S,
+            cancelled=lambda: incarnation.failed or not self._assigned.issuperset(shards),
+            skipped=lambda topic, reason: self._loop.post(self._observer.skipped_record, topic, reason),
+        )
+        try:
+            acquired = await self._blocking(acquisition.acquire)
+        except AcquireError as error:
+            acquired = []
+            if self._assigned.issuperset(shards) and not incarnation.failed:
+                self._failed(str(error), fenced=error.fenced)
+                log.warning("acquisition_failed", shards=shards, error=str(error), again_in_s=round(self._pause_s, 1))
+        else:
+            self._last_error = None
+        try:
+            self._serve(incarnation, acquired)
+            surplus = sorted(acquisition.claimed - incarnation.shards - self._assigned)
+            if surplus:
+                until = self._loop.asyncio.time() + self._config.session_timeout_s
+                await incarnation.release(surplus, until)
+        finally:
+            self._acquiring = frozenset()
+            self._idle.set()
+
+    def _serve(self, incarnation: Incarnation, acquired: Iterable[Acquired]) -> None:
+        """Step 6: serve what is still assigned to this very incarnation."""
+        for shard in acquired:
+            if incarnation is self._incarnation and shard.shard in self._assigned:
+                incarnation.serve(shard.shard, shard.barrier + 1)
+                self._listener.acquired(shard.shard, shard.state)
+
+    def _tell_lost(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            try:
+                self._listener.lost(shard)
+            except Exception:
+                log.exception("listener_failed", shard=shard)
+
+    async def _blocking(self, call: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+        return await self._loop.asyncio.run_in_executor(self._workers, call, *args)

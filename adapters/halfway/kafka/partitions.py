@@ -1,0 +1,111 @@
+"""Reading assigned partitions and knowing how far one has come, control records included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from halfway.kafka.config import KafkaConfig
+
+BATCH: Final = 1_000
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+# What librdkafka gets over by itself, and tells all the same.
+_PASSING: Final = frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+
+Place = tuple[str, int]
+
+
+class PartitionReader:
+    """A read_committed consumer that only has assigned partitions. `positions` is what has been passed without a gap.
+
+    A position is the offset after the last record, or where Kafka says that the partition ends for committed reads
+    (its LSO): only so does one get past control records and what was aborted.
+    """
+
+    def __init__(self, config: KafkaConfig, **over: Any) -> None:
+        """Make the consumer; nothing is read before `add`."""
+        self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
+        self.positions: dict[Place, int] = {}
+
+    def add(self, starts: Mapping[Place, int]) -> None:
+        """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
+        for place, offset in starts.items():
+            self.positions[place] = offset
+        self._consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+
+    def remove(self, places: Iterable[Place]) -> None:
+        """Read these no more."""
+        gone = [place for place in places if place in self.positions]
+        for place in gone:
+            del self.positions[place]
+        if gone:
+            self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+
+    def read(self, timeout: float, handle: Callable[[Place, Message], None]) -> set[Place]:
+        """Handle what comes within `timeout` seconds; return the partitions whose position has moved.
+
+        Raises:
+            KafkaException: Kafka refuses to let a partition be read.
+
+        """
+        moved: set[Place] = set()
+        # `consume` waits for a whole batch: wait for one message, then take what else is there.
+        first = self._consumer.poll(timeout)
+        if first is None:
+            return moved
+        failure: KafkaError | None = None
+        for message in (first, *self._consumer.consume(BATCH, 0)):
+            error = message.error()
+            if error is not None and error.code() != _EOF:
+                # Raised after the others have been handled: the consumer has already moved past them.
+                failure = failure if error.code() in _PASSING else error
+                continue
+            place = (message.topic() or "", message.partition() or 0)
+            offset = message.offset()
+            if place not in self.positions or offset is None:
+                continue
+            if error is None:
+                handle(place, message)
+                offset += 1
+            self.positions[place] = max(self.positions[place], offset)
+            moved.add(place)
+        if failure is not None:
+            raise KafkaException(failure)
+        return moved
+
+    def read_until(
+        self, targets: Mapping[Place, int], deadline: float, handle: Callable[[Place, Message], None]
+    ) -> bool:
+        """Read until every position has reached its target, or `deadline` (monotonic) passes; whether all have."""
+        while any(self.positions[place] < target for place, target in targets.items()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.read(min(left, 0.2), handle)
+        return True
+
+    def offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
+        """Return the first offset at or after a time (ms) by partition; below 0 where there is none."""
+        asked = [TopicPartition(*place, at) for place, at in times.items()]
+        found = self._consumer.offsets_for_times(asked, timeout=timeout)
+        return {(entry.topic, entry.partition): -1 if entry.error else entry.offset for entry in found}
+
+    def close(self) -> None:
+        """End the consumer; it is in no group, so this does not wait for one."""
+        self._consumer.close()

@@ -1,0 +1,129 @@
+"""The tail: reading half[s] of the owned shards from their barriers on (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaException, Message
+
+from halfway.domain.records import Half
+from halfway.kafka.codec import BARRIER_KEY, UndecodableError, decode_barrier, decode_half
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.loop import Loop
+from halfway.kafka.partitions import PartitionReader, Place
+
+log = structlog.get_logger()
+
+Records = Sequence[tuple[int, str, Half | None]]
+OnAppended = Callable[[int, Records, int], None]
+"""Called on the loop's thread: shard, records, the position that is reached without a gap."""
+
+_POLL_S: Final = 0.1
+_OUTSTANDING: Final = 8
+_PAUSE_S: Final = 0.5
+
+
+class Tail:
+    """A thread with a consumer. At most a few batches wait for the loop at any time; then it stops reading."""
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        incarnation: str,
+        loop: Loop,
+        on_appended: OnAppended,
+        on_foreign_barrier: Callable[[int], None],
+        skipped: Callable[[str, str], None],
+    ) -> None:
+        """Both callbacks come on the loop's thread; `skipped` counts a record by topic and reason, on any thread."""
+        self._config = config
+        self._incarnation = incarnation
+        self._loop = loop
+        self._on_appended = on_appended
+        self._on_foreign_barrier = on_foreign_barrier
+        self._skipped = skipped
+        self._changes: deque[tuple[int, int | None]] = deque()
+        self._stopped = threading.Event()
+        self._room = threading.Semaphore(_OUTSTANDING)
+        self._batch: dict[int, list[tuple[int, str, Half | None]]] = {}
+        self._thread = threading.Thread(target=self._run, name="halfway-tail", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it ends with `stop`."""
+        self._thread.start()
+
+    def add(self, shard: int, offset: int) -> None:
+        """Read half[shard] from an offset on."""
+        self._changes.append((shard, offset))
+
+    def remove(self, shard: int) -> None:
+        """Read half[shard] no more; what was already posted still comes."""
+        self._changes.append((shard, None))
+
+    def stop(self) -> None:
+        """Tell the thread to end; `join` waits for it."""
+        self._stopped.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end; whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        reader = PartitionReader(self._config)
+        try:
+            while not self._stopped.is_set():
+                try:
+                    self._change(reader)
+                    moved = reader.read(_POLL_S, self._handle)
+                except KafkaException as error:
+                    log.warning("tail_failed", error=str(error))
+                    self._stopped.wait(_PAUSE_S)
+                    moved = {(self._config.half_topic, shard) for shard in self._batch}
+                for place in moved:
+                    self._post(place[1], reader.positions.get(place))
+        except Exception:
+            log.exception("tail_thread_failed")
+        finally:
+            reader.close()
+
+    def _change(self, reader: PartitionReader) -> None:
+        topic = self._config.half_topic
+        while self._changes:
+            shard, offset = self._changes.popleft()
+            reader.remove([(topic, shard)])
+            self._batch.pop(shard, None)
+            if offset is not None:
+                reader.add({(topic, shard): offset})
+
+    def _handle(self, place: Place, message: Message) -> None:
+        key, value, offset, shard = message.key(), message.value(), message.offset(), place[1]
+        if key is None or offset is None:
+            return
+        try:
+            if key == BARRIER_KEY:
+                if value is not None and decode_barrier(value).incarnation != self._incarnation:
+                    self._loop.post(self._on_foreign_barrier, shard)
+                return
+            half = None if value is None else decode_half(value)
+            self._batch.setdefault(shard, []).append((offset, key.decode(), half))
+        except (UndecodableError, UnicodeDecodeError) as error:
+            log.warning("record_skipped", topic=place[0], partition=shard, offset=offset, error=str(error))
+            self._skipped(place[0], "undecodable")
+
+    def _post(self, shard: int, position: int | None) -> None:
+        records = self._batch.pop(shard, [])
+        if position is None:
+            return
+        while not self._room.acquire(timeout=_POLL_S):
+            if self._stopped.is_set():
+                return
+        self._loop.post(self._appended, shard, records, position)
+
+    def _appended(self, shard: int, records: Records, position: int) -> None:
+        self._room.release()
+        self._on_appended(shard, records, position)

@@ -1,0 +1,224 @@
+"""Appends single records with an idempotent, non-transactional producer, for what the lane does not write."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
+from halfway.kafka.codec import Headers
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.loop import Loop
+
+log = structlog.get_logger(__name__)
+
+_POLL_S: Final = 0.1
+_TOO_LARGE: Final = KafkaError.MSG_SIZE_TOO_LARGE
+_QUEUE_FULL: Final = KafkaError._QUEUE_FULL  # noqa: SLF001 - the names of librdkafka's own errors start so
+
+Result = tuple[asyncio.Future[int], int | Exception]
+MakeProducer = Callable[[dict[str, Any]], Producer]
+
+
+class RecordWriter:
+    """Appends records with acks=all; `append` on the loop's thread, polling on a thread of its own.
+
+    What is in flight is bounded in records and bytes. A producer with a fatal error is replaced; what it had in flight
+    is ambiguous.
+    """
+
+    def __init__(
+        self, config: KafkaConfig, *, name: str, linger_ms: float = 0, make_producer: MakeProducer = Producer
+    ) -> None:
+        """Take the configuration; nothing is connected before `start`."""
+        self._config = config
+        self._name = name
+        self._linger_ms = linger_ms
+        self._make_producer = make_producer
+        self._thread = threading.Thread(target=self._run, name=f"halfway-{name}", daemon=True)
+        self._stopping = threading.Event()
+        # On the loop's thread.
+        self._waiting: set[asyncio.Future[int]] = set()
+        self._records = 0
+        self._bytes = 0
+        # On the polling thread, but for the reference to the producer, which `append` reads.
+        self._fatal: str | None = None
+        self._results: list[tuple[Result, int]] = []
+        self._loop: Loop | None = None
+        self._producer: Producer | None = None
+
+    def start(self) -> None:
+        """Make the producer and the thread that polls it; call it on the loop's thread."""
+        self._loop = Loop(asyncio.get_running_loop())
+        self._producer = self._make()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Give what is in flight the prepare time-out to be delivered, then end the thread."""
+        if self._waiting:
+            await asyncio.wait(self._waiting, timeout=self._config.prepare_timeout_s)
+        self._stopping.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_exception(OutcomeUnknownError("halfway was stopped before Kafka confirmed the record"))
+
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """Records and bytes that wait for their delivery report."""
+        return self._records, self._bytes
+
+    async def append(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        key: bytes,
+        value: bytes | None,
+        headers: Headers,
+        deadline: float,
+    ) -> int:
+        """Append a record and return its offset.
+
+        Raises:
+            OutcomeUnknownError: it is not known whether it was stored.
+            OverloadedError: too much is in flight, or there is no time left; nothing was stored.
+            MessageTooLargeError: it is larger than the topic takes; nothing was stored.
+
+        """
+        loop = asyncio.get_running_loop()
+        size = len(key) + len(value or b"")
+        self._admit(size, deadline - loop.time())
+        future: asyncio.Future[int] = loop.create_future()
+        self._produce(topic, partition, key, value, headers, partial(self._delivered, future, size))
+        self._waiting.add(future)
+        self._records += 1
+        self._bytes += size
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await future
+        except TimeoutError:
+            raise OutcomeUnknownError(f"Kafka did not confirm a record of {topic} in time") from None
+
+    def _admit(self, size: int, left: float) -> None:
+        if self._stopping.is_set() or self._producer is None:
+            raise OverloadedError("halfway is not running")
+        if left <= 0:
+            raise OverloadedError("no time was left to write to Kafka")
+        over_records = self._records >= self._config.half_in_flight
+        if over_records or (self._bytes and self._bytes + size > self._config.half_in_flight_bytes):
+            raise OverloadedError(f"{self._records} records with {self._bytes} bytes wait for Kafka already")
+
+    def _produce(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes,
+        value: bytes | None,
+        headers: Headers,
+        delivered: Callable[[KafkaError | None, Message], None],
+    ) -> None:
+        producer = self._producer
+        if producer is None:
+            raise OverloadedError("halfway is not running")
+        try:
+            producer.produce(topic, value=value, key=key, partition=partition, headers=headers, on_delivery=delivered)
+        except BufferError:
+            raise OverloadedError("too many records wait for Kafka already") from None
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() == _TOO_LARGE:
+                raise MessageTooLargeError(f"a record is larger than halfway's topic {topic} takes") from exception
+            # A fatal error, which the polling thread has seen or will see: the next producer takes the retry.
+            raise OverloadedError(f"the producer is being replaced: {error.str()}") from exception
+
+    # --- the polling thread
+
+    def _make(self) -> Producer:
+        return self._make_producer(
+            self._config.producer(
+                **{
+                    "linger.ms": self._linger_ms,
+                    "queue.buffering.max.messages": self._config.half_in_flight + 1_000,
+                    "queue.buffering.max.kbytes": 2 * self._config.half_in_flight_bytes // 1024,
+                    "error_cb": self._error,
+                }
+            )
+        )
+
+    def _error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = error.str()
+
+    def _delivered(self, future: asyncio.Future[int], size: int, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            offset = message.offset()
+            result: int | Exception = -1 if offset is None else offset
+        elif error.code() == _TOO_LARGE:
+            result = MessageTooLargeError(f"a record is larger than halfway's topic {message.topic()} takes")
+        else:
+            result = OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
+            if error.fatal():
+                self._fatal = error.str()
+        self._results.append(((future, result), size))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._poll(self._producer, _POLL_S)
+            if self._fatal is not None:
+                self._replace(self._fatal)
+        self._retire(self._producer)
+
+    def _poll(self, producer: Producer | None, timeout: float) -> None:
+        if producer is not None:
+            producer.poll(timeout)
+        if self._results and self._loop is not None:
+            results, self._results = self._results, []
+            self._loop.post(self._settle, results)
+
+    def _replace(self, reason: str) -> None:
+        try:
+            fresh = self._make()
+        except KafkaException as exception:
+            log.warning("producer_not_replaced", writer=self._name, reason=exception.args[0].str())
+            self._stopping.wait(_POLL_S)
+            return
+        log.warning("producer_replaced", writer=self._name, reason=reason)
+        failed, self._producer = self._producer, fresh
+        self._retire(failed)
+        # What the failed one said on its way out is not about the new one.
+        self._fatal = None
+
+    def _retire(self, producer: Producer | None) -> None:
+        """Give up what a producer still holds: its delivery reports say so, and the callers hear it."""
+        if producer is None:
+            return
+        with suppress(KafkaException):
+            producer.purge(in_queue=True, in_flight=True, blocking=True)
+        until = time.monotonic() + 2 * self._config.prepare_timeout_s
+        while len(producer) and time.monotonic() < until:
+            self._poll(producer, _POLL_S)
+        self._poll(producer, 0)
+
+    # --- the loop's thread again
+
+    def _settle(self, results: Iterable[tuple[Result, int]]) -> None:
+        for (future, result), size in results:
+            self._records -= 1
+            self._bytes -= size
+            self._waiting.discard(future)
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)

@@ -1,0 +1,135 @@
+"""Everything in memory, bundled: one instance's ports over one log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from halfway.domain.records import Half
+from halfway.domain.transaction import State
+from halfway.memory.faults import Faults
+from halfway.memory.half_log import MemoryHalfLog
+from halfway.memory.lane import MemoryLane
+from halfway.memory.log import MemoryLog, RealTopic, Record, kept_headers
+from halfway.memory.membership import MemoryMembership
+from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryTopics
+from halfway.memory.surroundings import ManualClock, OpenAuthority, RecordingObserver, ScriptedCaller
+from halfway.service.ports import (
+    Authority,
+    CheckCaller,
+    Clock,
+    CursorStore,
+    GroupStore,
+    HalfLog,
+    Lane,
+    Observer,
+    TopicFacts,
+    Topics,
+)
+
+MIB = 1024 * 1024
+
+
+class Ports(TypedDict):
+    """The ports by the names that `halfway.service.coordinator.Coordinator` gives them."""
+
+    lane: Lane
+    half_log: HalfLog
+    cursors: CursorStore
+    groups: GroupStore
+    topics: Topics
+    caller: CheckCaller
+    authority: Authority
+    clock: Clock
+    observer: Observer
+
+
+def topic(partitions: int = 3, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> TopicFacts:
+    """Describe a real topic; by default as a Kafka broker would create it, with three partitions."""
+    return TopicFacts(partitions=partitions, max_message_bytes=max_message_bytes, compacted=compacted)
+
+
+class Memory:
+    """A Kafka with halfway's ports over it, in this process.
+
+    `Coordinator(limits=..., **memory.ports)`, then `await memory.membership.start(coordinator.listener)`.
+    """
+
+    def __init__(
+        self,
+        *,
+        shards: int = 8,
+        topics: Mapping[str, TopicFacts | int] | None = None,
+        outcome_horizon_s: float = 900,
+        max_record_bytes: int = 16 * MIB,
+        lane_capacity: int = 10_000,
+        clock: ManualClock | None = None,
+        log: MemoryLog | None = None,
+    ) -> None:
+        """Create the log (or take over the one given) and the ports over it.
+
+        `topics` are the real topics: by name their facts, or just a number of partitions.
+        """
+        facts = {name: topic(it) if isinstance(it, int) else it for name, it in (topics or {}).items()}
+        self.log = MemoryLog(shards, facts) if log is None else log
+        self.faults = Faults()
+        self.clock = ManualClock() if clock is None else clock
+        self.observer = RecordingObserver()
+        self.caller = ScriptedCaller()
+        self.authority = OpenAuthority()
+        self.lane = MemoryLane(self.log, self.faults, self.clock, self.observer, capacity=lane_capacity)
+        self.half_log = MemoryHalfLog(self.log, self.faults, max_record_bytes=max_record_bytes)
+        self.cursors = MemoryCursors(self.log, self.faults)
+        self.groups = MemoryGroups(self.log, self.faults)
+        self.topics = MemoryTopics(self.log, self.faults)
+        self.membership = MemoryMembership(
+            self.log, self.lane, self.cursors, self.clock, outcome_horizon_s=outcome_horizon_s
+        )
+        self._settings = outcome_horizon_s, max_record_bytes, lane_capacity
+
+    @property
+    def ports(self) -> Ports:
+        """Return what a coordinator needs."""
+        return Ports(
+            lane=self.lane,
+            half_log=self.half_log,
+            cursors=self.cursors,
+            groups=self.groups,
+            topics=self.topics,
+            caller=self.caller,
+            authority=self.authority,
+            clock=self.clock,
+            observer=self.observer,
+        )
+
+    def restarted(self) -> Memory:
+        """Kill this instance, as kill -9 does, and return the ports of the next one over the same log and clock."""
+        self.membership.kill()
+        outcome_horizon_s, max_record_bytes, lane_capacity = self._settings
+        return Memory(
+            outcome_horizon_s=outcome_horizon_s,
+            max_record_bytes=max_record_bytes,
+            lane_capacity=lane_capacity,
+            clock=self.clock,
+            log=self.log,
+        )
+
+    # --- the real topics, as producers and consumers see them
+
+    def create_topic(self, name: str, facts: TopicFacts | int = 3) -> None:
+        """Create a real topic with these facts, or just with so many partitions."""
+        self.log.topics[name] = RealTopic(topic(facts) if isinstance(facts, int) else facts)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a real topic and what it holds."""
+        del self.log.topics[name]
+
+    def records(self, name: str) -> Sequence[Record]:
+        """Return what `read_committed` consumers have seen of a real topic, in the order of the commits."""
+        return tuple(self.log.topics[name].records)
+
+    # --- what others do to the log
+
+    def foreign_prepare(self, shard: int, half: Half) -> int:
+        """Append a prepare as a paused former owner does: this instance hears of it only by its tail."""
+        return self.log.shards[shard].half.append(half.id, half, kept_headers("half", half.group, State.PREPARED))

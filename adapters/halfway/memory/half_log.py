@@ -1,0 +1,66 @@
+"""First prepares and payloads in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
+from halfway.domain.records import Half, Parked
+from halfway.domain.transaction import State
+from halfway.memory.faults import Faults
+from halfway.memory.log import MemoryLog, kept_headers
+
+
+class MemoryHalfLog:
+    """The port `service.ports.HalfLog`."""
+
+    def __init__(self, log: MemoryLog, faults: Faults, *, max_record_bytes: int) -> None:
+        """Refuse halves with a payload above `max_record_bytes`."""
+        self._log = log
+        self._faults = faults
+        self._max_record_bytes = max_record_bytes
+
+    async def append(self, shard: int, half: Half, *, deadline: float) -> int:
+        """Append a half record and return its offset; errors as the port tells."""
+        if half.size > self._max_record_bytes:
+            raise MessageTooLargeError(
+                f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
+            )
+        ambiguous = self._faults.take_append()
+        await asyncio.sleep(0)
+        if asyncio.get_running_loop().time() >= deadline:
+            raise OutcomeUnknownError("the prepare was not confirmed in time", id=half.id)
+        if ambiguous is False:
+            raise OutcomeUnknownError("the prepare was not confirmed", id=half.id)
+        headers = kept_headers("half", half.group, State.PREPARED)
+        offset = self._log.shards[shard].half.append(half.id, half, headers)
+        await asyncio.sleep(0)
+        if ambiguous:
+            raise OutcomeUnknownError("the prepare was not confirmed", id=half.id)
+        return offset
+
+    async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
+        """Read the half record at an offset, after verifying its key; errors as the port tells."""
+        await self._answering(deadline)
+        record = self._log.shards[shard].half.at(offset)
+        if record is None or record.key != transaction_id or not isinstance(record.value, Half):
+            raise KafkaUnavailableError(f"half[{shard}]@{offset} does not hold {transaction_id!r}")
+        return record.value
+
+    async def read_parked(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Parked:
+        """Read the parked record at an offset, after verifying its key; errors as the port tells."""
+        await self._answering(deadline)
+        record = self._log.shards[shard].parked.at(offset)
+        if record is None or record.key != transaction_id or not isinstance(record.value, Parked):
+            raise KafkaUnavailableError(f"parked[{shard}]@{offset} does not hold {transaction_id!r}")
+        return record.value
+
+    async def half_end(self, shard: int, *, deadline: float) -> int:
+        """Return the end offset of half[s]."""
+        await self._answering(deadline)
+        return self._log.shards[shard].half.end
+
+    async def _answering(self, deadline: float) -> None:
+        await asyncio.sleep(0)
+        if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
+            raise KafkaUnavailableError("Kafka did not answer in time")

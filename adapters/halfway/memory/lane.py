@@ -1,0 +1,191 @@
+"""The lane in memory: what waits at one turn of the loop is one Kafka transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from halfway.domain.errors import (
+    HalfwayError,
+    LaneLostError,
+    MessageTooLargeError,
+    NotAuthorisedError,
+    NotWrittenError,
+    OverloadedError,
+    TopicUnavailableError,
+)
+from halfway.domain.records import Message
+from halfway.memory.faults import Faults
+from halfway.memory.log import MemoryLog, kept_headers, real_headers
+from halfway.service.ports import Clock, LaneWrite, Observer, ShardListener, Tombstone, Written
+
+_HELD_S = 0.001
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incarnation:
+    """Under which id the lane writes, for which shards (changed by the membership), and whom it asks and tells."""
+
+    number: int
+    shards: set[int]
+    listener: ShardListener
+    on_lost: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    write: LaneWrite
+    future: asyncio.Future[Written]
+
+
+class MemoryLane:
+    """The port `service.ports.Lane`."""
+
+    def __init__(self, log: MemoryLog, faults: Faults, clock: Clock, observer: Observer, *, capacity: int) -> None:
+        """Start without an incarnation; at most `capacity` writes wait."""
+        self._log = log
+        self._faults = faults
+        self._clock = clock
+        self._observer = observer
+        self._capacity = capacity
+        self._waiting: deque[_Waiting] = deque()
+        self._scheduled = False
+        self._incarnation: Incarnation | None = None
+
+    def attach(self, incarnation: Incarnation) -> None:
+        """Write as this incarnation from now on."""
+        self._incarnation = incarnation
+
+    def detach(self) -> None:
+        """Have no incarnation: what waits was never begun, and every new write is refused."""
+        self._incarnation = None
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            _answer(waiting, NotWrittenError(f"{waiting.write.id}: the lane has ended", id=waiting.write.id))
+
+    def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
+        """Queue a write for the next Kafka transaction; see `service.ports.Lane.submit`."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(write, loop.create_future())
+        if self._incarnation is None or write.shard not in self._incarnation.shards:
+            error = NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id)
+            waiting.future.set_exception(error)
+            return waiting.future
+        if len(self._waiting) >= self._capacity:
+            raise OverloadedError("too many ends wait for the lane", limit=self._capacity)
+        self._waiting.append(waiting)
+        self._schedule(loop)
+        return waiting.future
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._scheduled:
+            return
+        self._scheduled = True
+        if self._faults.holds_lane:
+            loop.call_later(_HELD_S, self._turn, loop)
+        else:
+            loop.call_soon(self._turn, loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take all that waits as one Kafka transaction; its callers hear at the next turn."""
+        self._scheduled = False
+        if self._faults.holds_lane and self._waiting:
+            self._schedule(loop)
+            return
+        batch = list(self._waiting)
+        self._waiting.clear()
+        incarnation = self._incarnation
+        if incarnation is None or not batch:
+            return
+        admitted = [waiting for waiting in batch if self._admit(waiting, incarnation, loop)]
+        if not admitted:
+            return
+        lost = self._faults.take_batch()
+        fenced = any(self._log.shards[waiting.write.shard].owner != incarnation.number for waiting in admitted)
+        if fenced or lost is not None:
+            if lost and not fenced:
+                self._commit(admitted)
+            self._observer.lane_failed("fenced" if fenced else "lost")
+            loop.call_soon(self._lose, admitted, incarnation)
+            return
+        written = self._commit(admitted)
+        size = sum(waiting.write.size for waiting in admitted)
+        self._observer.lane_committed(len(admitted), size, 0.0)
+        for waiting, stands in zip(admitted, written, strict=True):
+            loop.call_soon(_answer, waiting, stands)
+
+    @staticmethod
+    def _lose(batch: list[_Waiting], incarnation: Incarnation) -> None:
+        incarnation.on_lost()
+        for waiting in batch:
+            _answer(waiting, LaneLostError(id=waiting.write.id))
+
+    def _admit(self, waiting: _Waiting, incarnation: Incarnation, loop: asyncio.AbstractEventLoop) -> bool:
+        """Say whether a write may begin; where it may not, its caller hears why at the next turn."""
+        if waiting.future.done():
+            return False
+        error = self._refusal(waiting.write, incarnation, loop.time())
+        if error is not None:
+            loop.call_soon(_answer, waiting, error)
+        return error is None
+
+    def _refusal(self, write: LaneWrite, incarnation: Incarnation, now: float) -> HalfwayError | None:
+        if write.deadline < now:
+            return NotWrittenError(f"{write.id}: its deadline passed before it could begin", id=write.id)
+        if write.shard not in incarnation.shards:
+            return NotWrittenError(f"{write.id}: shard {write.shard} was given up", id=write.id)
+        if not incarnation.listener.current(write):
+            return NotWrittenError(f"{write.id}: it is no longer current", id=write.id)
+        refusals = (self._message_refusal(message) for message in write.messages)
+        return next((error for error in refusals if error is not None), None)
+
+    def _message_refusal(self, message: Message) -> HalfwayError | None:
+        topic = self._log.topics.get(message.topic)
+        if topic is None:
+            return TopicUnavailableError(f"topic {message.topic!r} does not exist: create it", topic=message.topic)
+        if message.topic in self._faults.denied_topics:
+            return NotAuthorisedError(f"halfway may not write to topic {message.topic!r}", topic=message.topic)
+        if message.size > topic.facts.max_message_bytes:
+            return MessageTooLargeError(f"a record for topic {message.topic!r} is too large", topic=message.topic)
+        return None
+
+    def _commit(self, batch: list[_Waiting]) -> list[Written]:
+        written = [self._write(waiting.write) for waiting in batch]
+        for write, stands in zip((waiting.write for waiting in batch), written, strict=True):
+            shard = self._log.shards[write.shard]
+            if stands.half is not None:
+                shard.half.mark()
+            if stands.op is not None:
+                shard.op.mark()
+            if stands.parked is not None:
+                shard.parked.mark()
+        return written
+
+    def _write(self, write: LaneWrite) -> Written:
+        """Write real messages, op, half and parked, all at once: nothing else runs meanwhile."""
+        now, total = self._clock.now_ms(), len(write.messages)
+        for index, message in enumerate(write.messages, 1):
+            headers = real_headers(message.headers, write.id, f"{index}/{total}", write.prepared_at)
+            self._log.topics[message.topic].append(message.topic, message, headers, now)
+        shard = self._log.shards[write.shard]
+        op = half = parked = None
+        if write.op is not None:
+            op = shard.op.append(write.id, write.op, kept_headers("op", write.group, write.state))
+        if write.half is not None:
+            half_value = None if isinstance(write.half, Tombstone) else write.half
+            half = shard.half.append(write.id, half_value, kept_headers("half", write.group, write.state))
+        if write.parked is not None:
+            parked_value = None if isinstance(write.parked, Tombstone) else write.parked
+            parked = shard.parked.append(write.id, parked_value, kept_headers("parked", write.group, write.state))
+        return Written(half=half, op=op, parked=parked)
+
+
+def _answer(waiting: _Waiting, result: Written | HalfwayError) -> None:
+    if waiting.future.done():
+        return
+    if isinstance(result, HalfwayError):
+        waiting.future.set_exception(result)
+    else:
+        waiting.future.set_result(result)

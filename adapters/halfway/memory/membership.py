@@ -1,0 +1,162 @@
+"""An instance's life in memory: it acquires every shard by folding its log, and tails half (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from halfway.domain.records import Barrier, Half, Op, Parked
+from halfway.domain.shard import ShardState
+from halfway.memory.lane import Incarnation, MemoryLane
+from halfway.memory.log import BARRIER_KEY, MemoryLog, ShardLog, kept_headers
+from halfway.memory.stores import MemoryCursors
+from halfway.service.ports import Clock, Cursors, ShardListener
+
+
+class MemoryMembership:
+    """The port `service.ports.Membership`, for one instance that owns every shard."""
+
+    def __init__(
+        self, log: MemoryLog, lane: MemoryLane, cursors: MemoryCursors, clock: Clock, *, outcome_horizon_s: float
+    ) -> None:
+        """Nothing is owned before `start`."""
+        self._log = log
+        self._lane = lane
+        self._cursors = cursors
+        self._clock = clock
+        self._horizon_ms = round(outcome_horizon_s * 1000)
+        self._listener: ShardListener | None = None
+        self._incarnation: Incarnation | None = None
+        self._tails: dict[int, _Tail] = {}
+
+    async def start(self, listener: ShardListener) -> None:
+        """Acquire every shard at the next turns of the loop."""
+        self._listener = listener
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    async def stop(self, *, deadline: float) -> None:
+        """Let the listener finish each shard by the deadline, then release; what is not finished is dropped."""
+        listener, incarnation, self._listener = self._listener, self._incarnation, None
+        if listener is None or incarnation is None:
+            return
+        for shard in sorted(incarnation.shards):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await listener.revoked(shard)
+            except TimeoutError:
+                listener.lost(shard)
+        self.kill()
+
+    def kill(self) -> None:
+        """End as kill -9 does: nothing is finished, nobody is told."""
+        incarnation, self._incarnation, self._listener = self._incarnation, None, None
+        self._lane.detach()
+        for tail in self._tails.values():
+            tail.stop()
+        self._tails.clear()
+        if incarnation is not None:
+            for shard in self._log.shards:
+                if shard.owner == incarnation.number:
+                    shard.owner = None
+
+    def lose(self) -> None:
+        """End the incarnation as a fence or an ambiguous commit does: every shard is lost, then acquired again."""
+        listener = self._listener
+        incarnation = self._incarnation
+        self.kill()
+        if listener is None or incarnation is None:
+            return
+        for shard in sorted(incarnation.shards):
+            listener.lost(shard)
+        self._listener = listener
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        listener = self._listener
+        if listener is None or self._incarnation is not None:
+            return
+        incarnation = Incarnation(
+            number=self._log.new_incarnation(), shards=set(), listener=listener, on_lost=self.lose
+        )
+        self._incarnation = incarnation
+        self._lane.attach(incarnation)
+        for shard in range(len(self._log.shards)):
+            self._acquire(shard, incarnation, listener)
+
+    def _acquire(self, shard: int, incarnation: Incarnation, listener: ShardListener) -> None:
+        log, now = self._log.shards[shard], self._clock.now_ms()
+        log.owner = incarnation.number
+        barrier = Barrier(incarnation=str(incarnation.number), at=now)
+        headers = kept_headers("barrier", "", "acquired")
+        position = log.half.append(BARRIER_KEY, barrier, headers) + 1
+        log.op.append(BARRIER_KEY, barrier, headers)
+        log.parked.append(BARRIER_KEY, barrier, headers)
+        for partition in (log.half, log.op, log.parked):
+            partition.mark()
+        state = fold(shard, log, self._cursors.load(shard), remember_since=now - self._horizon_ms)
+        state.advance_tail(position)
+        state.settle()
+        incarnation.shards.add(shard)
+        listener.acquired(shard, state)
+        self._tails[shard] = _Tail(log, position, lambda: self._tail(shard, incarnation))
+        self._tails[shard].wake()
+
+    def _tail(self, shard: int, incarnation: Incarnation) -> None:
+        """Bring the listener what was appended to half[s]; whoever finds another owner's barrier has lost it."""
+        tail, listener = self._tails.get(shard), self._listener
+        if tail is None or listener is None or incarnation is not self._incarnation:
+            return
+        if self._log.shards[shard].owner != incarnation.number:
+            self._tails.pop(shard).stop()
+            incarnation.shards.discard(shard)
+            listener.lost(shard)
+            return
+        records, position = tail.read()
+        listener.appended(shard, records, position)
+
+
+class _Tail:
+    """Where the tail of one half partition stands; it wakes at a later turn of the loop."""
+
+    def __init__(self, log: ShardLog, position: int, read: Callable[[], None]) -> None:
+        self._half = log.half
+        self._position = position
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self.stop = log.half.watch(self.wake)
+
+    def wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self._read()
+
+    def read(self) -> tuple[list[tuple[int, str, Half | None]], int]:
+        found = self._half.since(self._position)
+        self._position = self._half.end
+        records = [
+            (record.offset, record.key, record.value) for record in found if not isinstance(record.value, Barrier)
+        ]
+        return records, self._position
+
+
+def fold(shard: int, log: ShardLog, cursors: Cursors, *, remember_since: int) -> ShardState:
+    """Fold half and op from their cursors, op further back for outcomes since a time (ms), and all of parked."""
+    state = ShardState(shard)
+    for parked in log.parked.records:
+        if parked.value is None or isinstance(parked.value, Parked):
+            state.apply_parked(parked.offset, parked.key, parked.value)
+    ops = [(record.offset, record.value) for record in log.op.records if isinstance(record.value, Op)]
+    remembered = next((offset for offset, op in ops if op.at >= remember_since), log.op.end)
+    for offset, op in ops:
+        if offset >= min(cursors.op, remembered):
+            state.apply_op(offset, op)
+    for half in log.half.since(cursors.half):
+        if half.value is None or isinstance(half.value, Half):
+            state.apply_half(half.offset, half.key, half.value)
+    state.op_tail = log.op.end
+    return state

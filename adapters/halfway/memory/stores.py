@@ -1,0 +1,83 @@
+"""Cursors, groups and topics in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
+from halfway.domain.records import Group
+from halfway.memory.faults import Faults
+from halfway.memory.log import MemoryLog
+from halfway.service.ports import Cursors, TopicFacts
+
+
+class MemoryCursors:
+    """The port `service.ports.CursorStore`, and reading back what it committed."""
+
+    def __init__(self, log: MemoryLog, faults: Faults) -> None:
+        """Keep the log."""
+        self._log = log
+        self._faults = faults
+
+    async def commit(self, cursors: Mapping[int, Cursors]) -> None:
+        """Commit the cursors of shards; nothing is kept while Kafka is unavailable."""
+        await asyncio.sleep(0)
+        if not self._faults.unavailable:
+            self._log.cursors.update(cursors)
+
+    def load(self, shard: int) -> Cursors:
+        """Return the cursors of a shard, both 0 where none were committed."""
+        return self._log.cursors.get(shard, Cursors(half=0, op=0))
+
+
+class MemoryGroups:
+    """The port `service.ports.GroupStore`."""
+
+    def __init__(self, log: MemoryLog, faults: Faults) -> None:
+        """Keep the log."""
+        self._log = log
+        self._faults = faults
+
+    def get(self, name: str) -> Group | None:
+        """Return a group by its name."""
+        return self._log.groups.get(name)
+
+    def all(self) -> Sequence[Group]:
+        """Return every group, by name."""
+        return [self._log.groups[name] for name in sorted(self._log.groups)]
+
+    async def put(self, group: Group, *, deadline: float) -> None:
+        """Write a group; KafkaUnavailableError past the deadline."""
+        await self._answering(deadline)
+        self._log.groups[group.name] = group
+
+    async def delete(self, name: str, *, deadline: float) -> None:
+        """Remove a group; KafkaUnavailableError past the deadline."""
+        await self._answering(deadline)
+        self._log.groups.pop(name, None)
+
+    async def _answering(self, deadline: float) -> None:
+        await asyncio.sleep(0)
+        if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
+            raise KafkaUnavailableError("the group could not be written in time")
+
+
+class MemoryTopics:
+    """The port `service.ports.Topics`."""
+
+    def __init__(self, log: MemoryLog, faults: Faults) -> None:
+        """Keep the log."""
+        self._log = log
+        self._faults = faults
+
+    async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
+        """Return facts by name, None for a topic that does not exist; errors as the port tells."""
+        await asyncio.sleep(0)
+        if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
+            raise KafkaUnavailableError("Kafka did not describe the topics in time")
+        denied = self._faults.denied_topics.intersection(names)
+        if denied:
+            raise NotAuthorisedError(f"halfway may not see topic {min(denied)!r}", topic=min(denied))
+        found = {name: self._log.topics.get(name) for name in names}
+        return {name: None if topic is None else topic.facts for name, topic in found.items()}

@@ -1,0 +1,199 @@
+"""What a shard's fold keeps of a transaction, without its payload."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from sys import intern
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked, digest
+from halfway.domain.transaction import Cause, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+KEY_BYTES = 8
+
+
+class MessageIndex(msgspec.Struct, frozen=True, gc=False):
+    """Topic and first bytes of the key's hash of each message, for lists.
+
+    There may be millions of these: equal topics are shared, and one key for all messages is kept once.
+    """
+
+    topics: tuple[str, ...]
+    keys: tuple[bytes | None, ...]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, bytes | None]]) -> MessageIndex:
+        """Take the topic and the short key hash of each message."""
+        entries = tuple(pairs)
+        keys = tuple(key for _, key in entries)
+        return cls(_shared(tuple(intern(topic) for topic, _ in entries)), keys[:1] if len(set(keys)) == 1 else keys)
+
+    def __iter__(self) -> Iterator[tuple[str, bytes | None]]:
+        """Iterate over (topic, key hash) of each message."""
+        keys = self.keys if len(self.keys) == len(self.topics) else self.keys * len(self.topics)
+        return zip(self.topics, keys, strict=True)
+
+
+@lru_cache(maxsize=1024)
+def _shared(topics: tuple[str, ...]) -> tuple[str, ...]:
+    return topics
+
+
+class Pending(msgspec.Struct, kw_only=True, gc=False):
+    """A half message without its payload; attempts and last_error live in memory only."""
+
+    id: str
+    group: str
+    offset: int
+    prepared_at: int
+    since: int
+    fingerprint: bytes
+    check_after_ms: int | None
+    origin: Origin
+    size: int
+    index: MessageIndex
+    checks: int
+    checked_at: int | None
+    commit_verdict: bool
+    remark: str | None
+    op_offset: int | None = None
+    attempts: int = 0
+    last_error: str | None = None
+
+    @classmethod
+    def of(cls, offset: int, half: Half) -> Pending:
+        """Take what a half record at `offset` says."""
+        return cls(
+            id=half.id,
+            group=intern(half.group),
+            offset=offset,
+            prepared_at=half.prepared_at,
+            since=half.prepared_at if half.since == half.prepared_at else half.since,
+            fingerprint=half.fingerprint,
+            check_after_ms=half.check_after_ms,
+            origin=half.origin,
+            size=half.size,
+            index=index_of(half),
+            checks=half.checks,
+            checked_at=half.checked_at,
+            commit_verdict=half.commit_verdict,
+            remark=half.remark,
+            attempts=half.checks,
+        )
+
+
+class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A parked transaction without its payload; `offset` is its record's in parked[s]."""
+
+    id: str
+    group: str
+    offset: int
+    prepared_at: int
+    parked_at: int
+    fingerprint: bytes
+    size: int
+    index: MessageIndex
+    checks: int
+    reason: str
+    commit_verdict: bool
+    remark: str | None
+
+    @classmethod
+    def of(cls, offset: int, parked: Parked) -> ParkedEntry:
+        """Take what a parked record at `offset` says."""
+        half = parked.half
+        return cls(
+            id=half.id,
+            group=intern(half.group),
+            offset=offset,
+            prepared_at=half.prepared_at,
+            parked_at=parked.parked_at,
+            fingerprint=half.fingerprint,
+            size=half.size,
+            index=index_of(half),
+            checks=parked.checks,
+            reason=parked.reason,
+            commit_verdict=half.commit_verdict,
+            remark=half.remark,
+        )
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An outcome; `tombstone` is the offset of its tombstone in half[s], as soon as that is known."""
+
+    id: str
+    state: State
+    group: str
+    cause: Cause
+    at: int
+    prepared_at: int
+    checks: int
+    half_offset: int
+    fingerprint: bytes
+    index: MessageIndex
+    remark: str | None
+    tombstone: int | None = None
+
+    @classmethod
+    def of(cls, op: Op, tombstone: int | None) -> Ended:
+        """Take what a final op says."""
+        return cls(
+            id=op.id,
+            state=State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK,
+            group=intern(op.group),
+            cause=op.cause,
+            at=op.at,
+            prepared_at=op.prepared_at,
+            checks=op.checks,
+            half_offset=op.half_offset,
+            fingerprint=op.fingerprint,
+            index=MessageIndex.of((message.topic, _short_hash(message)) for message in op.messages),
+            remark=op.remark,
+            tombstone=tombstone,
+        )
+
+
+Entry = Pending | ParkedEntry | Ended
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What counts of the last op of an id that has no outcome."""
+
+    offset: int
+    resumed_at: int | None
+    checks: int
+    checked_at: int | None
+    commit_verdict: bool
+    remark: str | None
+
+    @classmethod
+    def of(cls, offset: int, op: Op) -> Note:
+        """Take what an op at `offset` says."""
+        return cls(
+            offset=offset,
+            resumed_at=op.at if op.kind is OpKind.RESUMED else None,
+            checks=op.checks,
+            checked_at=op.checked_at,
+            commit_verdict=op.commit_verdict,
+            remark=op.remark,
+        )
+
+
+def index_of(half: Half) -> MessageIndex:
+    hashes = {key: key_index(key) for key in {message.key for message in half.messages}}
+    return MessageIndex.of((message.topic, hashes[message.key]) for message in half.messages)
+
+
+def _short_hash(message: MessageDigest) -> bytes | None:
+    return None if message.key_hash is None else message.key_hash[:KEY_BYTES]
+
+
+def key_index(key: bytes | None) -> bytes | None:
+    """Return the short hash under which lists find a key."""
+    hashed = digest(key)
+    return None if hashed is None else hashed[:KEY_BYTES]

@@ -1,0 +1,76 @@
+"""Keys, values and times between JSON and bytes (DESIGN section 7)."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+
+class TypedData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A key or a value with its type, as in Confluent's REST v3."""
+
+    type: Literal["STRING", "JSON", "BINARY"]
+    data: msgspec.Raw
+    """STRING: a string. JSON: anything, whose bytes are kept as they came. BINARY: a string of base64."""
+
+
+class BinaryData(msgspec.Struct, frozen=True, gc=False):
+    """Bytes that are not UTF-8, in an answer."""
+
+    data: str
+    type: Literal["BINARY"] = "BINARY"
+
+
+Data = str | TypedData | None
+ShownData = str | BinaryData | None
+
+_STRING = msgspec.json.Decoder(str)
+
+
+def to_bytes(data: Data) -> bytes | None:
+    """Return the bytes that a key or a value stands for, None for null.
+
+    Raises:
+        ValueError: the data does not fit its type, or is not UTF-8.
+
+    """
+    if data is None:
+        return None
+    if isinstance(data, str):
+        return data.encode()
+    raw = bytes(data.data)
+    if data.type == "JSON":
+        raw.decode()  # msgspec passes raw strings on without a look at their UTF-8
+        return raw
+    text = _STRING.decode(raw)
+    return text.encode() if data.type == "STRING" else from_base64(text)
+
+
+def from_base64(text: str) -> bytes:
+    """Return what standard base64 with its padding stands for; ValueError for anything else."""
+    return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+
+
+def shown(data: bytes | None) -> ShownData:
+    """Return a key or a value for an answer: a plain string where it is UTF-8."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return BinaryData(data=b64encode(data).decode())
+
+
+def rfc3339(ms: int) -> str:
+    """Return milliseconds since the epoch as `2026-01-31T12:00:00.000Z`."""
+    moment = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+
+
+def rfc3339_or_none(ms: int | None) -> str | None:
+    """Return a time that may not be there."""
+    return None if ms is None else rfc3339(ms)

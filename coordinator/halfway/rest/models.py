@@ -1,0 +1,271 @@
+"""What requests and answers look like; OpenAPI and the validation are made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from halfway.domain.policy import CheckPolicy, OnExhausted
+from halfway.domain.transaction import Cause, Outcome, State
+from halfway.rest.data import Data, ShownData
+
+# `$(?!\n)`: Python's `$` alone also matches before a last line feed.
+_END = r"$(?!\n)"
+MAX_SECONDS = 31_536_000
+MAX_REMARK_BYTES = 1024
+MAX_URLS = 10
+MAX_TOPICS = 1000
+
+
+def _formatted(name: str) -> dict[str, Any]:
+    return {"format": name}
+
+
+TransactionId = Annotated[
+    str, Meta(pattern=rf"^[A-Za-z0-9._~-]{{1,128}}{_END}", description="1 to 128 of letters, digits and . _ ~ -")
+]
+GroupName = Annotated[
+    str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,100}}{_END}", description="1 to 100 of letters, digits and . _ -")
+]
+TopicName = Annotated[
+    str,
+    Meta(
+        pattern=rf"^[a-zA-Z0-9._-]{{1,249}}{_END}",
+        description="a legal topic: 1 to 249 of letters, digits and . _ -, not . or .., not one of halfway's own",
+        extra_json_schema=_formatted("topic"),
+    ),
+]
+HeaderName = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(?!halfway-)[^\x00-\x1f\x7f]{{1,255}}{_END}",
+        description="1 to 255 characters without control characters, not beginning with halfway-",
+    ),
+]
+Remark = Annotated[
+    str, Meta(max_length=MAX_REMARK_BYTES, description="at most 1024 bytes", extra_json_schema=_formatted("remark"))
+]
+CheckId = Annotated[str, Meta(min_length=1, max_length=256, description="the check_id of a fetched check")]
+CheckUrl = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=2048,
+        description="an http or https URL with a host and without user name and password",
+        extra_json_schema=_formatted("check-url"),
+    ),
+]
+Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, description=f"seconds, above 0 and at most {MAX_SECONDS}")]
+Timestamp = Annotated[str, Meta(description="RFC 3339 in UTC with milliseconds", examples=["2026-01-02T03:04:05.678Z"])]
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A header of a message."""
+
+    name: HeaderName
+    value: Data = None
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A message to prepare. A null value is a tombstone."""
+
+    topic: TopicName
+    value: Data
+    key: Data = None
+    headers: list[Header] = []
+    partition: (
+        Annotated[int, Meta(ge=0, le=2_147_483_647, description="a partition number, from 0 to 2147483647")] | None
+    ) = None
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """All messages of one transaction."""
+
+    group: GroupName
+    messages: Annotated[list[Message], Meta(min_length=1, description="at least one message")]
+    id: TransactionId | None = None
+    check_after_s: Seconds | None = None
+    """When the first check comes, in place of the group's `first_check_after_s`."""
+
+
+class EndRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """What became of the local transaction."""
+
+    outcome: Outcome
+    remark: Remark | None = None
+    check_id: CheckId | None = None
+
+
+class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """One end of a batch."""
+
+    id: TransactionId
+
+
+class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prepares and ends that have nothing to do with each other; they are done at the same time, not in order."""
+
+    prepare: list[msgspec.Raw] = []
+    end: list[msgspec.Raw] = []
+
+
+class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a group is asked: over HTTP at its `urls`, or it fetches its checks (`"mode": "pull"`)."""
+
+    urls: Annotated[list[CheckUrl], Meta(min_length=1, max_length=MAX_URLS, description="1 to 10 URLs")] | None = None
+    mode: Literal["push", "pull"] | None = None
+
+
+class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a group chooses itself of the check policy."""
+
+    first_check_after_s: Seconds | None = None
+    check_interval_s: Seconds | None = None
+    max_interval_s: Seconds | None = None
+    max_checks: Annotated[int, Meta(ge=1, le=10_000, description="from 1 to 10000")] | None = None
+    max_age_s: Seconds | None = None
+    on_exhausted: OnExhausted | None = None
+
+
+class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A producer group."""
+
+    check: CheckBy
+    topics: Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
+    policy: PolicyRequest | None = None
+
+
+class ListParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Which transactions to list; what is left out matches everything."""
+
+    state: State | None = None
+    group: GroupName | None = None
+    topic: TopicName | None = None
+    key: Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = 100
+    cursor: Annotated[str, Meta(min_length=1, max_length=1024, description="`next` of the page before")] | None = None
+
+
+class PollParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to wait for the first check, and how many to fetch at most."""
+
+    wait_s: Annotated[float, Meta(ge=0, le=60, description="seconds, from 0 to 60")] = 0.0
+    max: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = 10
+
+
+class PreparedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that is durably prepared."""
+
+    id: str
+    state: State
+    group: str
+    prepared_at: Timestamp
+    next_check_at: Timestamp | None
+
+
+class EndResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The state that stands now, and whether this very call changed it."""
+
+    id: str
+    state: State
+    changed: bool
+
+
+class ShownHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """A header as it was prepared."""
+
+    name: str
+    value: ShownData
+
+
+class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as it was prepared; text is shown as a plain string, anything else as BINARY."""
+
+    topic: str
+    key: ShownData
+    value: ShownData
+    headers: list[ShownHeader]
+    partition: int | None
+
+
+class TransactionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a transaction, without its payload."""
+
+    id: str
+    state: State
+    group: str
+    prepared_at: Timestamp
+    topics: list[str]
+    checks: int
+    size: int | None
+    """Bytes of all its messages; null once it has ended."""
+    next_check_at: Timestamp | None
+    last_check_at: Timestamp | None
+    last_error: str | None
+    commit_verdict: bool
+    """A check has said commit, and it could not be written yet: it is never rolled back by policy."""
+    parked_at: Timestamp | None
+    reason: str | None
+    """Why it was parked."""
+    ended_at: Timestamp | None
+    cause: Cause | None
+    """Who resolved it."""
+    remark: str | None
+
+
+class TransactionResponse(TransactionSummary, frozen=True, kw_only=True):
+    """Everything that is known of a transaction; `messages` is null once it has ended."""
+
+    messages: list[ShownMessage] | None
+
+
+class TransactionList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page, oldest prepare first."""
+
+    transactions: list[TransactionSummary]
+    next: str | None
+
+
+class GroupCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How a group is asked."""
+
+    mode: Literal["push", "pull"]
+    urls: list[str]
+
+
+class GroupResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A group with the policy in force."""
+
+    group: str
+    check: GroupCheck
+    topics: list[str]
+    policy: CheckPolicy
+    created_at: Timestamp
+    updated_at: Timestamp
+
+
+class GroupList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every group, by name."""
+
+    groups: list[GroupResponse]
+
+
+class FetchedCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A check to answer with an end that brings its `check_id` before `lease_until`."""
+
+    check_id: str
+    id: str
+    group: str
+    prepared_at: Timestamp
+    attempt: int
+    lease_until: Timestamp
+    messages: list[ShownMessage]
+    type: Literal["transaction.check"] = "transaction.check"
+
+
+class CheckList(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks that are due; none where none came due in time."""
+
+    checks: list[FetchedCheck]

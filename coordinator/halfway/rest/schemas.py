@@ -1,0 +1,108 @@
+"""JSON schemas of the models, as OpenAPI serves them and as a refused body is judged by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from yarl import URL
+
+from halfway.rest import models
+from halfway.rest.data import from_base64
+
+REFERENCE: Final = "#/components/schemas/{name}"
+_INTERNAL_NAMES: Final = (".", "..")
+
+TYPED_DATA: Final[dict[str, Any]] = {
+    "title": "TypedData",
+    "description": "Data with its type: a string; JSON whose bytes are kept as they came; or bytes as base64.",
+    "type": "object",
+    "properties": {"type": {"enum": ["STRING", "JSON", "BINARY"]}, "data": {}},
+    "required": ["type", "data"],
+    "additionalProperties": False,
+    "allOf": [
+        {
+            "if": {"properties": {"type": {"const": "STRING"}}},
+            "then": {"properties": {"data": {"type": "string", "description": "a string"}}},
+        },
+        {
+            "if": {"properties": {"type": {"const": "BINARY"}}},
+            "then": {
+                "properties": {
+                    "data": {
+                        "type": "string",
+                        "contentEncoding": "base64",
+                        "format": "base64",
+                        "description": "standard base64 with padding",
+                    }
+                }
+            },
+        },
+    ],
+}
+GROUP_CHECK: Final[dict[str, Any]] = {
+    "anyOf": [{"required": ["urls"]}, {"required": ["mode"], "properties": {"mode": {"const": "pull"}}}]
+}
+
+
+def components(types: Sequence[Any]) -> dict[str, Any]:
+    """Return the schemas of models by name, those that they refer to included."""
+    _, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    schemas["TypedData"] = TYPED_DATA
+    batch = schemas.get("BatchRequest")
+    if batch is not None:
+        batch["properties"]["prepare"]["items"] = {"$ref": REFERENCE.format(name="PrepareRequest")}
+        batch["properties"]["end"]["items"] = {"$ref": REFERENCE.format(name="BatchEnd")}
+    return schemas
+
+
+def topic_refusal(topic: str, internal_prefix: str) -> str | None:
+    """Return why a topic may not be named, None where it may; its characters are the pattern's to judge."""
+    if topic in _INTERNAL_NAMES:
+        return "Kafka has no topic of that name"
+    if topic.startswith(internal_prefix):
+        return f"topics that begin with {internal_prefix} are halfway's own"
+    return None
+
+
+def remark_fits(remark: str) -> bool:
+    """Whether a remark is at most 1 KiB in UTF-8."""
+    return len(remark) * 4 <= models.MAX_REMARK_BYTES or len(remark.encode()) <= models.MAX_REMARK_BYTES
+
+
+def check_url_refusal(text: str) -> str | None:
+    """Return why a URL may not be a check endpoint, None where it may."""
+    if re.search(r"[\x00-\x20\x7f]", text) is not None:
+        return "a URL has no spaces and no control characters"
+    try:
+        url = URL(text)
+        port = url.port
+    except ValueError:
+        return "the URL cannot be read"
+    if url.scheme not in ("http", "https"):
+        return "the scheme is not http or https"
+    if not url.host or not port:
+        return "the URL has no host, or port 0"
+    if url.user is not None or url.password is not None:
+        return "a URL must not hold a user name or password"
+    return None
+
+
+def formats(internal_prefix: str) -> dict[str, Any]:
+    """Return, by the name of each format, what a string must satisfy."""
+    return {
+        "topic": lambda text: topic_refusal(text, internal_prefix) is None,
+        "remark": remark_fits,
+        "check-url": lambda text: check_url_refusal(text) is None,
+        "base64": _is_base64,
+    }
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        from_base64(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,214 @@
+"""The one place where bodies and parameters are judged.
+
+The good path is one pass of msgspec. Only a refused body is judged again, by the JSON schema that OpenAPI serves, so
+that every wrong field is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import jsonschema
+import msgspec
+from jsonschema.exceptions import ValidationError as SchemaError
+
+from halfway.domain.errors import InvalidRequestError
+from halfway.rest import models, schemas
+from halfway.rest.errors import EmptyBodyError, MalformedJsonError, invalid
+
+MAX_ERRORS: Final = 50
+MAX_EXPLAINED_BYTES: Final = 1024 * 1024
+"""A larger body is not judged again: its first wrong field is named."""
+_SHOWN: Final = 60
+
+M = TypeVar("M")
+R = TypeVar("R")
+P = TypeVar("P", bound=msgspec.Struct)
+
+_BODIES: Final = (models.PrepareRequest, models.EndRequest, models.BatchEnd, models.BatchRequest, models.GroupRequest)
+
+
+class FieldRefusedError(Exception):
+    """A field is refused for a reason that msgspec does not know."""
+
+    def __init__(self, field: str, detail: str) -> None:
+        """Name the field as a JSON path, and say what is wrong with it."""
+        super().__init__(detail)
+        self.field = field
+        self.detail = detail
+
+
+class Validation:
+    """Reads bodies and parameters."""
+
+    def __init__(self, *, internal_prefix: str) -> None:
+        """Make decoders and schemas; topics that begin with `internal_prefix` are refused."""
+        self.internal_prefix = internal_prefix
+        self._decoders = {model: msgspec.json.Decoder(model) for model in _BODIES}
+        checker = jsonschema.FormatChecker(formats=())
+        for name, holds in schemas.formats(internal_prefix).items():
+            checker.checks(name)(_of_strings(holds))
+        components = {"components": {"schemas": schemas.components(_BODIES)}}
+        self._judges = {
+            model: jsonschema.Draft202012Validator(
+                {"$ref": schemas.REFERENCE.format(name=model.__name__), **components}, format_checker=checker
+            )
+            for model in _BODIES
+        }
+
+    def read(
+        self, model: type[M], body: bytes | msgspec.Raw, convert: Callable[[M], R], *, explain: bool = True
+    ) -> R:
+        """Return what `convert` makes of a body of JSON.
+
+        Raises:
+            EmptyBodyError, MalformedJsonError: it is no JSON.
+            InvalidRequestError: it names every wrong field, only the first where `explain` is false.
+
+        """
+        try:
+            return convert(self._decoders[model].decode(body))
+        except msgspec.ValidationError as error:
+            first = _located(error)
+        except FieldRefusedError as error:
+            first = error.field, error.detail
+        except msgspec.DecodeError as error:
+            if not bytes(body):
+                raise EmptyBodyError from None
+            raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+        except RecursionError:
+            raise MalformedJsonError("the body is nested too deep") from None
+        except UnicodeDecodeError:
+            raise MalformedJsonError("the body is not UTF-8") from None
+        text = bytes(body)
+        if explain and len(text) <= MAX_EXPLAINED_BYTES:
+            raise invalid(self._explained(model, text) or [first])
+        raise invalid([first])
+
+    def _explained(self, model: type[Any], body: bytes) -> Sequence[tuple[str, str]]:
+        try:
+            document = json.loads(body, parse_constant=_no_constant)
+            errors = self._judges[model].iter_errors(document)
+            return list(dict.fromkeys(islice((told for error in errors for told in _told(error)), MAX_ERRORS)))
+        except RecursionError:
+            raise MalformedJsonError("the body is nested too deep") from None
+        except ValueError as error:
+            raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+
+
+def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str] = ()) -> P:
+    """Return query parameters as a model; every wrong, unknown or repeated one is named."""
+    if not given:
+        return model()
+    fields = {field.name: field for field in msgspec.structs.fields(model)}
+    errors = [(name, "given more than once") for name in repeated]
+    values = {}
+    for name, value in given.items():
+        if name not in fields:
+            errors.append((name[:_SHOWN], f"not a known parameter; there are {', '.join(fields)}"))
+            continue
+        try:
+            values[name] = msgspec.convert(value, fields[name].type, strict=False)
+        except msgspec.ValidationError as error:
+            errors.append((name, f"{_short(value)} is not accepted: {error}"))
+    if errors:
+        raise invalid(errors)
+    return model(**values)
+
+
+def path_parameter(name: str, value: str, kind: Any) -> str:
+    """Return a part of the path that satisfies the pattern of its type; InvalidRequestError otherwise."""
+    try:
+        accepted: str = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise refused(name, f"{_short(value)} is not {_meta(kind).description}") from None
+    return accepted
+
+
+def refused(field: str, detail: str) -> InvalidRequestError:
+    """Return the error for one wrong field."""
+    return invalid([(field, detail)])
+
+
+def _meta(kind: Any) -> msgspec.Meta:
+    meta: msgspec.Meta = kind.__metadata__[0]
+    return meta
+
+
+def _of_strings(holds: Callable[[str], bool]) -> Callable[[object], bool]:
+    return lambda value: not isinstance(value, str) or holds(value)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _located(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Split msgspec's message into the field and what is wrong with it."""
+    detail, _, place = str(error).rpartition(" - at `$")
+    return (place.rstrip("`").lstrip("."), detail) if detail else ("", str(error))
+
+
+def _told(error: SchemaError) -> Iterator[tuple[str, str]]:
+    """Return (field, what is wrong and the remedy) of a schema error, of its innermost ones where it has choices."""
+    if error.context and error.validator in ("anyOf", "oneOf", "allOf"):
+        fitting = [inner for inner in error.context if not _wrong_type(error, inner)]
+        branches = {inner.schema_path[0] for inner in fitting}
+        if len(branches) == 1:
+            for inner in fitting:
+                yield from _told(inner)
+            return
+    field = _path(error)
+    wanted = error.schema.get("description") if isinstance(error.schema, dict) else None
+    match error.validator:
+        case "required":
+            present = error.instance if isinstance(error.instance, dict) else {}
+            for name in error.validator_value:
+                if name not in present:
+                    yield _under(field, name), "missing: it is required"
+        case "additionalProperties":
+            known = error.schema.get("properties", {})
+            for name in error.instance:
+                if name not in known:
+                    yield _under(field, str(name)[:_SHOWN]), f"not a known field; there are {', '.join(known)}"
+        case "enum":
+            yield field, f"{_short(error.instance)} is not one of {', '.join(map(str, error.validator_value))}"
+        case "anyOf" | "oneOf":
+            yield field, f"{_short(error.instance)} is not {' or '.join(_choices(error.validator_value))}"
+        case "type" if wanted is None:
+            yield field, f"{_short(error.instance)} is not of type {error.validator_value}"
+        case _:
+            yield field, f"{_short(error.instance)} is not {wanted or 'accepted'}"
+
+
+def _wrong_type(outer: SchemaError, inner: SchemaError) -> bool:
+    """Whether a choice is out of the question, as the value is of another type."""
+    return inner.validator == "type" and inner.absolute_path == outer.absolute_path
+
+
+def _choices(branches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for branch in branches:
+        if "$ref" in branch:
+            yield "an object of " + branch["$ref"].rpartition("/")[2]
+        else:
+            yield str(branch.get("description") or branch.get("type") or "accepted")
+
+
+def _path(error: SchemaError) -> str:
+    path = ""
+    for part in error.absolute_path:
+        path = f"{path}[{part}]" if isinstance(part, int) else _under(path, str(part)[:_SHOWN])
+    return path
+
+
+def _under(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _short(value: object) -> str:
+    """Return a value as JSON, cut short, and safe to encode whatever it holds."""
+    text = json.dumps(value if not isinstance(value, str) else value[: 2 * _SHOWN])
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -1,0 +1,163 @@
+"""The coordinator on a real Kafka: everything below the REST layer, started in order and stopped in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from halfway.checkback import HttpCheckCaller
+from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.kafka.cluster import KafkaCluster
+from halfway.kafka.cursors import KafkaCursors
+from halfway.kafka.destinations import Destinations
+from halfway.kafka.groups import KafkaGroups
+from halfway.kafka.halflog import KafkaHalfLog
+from halfway.kafka.topics import InternalTopics
+from halfway.runtime.scheduler import ScannedShards, ScanScheduler, SystemClock
+from halfway.service.access import OpenAccess
+from halfway.service.coordinator import Coordinator
+
+if TYPE_CHECKING:
+    from halfway.kafka.config import KafkaConfig
+    from halfway.kafka.membership import MembershipStatus
+    from halfway.runtime.settings import Settings
+    from halfway.service.ports import Observer
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S: Final = 2.0
+_GROUPS_READ_S: Final = 30.0
+_WATCH_EVERY_S: Final = 60.0
+
+
+class Backend:
+    """What runs below the REST layer."""
+
+    def __init__(
+        self, coordinator: Coordinator, membership_status: Callable[[], MembershipStatus], topics: InternalTopics
+    ) -> None:
+        """Keep what the health port asks for."""
+        self.coordinator = coordinator
+        self.unsafe: tuple[str, ...] = ()
+        """What has become unsafe of the internal topics since the start."""
+        self._status = membership_status
+        self._topics = topics
+
+    @property
+    def status(self) -> MembershipStatus:
+        """Where this instance stands in the cluster."""
+        return self._status()
+
+    def not_ready(self) -> list[str]:
+        """Return why this instance should get no requests; nothing where it should."""
+        status = self._status()
+        if not status.joined:
+            return [f"it has not joined the group of instances yet{_because(status.last_error)}"]
+        if status.acquiring:
+            shards = ", ".join(map(str, status.acquiring))
+            return [f"it is recovering shards {shards}{_because(status.last_error)}"]
+        return list(self.unsafe)
+
+    async def watch(self) -> None:
+        """Verify the internal topics again and again; what is unsafe is logged and shown, never altered."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            try:
+                problems = await self._topics.watch()
+            except (ConfigurationError, KafkaUnavailableError) as error:
+                log.warning("topics_not_verified", error=error.detail)
+                continue
+            self.unsafe = tuple(str(problem) for problem in problems)
+            for problem in self.unsafe:
+                log.error("topic_unsafe", problem=problem)
+
+
+def _because(error: str | None) -> str:
+    return "" if error is None else f" ({error})"
+
+
+async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
+    """Create or verify the internal topics, however long Kafka cannot be reached; ConfigurationError where unsafe."""
+    while True:
+        try:
+            await topics.ensure()
+        except KafkaUnavailableError as error:
+            log.warning("kafka_not_reachable", bootstrap_servers=bootstrap, error=error.detail, again_in_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+        else:
+            return
+
+
+@asynccontextmanager
+async def running(settings: Settings, config: KafkaConfig, observer: Observer) -> AsyncIterator[Backend]:
+    """Run everything below the REST layer; at the end shards are released and what is in flight is finished.
+
+    Raises:
+        ConfigurationError: an unsafe topic, wrong credentials, a missing ACL.
+
+    """
+    clock = SystemClock()
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        topics = InternalTopics(config)
+        stack.callback(topics.close)
+        await wait_for_topics(topics, config.properties["bootstrap.servers"])
+
+        groups = await _groups(stack, config, observer)
+        half_log = KafkaHalfLog(config, observer)
+        stack.push_async_callback(half_log.stop)
+        await half_log.start()
+        cursors = KafkaCursors(config)
+        stack.push_async_callback(cursors.stop)
+        await cursors.start()
+        destinations = Destinations(config)
+        cluster = KafkaCluster(config, observer, destinations, cursors)
+        caller = await stack.enter_async_context(
+            HttpCheckCaller(timeout_s=settings.check_timeout_s, connect_timeout_s=settings.check_connect_timeout_s)
+        )
+        coordinator = Coordinator(
+            limits=settings.limits(),
+            lane=cluster.lane,
+            half_log=half_log,
+            cursors=cursors,
+            groups=groups,
+            topics=destinations,
+            caller=caller,
+            authority=OpenAccess(),
+            clock=clock,
+            observer=observer,
+        )
+        scheduler = ScanScheduler(coordinator, clock, interval_s=settings.scan_interval_s)
+        stack.push_async_callback(scheduler.stop)
+        scheduler.start()
+
+        async def leave() -> None:
+            await coordinator.drain()
+            await cluster.membership.stop(deadline=loop.time() + settings.shutdown_timeout_s)
+
+        stack.push_async_callback(leave)
+        await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
+        backend = Backend(coordinator, lambda: cluster.membership.status, topics)
+        watching = asyncio.create_task(backend.watch())
+        stack.callback(watching.cancel)
+        yield backend
+
+
+async def _groups(stack: AsyncExitStack, config: KafkaConfig, observer: Observer) -> KafkaGroups:
+    """Read the groups, however long Kafka cannot be reached."""
+    loop = asyncio.get_running_loop()
+    while True:
+        groups = KafkaGroups(config, observer)
+        try:
+            await groups.start(deadline=loop.time() + _GROUPS_READ_S)
+        except KafkaUnavailableError as error:
+            log.warning("groups_not_read", error=error.detail, again_in_s=_RETRY_S)
+            await groups.stop()
+            await asyncio.sleep(_RETRY_S)
+        else:
+            stack.push_async_callback(groups.stop)
+            return groups

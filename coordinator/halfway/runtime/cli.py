@@ -1,0 +1,127 @@
+"""The command line `halfway`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from halfway.domain.errors import ConfigurationError
+from halfway.runtime import settings as configuration
+from halfway.runtime.cli_client import groups, transactions
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="halfway")
+def halfway() -> None:
+    """Transactional (half) messages for the Kafka you already run."""
+
+
+halfway.add_command(transactions)
+halfway.add_command(groups)
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A TOML file of settings; the environment (HALFWAY_…) is above it.",
+)
+
+
+@halfway.command()
+@config_option
+def serve(config: Path | None) -> None:
+    """Run the coordinator beside the Kafka of HALFWAY_KAFKA__BOOTSTRAP_SERVERS."""
+    from halfway.runtime.app import run
+
+    sys.exit(run(_load(config)))
+
+
+@halfway.command()
+@config_option
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="REST; 0 for a free one.")
+@click.option(
+    "--health-port", type=click.IntRange(0, 65_535), default=8081, show_default=True, help="0 for a free one."
+)
+@click.option("--kafka-port", type=click.IntRange(0, 65_535), default=0, help="0, the default, for a free one.")
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep Kafka's data here.")
+@click.option("--keep", is_flag=True, help="Keep Kafka's data in its temporary directory.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME[:PARTITIONS]", help="Create a topic; can be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
+def dev(  # noqa: PLR0913 - one parameter for each option
+    config: Path | None,
+    port: int,
+    health_port: int,
+    kafka_port: int,
+    data_dir: Path | None,
+    topics: tuple[str, ...],
+    *,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    """Run a Kafka broker and the coordinator together on 127.0.0.1 until stopped."""
+    from halfway.runtime.dev import Dev, run_dev
+
+    over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
+    wanted = Dev(kafka_port=kafka_port, data_dir=data_dir, keep=keep, topics=_topics(topics), as_json=as_json)
+    sys.exit(run_dev(wanted, lambda bootstrap: _load(config, over | {"kafka": {"bootstrap.servers": bootstrap}})))
+
+
+@halfway.group()
+def topics() -> None:
+    """The internal topics: list, verify, create."""
+
+
+@topics.command("list")
+@config_option
+def list_topics(config: Path | None) -> None:
+    """Show the internal topics and the settings that matter."""
+    from halfway.runtime.topics import show
+
+    sys.exit(show(_load(config)))
+
+
+@topics.command()
+@config_option
+def verify(config: Path | None) -> None:
+    """Compare the internal topics with what is needed; change nothing."""
+    from halfway.runtime.topics import compare
+
+    sys.exit(compare(_load(config)))
+
+
+@topics.command()
+@config_option
+def create(config: Path | None) -> None:
+    """Create what is missing and verify the rest."""
+    from halfway.runtime.topics import prepare
+
+    sys.exit(prepare(_load(config)))
+
+
+def _load(config: Path | None, over: dict[str, Any] | None = None) -> configuration.Settings:
+    try:
+        return configuration.load(file=config, over=over)
+    except ConfigurationError as error:
+        click.echo(f"halfway: {error.detail}", err=True)
+        sys.exit(1)
+
+
+def _topics(given: tuple[str, ...]) -> dict[str, int]:
+    wanted = {}
+    for text in given:
+        name, _, partitions = text.partition(":")
+        if not name or (partitions and not (partitions.isdigit() and 0 < int(partitions) <= 1000)):
+            raise click.BadParameter(f"{text!r} is not NAME or NAME:PARTITIONS (1 to 1000)", param_hint="--topic")
+        wanted[name] = int(partitions or 1)
+    return wanted
+
+
+def main() -> None:
+    """Run the command line."""
+    halfway()
+
+
+if __name__ == "__main__":
+    main()

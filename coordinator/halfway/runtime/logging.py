@@ -1,0 +1,60 @@
+"""Logs: structlog, an event that never changes and fields; secrets are redacted by type and by name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+import structlog
+from pydantic import SecretBytes, SecretStr
+
+REDACTED: Final = "**********"
+_SECRET_WORDS: Final = ("password", "secret", "token", "credential", "authorization", "api_key", "jaas")
+
+
+def redact(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replace every value that is a secret by its type or by the name of its field."""
+    for name, value in event.items():
+        if isinstance(value, SecretStr | SecretBytes) or any(word in name.lower() for word in _SECRET_WORDS):
+            event[name] = REDACTED
+    return event
+
+
+def configure(*, form: str, level: str) -> None:
+    """Send all logs, those of libraries too, to standard error: as JSON, one object a line, or for a person."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        redact,
+    ]
+    last: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if form == "json"
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Each job's start and end, every second, for every shard.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )

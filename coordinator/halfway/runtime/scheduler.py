@@ -1,0 +1,129 @@
+"""The scan as an APScheduler job for each shard that is served (DESIGN section 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+if TYPE_CHECKING:
+    from halfway.domain.records import Half
+    from halfway.domain.shard import ShardState
+    from halfway.service.coordinator import Coordinator
+    from halfway.service.ports import Clock, LaneWrite, ShardListener
+
+log = structlog.get_logger(__name__)
+
+JUMP_S: Final = 2.0
+"""A wall clock that moves this much against the monotonic one has been set, or the process was frozen."""
+_LOOK_EVERY_S: Final = 0.5
+
+
+class SystemClock:
+    """The machine's wall time."""
+
+    def now_ms(self) -> int:
+        """Return milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+
+class ScanScheduler:
+    """Runs one scan at a time for each shard served, every `interval_s`.
+
+    APScheduler's interval runs on wall time: a clock that is set back an hour would stop the scan for an hour. The
+    jobs are therefore armed again when wall time has jumped.
+    """
+
+    def __init__(self, coordinator: Coordinator, clock: Clock, *, interval_s: float) -> None:
+        """Keep the parts; nothing is started."""
+        self._coordinator = coordinator
+        self._clock = clock
+        self._interval_s = interval_s
+        self._scheduler = AsyncIOScheduler(timezone="UTC")
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the scheduler on the running loop."""
+        self._scheduler.start()
+        self._watch = asyncio.create_task(self._watch_clock())
+
+    async def stop(self) -> None:
+        """Start no more scans; one that runs is left to end by itself."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+
+    def arm(self, shard: int) -> None:
+        """Scan a shard from now on."""
+        self._scheduler.add_job(
+            self._scan,
+            "interval",
+            seconds=self._interval_s,
+            args=[shard],
+            id=f"scan-{shard}",
+            max_instances=1,
+            coalesce=True,
+            misfire_grace_time=None,
+            replace_existing=True,
+        )
+
+    def disarm(self, shard: int) -> None:
+        """Scan a shard no more."""
+        if self._scheduler.get_job(f"scan-{shard}") is not None:
+            self._scheduler.remove_job(f"scan-{shard}")
+
+    async def _scan(self, shard: int) -> None:
+        try:
+            await self._coordinator.scan(shard, self._clock.now_ms())
+        except Exception:
+            log.exception("scan_failed", shard=shard)
+
+    async def _watch_clock(self) -> None:
+        before = time.time() - time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            offset = time.time() - time.monotonic()
+            if abs(offset - before) >= JUMP_S:
+                log.warning("clock_jumped", seconds=round(offset - before, 3))
+                for shard in self._coordinator.shards.served:
+                    self.arm(shard)
+            before = offset
+
+
+class ScannedShards:
+    """A `ShardListener` that passes everything on and keeps the scheduler's jobs to the shards that are served."""
+
+    def __init__(self, listener: ShardListener, arm: Callable[[int], None], disarm: Callable[[int], None]) -> None:
+        """Keep the parts."""
+        self._listener = listener
+        self._arm = arm
+        self._disarm = disarm
+
+    def current(self, write: LaneWrite) -> bool:
+        """Pass the lane's question on, on the lane's thread."""
+        return self._listener.current(write)
+
+    def acquired(self, shard: int, state: ShardState) -> None:
+        """Serve and scan a shard."""
+        self._listener.acquired(shard, state)
+        self._arm(shard)
+
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+        """Pass on what the tail has read."""
+        self._listener.appended(shard, records, position)
+
+    async def revoked(self, shard: int) -> None:
+        """Finish what is in flight; the scan stops first."""
+        self._disarm(shard)
+        await self._listener.revoked(shard)
+
+    def lost(self, shard: int) -> None:
+        """Drop a shard, and its scan."""
+        self._disarm(shard)
+        self._listener.lost(shard)

@@ -1,0 +1,44 @@
+"""The Avro schemas of the records in halfway's topics, and their loader.
+
+`<name>.avsc` is the schema that is written now; `history/<name>.v<n>.avsc` are those that were written before and must
+stay readable. Each file stands alone: no type is defined in another file.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+NAMES: Final = ("half", "op", "parked", "group", "owner", "barrier", "layout")
+"""Each kind of record."""
+
+
+@cache
+def text(name: str) -> str:
+    """Return the current schema of a kind of record as JSON; ValueError for a kind that there is not."""
+    if name not in NAMES:
+        raise ValueError(f"there is no schema {name!r}; there are {', '.join(NAMES)}")
+    return (files(__name__) / f"{name}.avsc").read_text(encoding="utf-8")
+
+
+def current(name: str) -> dict[str, Any]:
+    """Return the current schema of a kind of record, parsed from JSON."""
+    schema: dict[str, Any] = json.loads(text(name))
+    return schema
+
+
+def versions(name: str) -> tuple[dict[str, Any], ...]:
+    """Return every version of a schema, the current one first, then the older ones from new to old."""
+    folder = files(__name__) / "history"
+    past = sorted(
+        (
+            (int(entry.name.removeprefix(f"{name}.v").removesuffix(".avsc")), entry)
+            for entry in (folder.iterdir() if folder.is_dir() else ())
+            if entry.name.startswith(f"{name}.v") and entry.name.endswith(".avsc")
+        ),
+        key=lambda numbered: numbered[0],
+        reverse=True,
+    )
+    return (current(name), *(json.loads(entry.read_text(encoding="utf-8")) for _, entry in past))

@@ -1,0 +1,144 @@
+"""The coordinator as a process of its own on a real broker, and the producer services and consumers around it."""
+
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from contextlib import AsyncExitStack
+from uuid import uuid4
+
+import aiohttp
+import pytest
+
+from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator
+from tests.acceptance.endpoints import CheckEndpoint, Endpoints
+from tests.acceptance.guarded_kafka import GuardedKafka
+from tests.acceptance.rest_client import Connect, Rest
+from tests.acceptance.topics import Cluster, InternalTopics
+from tests.fixtures_kafka import Kafka
+
+# Where the log of each coordinator that a test uses began to be its own.
+_LOGS = pytest.StashKey[list[tuple[CoordinatorProcess, int]]]()
+_SHOWN_CHARACTERS = 20_000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the coordinators' logs with a test that failed."""
+    report = yield
+    if report.failed:
+        for coordinator, position in item.stash.get(_LOGS, []):
+            log = coordinator.log[position:]
+            report.sections.append((f"log of {coordinator.prefix}", log[-_SHOWN_CHARACTERS:]))
+    return report
+
+
+def _note_log(node: pytest.Item, coordinator: CoordinatorProcess) -> None:
+    node.stash.setdefault(_LOGS, []).append((coordinator, len(coordinator.log)))
+
+
+@pytest.fixture(scope="session")
+def cluster(kafka: Kafka) -> Cluster:
+    return Cluster(kafka.bootstrap_servers)
+
+
+@pytest.fixture(scope="session")
+def _shared(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    coordinator = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("shared"))
+    yield coordinator
+    coordinator.close()
+
+
+@pytest.fixture
+def coordinator(_shared: CoordinatorProcess, request: pytest.FixtureRequest) -> Iterator[CoordinatorProcess]:
+    """Give the coordinator that tests share which neither stop it nor need settings of their own."""
+    if not _shared.running:
+        _shared.start()
+    _note_log(request.node, _shared)
+    pid = _shared.pid
+    yield _shared
+    assert _shared.running, "the coordinator ended during this test"
+    assert _shared.pid == pid
+
+
+@pytest.fixture
+def new_coordinator(
+    kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[NewCoordinator]:
+    """Give a factory of coordinators, not yet started, that end with the test."""
+    made: list[CoordinatorProcess] = []
+
+    def make(settings: Mapping[str, str] | None = None, *, bootstrap_servers: str | None = None) -> CoordinatorProcess:
+        directory = tmp_path_factory.mktemp("coordinator")
+        coordinator = CoordinatorProcess(bootstrap_servers or kafka.bootstrap_servers, directory, settings)
+        made.append(coordinator)
+        _note_log(request.node, coordinator)
+        return coordinator
+
+    yield make
+    for coordinator in made:
+        coordinator.close()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Give a factory of REST clients."""
+    timeout = aiohttp.ClientTimeout(total=90)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield lambda coordinator: Rest(session, coordinator.url, coordinator.health_url)
+
+
+@pytest.fixture
+def rest(coordinator: CoordinatorProcess, connect: Connect) -> Rest:
+    return connect(coordinator)
+
+
+@pytest.fixture
+def internal(coordinator: CoordinatorProcess, cluster: Cluster) -> InternalTopics:
+    return InternalTopics(cluster, coordinator.prefix)
+
+
+@pytest.fixture
+async def topic(cluster: Cluster) -> str:
+    """Give a real topic with three partitions and nothing in it."""
+    return await cluster.make_topic()
+
+
+@pytest.fixture
+def group() -> str:
+    """Give a name that no other test uses for a group."""
+    return f"group-{uuid4().hex[:10]}"
+
+
+@pytest.fixture
+async def _stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def endpoints(_stack: AsyncExitStack) -> Endpoints:
+    return Endpoints(_stack)
+
+
+@pytest.fixture
+async def endpoint(endpoints: Endpoints) -> CheckEndpoint:
+    """Give a check endpoint that answers `unknown` until it is told another."""
+    return await endpoints.check()
+
+
+@pytest.fixture(scope="session")
+def _guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
+    with GuardedKafka(tmp_path_factory.mktemp("guarded-kafka")) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def guarded_kafka(_guarded: GuardedKafka) -> Iterator[GuardedKafka]:
+    """Give a running broker with passwords and ACLs, which tests may stop and freeze.
+
+    Tests that use it carry the mark `xdist_group("guarded_kafka")`, so that there is only one.
+    """
+    _guarded.start()
+    yield _guarded
+    if _guarded.running:
+        _guarded.resume()

@@ -1,0 +1,80 @@
+"""A broker of our own with a second listener that asks for a password, and with access control lists."""
+
+from pathlib import Path
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.embedded.ports import HOST, pick_port
+from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, Listener, Node
+
+GUARDED_LISTENER = "GUARDED"
+USERS = {"entitled": "right-password", "stranger": "other-password"}
+_JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required " + " ".join(
+    f'user_{name}="{password}"' for name, password in USERS.items()
+)
+_ANSWER_WITHIN_S = 20.0
+
+
+class GuardedKafka(EmbeddedKafka):
+    """Who comes by the listener without a password may do everything; users of the other need ACLs."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            EmbeddedConfig(
+                data_dir=data_dir,
+                jvm_options=SHORT_LIVED,
+                properties={
+                    "listener.security.protocol.map": (
+                        f"{CONTROLLER_LISTENER}:PLAINTEXT,{CLIENT_LISTENER}:PLAINTEXT,{GUARDED_LISTENER}:SASL_PLAINTEXT"
+                    ),
+                    "sasl.enabled.mechanisms": "PLAIN",
+                    f"listener.name.{GUARDED_LISTENER.lower()}.plain.sasl.jaas.config": f"{_JAAS};",
+                    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                    "super.users": "User:ANONYMOUS",
+                },
+            )
+        )
+        self._guarded_port = pick_port()
+
+    @property
+    def guarded_servers(self) -> str:
+        return f"{HOST}:{self._guarded_port}"
+
+    def _pick_node(self) -> Node:
+        open_port = pick_port({self._guarded_port}) if self._node is None else self._node.ports[0]
+        return Node(
+            voters={1: pick_port({self._guarded_port, open_port})},
+            listeners={
+                CLIENT_LISTENER: Listener(port=open_port),
+                GUARDED_LISTENER: Listener(port=self._guarded_port),
+            },
+        )
+
+    def allow(self, user: str, resource: ResourceType, name: str, *operations: AclOperation) -> None:
+        """Let a user do something to everything whose name begins with `name` (`*`: to everything)."""
+        pattern = ResourcePatternType.LITERAL if name == "*" else ResourcePatternType.PREFIXED
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        acls = [
+            AclBinding(resource, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+            for operation in operations
+        ]
+        for done in admin.create_acls(acls, request_timeout=_ANSWER_WITHIN_S).values():
+            done.result(_ANSWER_WITHIN_S)
+
+
+def credentials(user: str, password: str) -> dict[str, str]:
+    """Give the settings with which a coordinator shows who it is."""
+    return {
+        "HALFWAY_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "HALFWAY_KAFKA__SASL_MECHANISM": "PLAIN",
+        "HALFWAY_KAFKA__SASL_USERNAME": user,
+        "HALFWAY_KAFKA__SASL_PASSWORD": password,
+    }

@@ -1,0 +1,35 @@
+"""Waiting for something that comes about by itself."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+GENEROUS_S = 45.0
+"""Only a broken product needs this long; no test passes or fails by how fast the machine is."""
+_LOOK_AGAIN_S = 0.05
+
+
+async def eventually(
+    probe: Callable[[], Awaitable[T]], until: Callable[[T], object], *, within_s: float = GENEROUS_S
+) -> T:
+    """Give what `probe` answers as soon as `until` is true of it; AssertionError with the last answer otherwise."""
+    deadline = time.monotonic() + within_s
+    while True:
+        answer = await probe()
+        if until(answer):
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {within_s:g} s it is still {answer!r}")
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+async def until_true(condition: Callable[[], object], *, what: str, within_s: float = GENEROUS_S) -> None:
+    """Return as soon as `condition` is true; AssertionError with `what` otherwise."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {within_s:g} s still not: {what}")
+        await asyncio.sleep(_LOOK_AGAIN_S)

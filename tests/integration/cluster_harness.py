@@ -1,0 +1,288 @@
+"""A small service over KafkaCluster, and a reader that sees what users see."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from halfway.domain.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, fingerprint
+from halfway.domain.shard import ShardState
+from halfway.domain.transaction import Cause, State
+from halfway.kafka.cluster import KafkaCluster
+from halfway.kafka.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.cursors import KafkaCursors
+from halfway.kafka.destinations import Destinations
+from halfway.service.ports import TOMBSTONE, LaneWrite, Written
+
+PATIENCE_S = 60.0
+
+
+def config_for(bootstrap_servers: str, **fields: object) -> KafkaConfig:
+    """Make a configuration with topics of its own."""
+    settings: dict[str, object] = {"prefix": f"_t{uuid4().hex[:8]}.", "shards": 2, "max_prepare_bytes": 1_000_000}
+    settings |= fields
+    return KafkaConfig(properties={"bootstrap.servers": bootstrap_servers}, **settings)  # type: ignore[arg-type]
+
+
+def admin_of(config: KafkaConfig) -> AdminClient:
+    return AdminClient({"bootstrap.servers": config.properties["bootstrap.servers"]})
+
+
+def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str) -> None:
+    """Create topics by name with a number of partitions each."""
+    admin = admin_of(config)
+    futures = admin.create_topics(
+        [NewTopic(name, partitions, 1, config=settings) for name, partitions in names.items()]
+    )
+    for future in futures.values():
+        future.result(30)
+
+
+def create_internal_topics(config: KafkaConfig) -> None:
+    """Create the internal topics as far as the lane and acquisitions need them."""
+    names = (config.half_topic, config.op_topic, config.parked_topic, config.owners_topic)
+    create_topics(config, dict.fromkeys(names, config.shards), **{"max.message.bytes": "2000000"})
+
+
+def delete_topics(config: KafkaConfig, names: Iterable[str]) -> None:
+    admin = admin_of(config)
+    for future in admin.delete_topics(list(names)).values():
+        future.result(30)
+
+
+class CountingObserver:
+    """Counts what tests ask for."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.batches: list[int] = []
+
+    def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
+        self.batches.append(ends)
+
+    def lane_failed(self, reason: str) -> None:
+        self.failures.append(reason)
+
+    def skipped_record(self, topic: str, reason: str) -> None:
+        self.counts[f"skipped {topic}"] += 1
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_args, **_fields: self.counts.update([name])
+
+
+@dataclass
+class SmallService:
+    """What the real service does with shards, less everything else."""
+
+    states: dict[int, ShardState] = field(default_factory=dict)
+    events: list[tuple[str, int]] = field(default_factory=list)
+    refuse: Callable[[LaneWrite], bool] = lambda _write: False
+    hold: asyncio.Event | None = None
+
+    def acquired(self, shard: int, state: ShardState) -> None:
+        self.states[shard] = state
+        self.events.append(("acquired", shard))
+
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+        state = self.states[shard]
+        for offset, transaction_id, half in records:
+            state.apply_half(offset, transaction_id, half)
+        state.advance_tail(position)
+
+    def current(self, write: LaneWrite) -> bool:
+        return not self.refuse(write)
+
+    async def revoked(self, shard: int) -> None:
+        if self.hold is not None:
+            await self.hold.wait()
+        del self.states[shard]
+        self.events.append(("revoked", shard))
+
+    def lost(self, shard: int) -> None:
+        self.states.pop(shard, None)
+        self.events.append(("lost", shard))
+
+
+class Instance:
+    """One halfway instance without REST."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        self.observer = CountingObserver()
+        self.service = SmallService()
+        self.cursors = KafkaCursors(config)
+        self.destinations = Destinations(config)
+        self.cluster = KafkaCluster(config, self.observer, self.destinations, self.cursors)
+
+    @property
+    def incarnation(self) -> str | None:
+        return self.cluster.membership.status.incarnation
+
+    async def start(self) -> None:
+        await self.cursors.start()
+        await self.cluster.membership.start(self.service)
+
+    async def stop(self, seconds: float = 20) -> None:
+        await self.cluster.membership.stop(deadline=asyncio.get_running_loop().time() + seconds)
+        await self.cursors.stop()
+
+    async def serves(self, shards: Iterable[int]) -> None:
+        """Wait until exactly these shards are served."""
+        wanted = set(shards)
+        await eventually(lambda: set(self.service.states) == wanted, f"serving {wanted}")
+
+    async def write(self, write: LaneWrite) -> Written:
+        """Write once."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.cluster.lane.submit(write)
+
+    async def write_until_known(self, write: LaneWrite) -> Written:
+        """Write, and again while lanes are lost and the transaction is still pending, as the service does."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await self.cluster.lane.submit(write)
+                except (LaneLostError, NotWrittenError):
+                    await eventually(lambda: write.shard in self.service.states, f"serving {write.shard}")
+                    if self.service.states[write.shard].state_of(write.id) is State.COMMITTED:
+                        return Written()
+                    await asyncio.sleep(0.02)
+
+
+    async def write_until_taken(self, write: LaneWrite) -> Written:
+        """Write, and again while it is refused with an error that may pass."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await self.write_until_known(write)
+                except (TopicUnavailableError, MessageTooLargeError):
+                    await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def running(config: KafkaConfig, *, serving: Iterable[int] | None = None) -> AsyncIterator[Instance]:
+    """Run an instance until the end of the block; it serves all shards (or `serving`) at the start."""
+    instance = Instance(config)
+    await instance.start()
+    try:
+        await instance.serves(range(config.shards) if serving is None else serving)
+        yield instance
+    finally:
+        await instance.stop()
+
+
+async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+    """Wait until a condition holds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not in {seconds:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+def half(transaction_id: str, *messages: Message) -> Half:
+    now = time.time_ns() // 1_000_000
+    return Half(
+        id=transaction_id,
+        group="orders",
+        messages=messages,
+        prepared_at=now,
+        since=now,
+        fingerprint=fingerprint("orders", messages, None),
+    )
+
+
+def prepare(config: KafkaConfig, shard: int, *halves: Half) -> list[int]:
+    """Append half records as a half writer does; return their offsets."""
+    offsets: list[int] = []
+    producer = Producer(config.producer())
+    for one in halves:
+        producer.produce(
+            config.half_topic,
+            encode_half(one),
+            one.id.encode(),
+            shard,
+            headers=record_headers(KIND_HALF, one.group, State.PREPARED.value),
+            on_delivery=lambda _error, message: offsets.append(message.offset()),
+        )
+    producer.flush(30)
+    assert len(offsets) == len(halves)
+    return offsets
+
+
+def commit_of(shard: int, one: Half, half_offset: int, *, within: float = 30.0) -> LaneWrite:
+    """The write that commits a prepared transaction."""
+    return LaneWrite(
+        shard=shard,
+        id=one.id,
+        group=one.group,
+        state=State.COMMITTED.value,
+        prepared_at=one.prepared_at,
+        messages=one.messages,
+        half=TOMBSTONE,
+        op=Op(
+            kind=OpKind.COMMITTED,
+            id=one.id,
+            group=one.group,
+            half_offset=half_offset,
+            cause=Cause.PRODUCER,
+            prepared_at=one.prepared_at,
+            at=time.time_ns() // 1_000_000,
+            messages=tuple(MessageDigest.of(message) for message in one.messages),
+        ),
+        deadline=asyncio.get_running_loop().time() + within,
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A record as a consumer got it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int
+
+
+def read_topic(config: KafkaConfig, topic: str, *, isolation: str = "read_committed") -> list[Seen]:
+    """Read a topic to the end that read_uncommitted sees, as `isolation` shows it."""
+    servers = config.properties["bootstrap.servers"]
+    options = {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}
+    raw = Consumer({**options, "isolation.level": "read_uncommitted"})
+    partitions = raw.list_topics(topic, 10).topics[topic].partitions
+    ends = {number: raw.get_watermark_offsets(TopicPartition(topic, number), 10)[1] for number in partitions}
+    raw.close()
+    consumer = Consumer({**options, "isolation.level": isolation, "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, number, 0) for number in ends])
+    positions = dict.fromkeys(ends, 0)
+    seen: list[Seen] = []
+    until = time.monotonic() + PATIENCE_S
+    while any(positions[number] < end for number, end in ends.items()):
+        assert time.monotonic() < until, f"{topic} was not read to its end: {positions} of {ends}"
+        message = consumer.poll(0.2)
+        if message is None:
+            continue
+        partition, offset = message.partition() or 0, message.offset() or 0
+        error = message.error()
+        if error is not None:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            positions[partition] = max(positions[partition], offset)
+            continue
+        positions[partition] = offset + 1
+        headers = tuple((name, value) for name, value in message.headers() or ())
+        seen.append(Seen(partition, offset, message.key(), message.value(), headers, message.timestamp()[1]))
+    consumer.close()
+    return seen

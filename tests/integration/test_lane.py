@@ -1,0 +1,303 @@
+"""The lane on a real broker: what it writes stands whole or not at all, and one bad end does not take others along."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from halfway.domain.errors import (
+    LaneLostError,
+    MessageTooLargeError,
+    NotWrittenError,
+    OverloadedError,
+    TopicUnavailableError,
+)
+from halfway.domain.ids import partition_for_key
+from halfway.domain.records import Message
+from halfway.domain.transaction import State
+from halfway.kafka.codec import decode_op
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane_producer import fence
+from tests.fixtures_kafka import Kafka
+from tests.integration.cluster_harness import (
+    admin_of,
+    commit_of,
+    config_for,
+    create_internal_topics,
+    create_topics,
+    delete_topics,
+    eventually,
+    half,
+    prepare,
+    read_topic,
+    running,
+)
+
+
+@pytest.fixture
+def config(kafka: Kafka) -> KafkaConfig:
+    made = config_for(kafka.bootstrap_servers)
+    create_internal_topics(made)
+    create_topics(made, {made.prefix + "orders": 3, made.prefix + "points": 3})
+    return made
+
+
+async def test_commit_writes_messages_marker_and_tombstone_in_one_kafka_transaction(config: KafkaConfig) -> None:
+    """Every record of a commit is visible once it is answered, at the offsets that the answer gives."""
+    orders, points = config.prefix + "orders", config.prefix + "points"
+    messages = (
+        Message(topic=orders, key=b"o-1", value=b"paid", headers=(("trace", b"1"), ("empty", None))),
+        Message(topic=points, key=b"c-1", value=b"same"),
+        Message(topic=points, key=b"c-1", value=b"same"),
+    )
+    one = half("a-1", *messages)
+    [offset] = prepare(config, 1, one)
+    before = time.time_ns() // 1_000_000
+    async with running(config) as instance:
+        written = await instance.write(commit_of(1, one, offset))
+
+    [order] = read_topic(config, orders)
+    assert (order.key, order.value) == (b"o-1", b"paid")
+    assert order.headers == (
+        ("trace", b"1"),
+        ("empty", None),
+        ("halfway-transaction-id", b"a-1"),
+        ("halfway-message", b"1/3"),
+        ("halfway-prepared-at", str(one.prepared_at).encode()),
+    )
+    assert order.timestamp >= before
+    told_apart = [dict(seen.headers)["halfway-message"] for seen in read_topic(config, points)]
+    assert told_apart == [b"2/3", b"3/3"]
+
+    [op] = [seen for seen in read_topic(config, config.op_topic) if seen.key == b"a-1"]
+    assert (op.partition, op.offset) == (1, written.op)
+    assert decode_op(op.value).half_offset == offset
+    [stored, tombstone] = [seen for seen in read_topic(config, config.half_topic) if seen.key == b"a-1"]
+    assert stored.offset == offset
+    assert (tombstone.partition, tombstone.offset, tombstone.value) == (1, written.half, None)
+    assert written.parked is None
+    for seen in (op, tombstone):
+        expected = {"halfway-group": b"orders", "halfway-state": State.COMMITTED.value.encode()}
+        assert expected.items() <= dict(seen.headers).items()
+
+
+async def test_ends_that_wait_together_share_kafka_transactions_and_keep_their_own_offsets(config: KafkaConfig) -> None:
+    """Natural group commit: fewer Kafka transactions than ends, each message once, each offset its own."""
+    orders = config.prefix + "orders"
+    halves = [half(f"g-{number}", Message(topic=orders, key=b"%d" % number, value=b"v")) for number in range(300)]
+    async with running(config) as instance:
+        writes = [commit_of(number % 2, one, 0) for number, one in enumerate(halves)]
+        written = await asyncio.gather(*(instance.write(write) for write in writes))
+        assert sum(instance.observer.batches) == 300
+        assert len(instance.observer.batches) < 30
+    expected = {(write.shard, result.op): write.id.encode() for write, result in zip(writes, written, strict=True)}
+    stands = {
+        (seen.partition, seen.offset): seen.key
+        for seen in read_topic(config, config.op_topic)
+        if seen.key != b"!barrier"
+    }
+    assert stands == expected
+    ids = [dict(seen.headers)["halfway-transaction-id"] for seen in read_topic(config, orders)]
+    assert sorted(ids) == sorted(one.id.encode() for one in halves)
+
+
+async def test_messages_arrive_as_they_were_prepared(config: KafkaConfig) -> None:
+    """Keys go where a Java client puts them; explicit partitions, empty and null keys and values arrive unchanged."""
+    orders = config.prefix + "orders"
+    keyed = [Message(topic=orders, key=b"key-%d" % number, value=b"keyed") for number in range(20)]
+    odd = [
+        Message(topic=orders, key=b"", value=b"", partition=2),
+        Message(topic=orders, key=None, value=b"\x00\xff", partition=1),
+        Message(topic=orders, key=b"gone", value=None, partition=0),
+    ]
+    async with running(config) as instance:
+        await instance.write(commit_of(0, half("a-1", *keyed, *odd), 0))
+    seen = read_topic(config, orders)
+    for record in seen:
+        if record.value == b"keyed":
+            assert record.partition == partition_for_key(record.key or b"", 3)
+    assert {(record.partition, record.key, record.value) for record in seen if record.value != b"keyed"} == {
+        (2, b"", b""),
+        (1, None, b"\x00\xff"),
+        (0, b"gone", None),
+    }
+
+
+async def test_what_may_no_longer_be_written_is_dropped_before_it_begins(config: KafkaConfig) -> None:
+    """Past its deadline, not current any more, or of a shard that is not owned: NotWrittenError, and nothing stands."""
+    orders = config.prefix + "orders"
+    one = half("a-1", Message(topic=orders, key=b"k", value=b"v"))
+    async with running(config) as instance:
+        with pytest.raises(NotWrittenError, match="deadline"):
+            await instance.write(commit_of(0, one, 0, within=-0.001))
+        with pytest.raises(NotWrittenError, match="not owned"):
+            await instance.write(commit_of(7, one, 0))
+        instance.service.refuse = lambda write: write.id == "a-1"
+        with pytest.raises(NotWrittenError, match="current"):
+            await instance.write(commit_of(0, one, 0))
+        await instance.write(commit_of(0, half("a-2", Message(topic=orders, value=b"good")), 0))
+    assert [seen.value for seen in read_topic(config, orders)] == [b"good"]
+    assert instance.observer.failures == []
+
+
+async def test_a_full_queue_refuses_at_once(kafka: Kafka) -> None:
+    """The lane's queue is bounded in ends."""
+    config = config_for(kafka.bootstrap_servers, lane_queue=5)
+    create_internal_topics(config)
+    async with running(config) as instance:
+        with pytest.raises(OverloadedError):
+            # Nothing can leave the queue faster than this thread fills it: futures are only answered on this loop.
+            for number in range(10_000):
+                instance.cluster.lane.submit(commit_of(0, half(f"f-{number}"), 0)).add_done_callback(_retrieved)
+
+
+def _retrieved(future: asyncio.Future[object]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+async def test_a_missing_topic_is_refused_without_touching_the_others(config: KafkaConfig) -> None:
+    """An end to a topic that does not exist gets its error; ends of the same batch commit; no incarnation ends."""
+    orders, gone = config.prefix + "orders", config.prefix + "gone"
+    bad = half("bad", Message(topic=orders, value=b"never"), Message(topic=gone, value=b"never"))
+    good = [half(f"good-{number}", Message(topic=orders, value=b"good")) for number in range(20)]
+    async with running(config) as instance:
+        results = await asyncio.gather(
+            *(instance.write(commit_of(0, one, 0)) for one in [*good[:10], bad, *good[10:]]), return_exceptions=True
+        )
+        refused = [result for result in results if isinstance(result, Exception)]
+        assert [type(error) for error in refused] == [TopicUnavailableError]
+        assert gone in str(refused[0])
+        create_topics(config, {gone: 1})
+        await instance.write_until_taken(commit_of(0, bad, 0))
+        assert instance.observer.failures == []
+    assert sorted(seen.value or b"" for seen in read_topic(config, orders)) == [b"good"] * 20 + [b"never"]
+
+
+async def test_a_topic_deleted_under_the_lane_ends_at_most_one_incarnation(config: KafkaConfig) -> None:
+    """Ends to a topic that was just deleted get its error while ends to other topics go on."""
+    orders, doomed = config.prefix + "orders", config.prefix + "doomed"
+    create_topics(config, {doomed: 1})
+    async with running(config) as instance:
+        await instance.write(commit_of(0, half("first", Message(topic=doomed, value=b"v")), 0))
+        delete_topics(config, [doomed])
+        refused = 0
+        for number in range(5):
+            bad = half(f"bad-{number}", Message(topic=doomed, value=b"v"))
+            good = half(f"good-{number}", Message(topic=orders, value=b"good-%d" % number))
+            writes = (commit_of(0, bad, 0), commit_of(1, good, 0))
+            failed, written = await asyncio.gather(
+                instance.write_until_known(writes[0]), instance.write_until_known(writes[1]), return_exceptions=True
+            )
+            assert not isinstance(written, BaseException)
+            refused += isinstance(failed, TopicUnavailableError)
+        assert refused == 5
+        assert len(instance.observer.failures) <= 1
+    assert sorted(seen.value or b"" for seen in read_topic(config, orders)) == [b"good-%d" % n for n in range(5)]
+
+
+async def test_a_message_that_its_topic_refuses_ends_one_incarnation_and_stays_alone(config: KafkaConfig) -> None:
+    """A too large message gets MessageTooLargeError however often it is tried; when its topic takes it, it commits."""
+    orders, small = config.prefix + "orders", config.prefix + "small"
+    create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
+    bad = half("bad", Message(topic=orders, value=b"with the bad one"), Message(topic=small, value=b"x" * 100_000))
+    good = [half(f"good-{number}", Message(topic=small, value=b"good-%02d" % number)) for number in range(20)]
+    async with running(config) as instance:
+        results = await asyncio.gather(
+            *(instance.write_until_known(commit_of(0, one, 0)) for one in [*good[:10], bad, *good[10:]]),
+            return_exceptions=True,
+        )
+        refused = [result for result in results if isinstance(result, BaseException)]
+        assert [type(error) for error in refused] == [MessageTooLargeError]
+        assert small in str(refused[0])
+        for number in range(20, 30):
+            more = half(f"good-{number}", Message(topic=small, value=b"good-%02d" % number))
+            with pytest.raises(MessageTooLargeError):
+                await instance.write_until_known(commit_of(0, bad, 0))
+            await instance.write_until_known(commit_of(0, more, 0))
+        assert len(instance.observer.failures) == 1
+        _set_topic(config, small, "max.message.bytes", "200000")
+        await instance.write_until_taken(commit_of(0, bad, 0))
+        assert len(instance.observer.failures) == 1
+    values = [seen.value or b"" for seen in read_topic(config, small)]
+    assert sorted(values) == [b"good-%02d" % number for number in range(30)] + [b"x" * 100_000]
+    assert [seen.value for seen in read_topic(config, orders)] == [b"with the bad one"]
+
+
+def _set_topic(config: KafkaConfig, topic: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    admin = admin_of(config)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: KafkaConfig) -> None:
+    """Whoever fences the lane's ids ends the incarnation: LaneLostError, then a new one which writes again."""
+    orders = config.prefix + "orders"
+    async with running(config) as instance:
+        before = instance.incarnation
+        ids = [f"{config.prefix}{before}.{name}" for name in ("0", "1", "q")]
+        await asyncio.to_thread(fence, config, ids, time.monotonic() + 30)
+        one = half("a-1", Message(topic=orders, value=b"once"))
+        with pytest.raises(LaneLostError):
+            await instance.write(commit_of(0, one, 0))
+        await instance.write_until_known(commit_of(0, one, 0))
+        assert instance.incarnation not in (None, before)
+        assert instance.observer.failures == ["fenced"]
+        assert ("lost", 0) in instance.service.events
+    assert [seen.value for seen in read_topic(config, orders)] == [b"once"]
+
+
+async def test_nothing_of_a_kafka_transaction_that_failed_is_visible(config: KafkaConfig) -> None:
+    """The good messages of a batch that failed stand once, whatever had been written of them the first time."""
+    orders, small = config.prefix + "orders", config.prefix + "small"
+    create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
+    good = [half(f"good-{number}", Message(topic=orders, value=b"good-%02d" % number)) for number in range(30)]
+    bad = half("bad", Message(topic=small, value=b"x" * 100_000))
+    async with running(config) as instance:
+        results = await asyncio.gather(
+            *(instance.write_until_known(commit_of(1, one, 0)) for one in [*good, bad]), return_exceptions=True
+        )
+        assert [type(result).__name__ for result in results if isinstance(result, BaseException)] == [
+            "MessageTooLargeError"
+        ]
+    assert sorted(seen.value or b"" for seen in read_topic(config, orders)) == [b"good-%02d" % n for n in range(30)]
+    assert read_topic(config, small) == []
+
+
+async def test_the_tail_sees_what_others_append_and_passes_control_records(config: KafkaConfig) -> None:
+    """A half that another producer appends is applied, and the position reaches the real end of half[s]."""
+    orders = config.prefix + "orders"
+    async with running(config) as instance:
+        stranger = half("stranger", Message(topic=orders, value=b"v"))
+        [offset] = await asyncio.to_thread(prepare, config, 0, stranger)
+        state = instance.service.states[0]
+        await eventually(lambda: state.state_of("stranger") is State.PREPARED, "the stranger's half")
+        entry = state.find("stranger")
+        assert entry is not None
+        written = await instance.write(commit_of(0, stranger, offset))
+        assert written.half is not None
+        tombstone = written.half
+        # After the tombstone stands the control record that ends its Kafka transaction.
+        await eventually(lambda: state.half_tail >= tombstone + 2, "a position after the control record")
+
+
+async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: KafkaConfig) -> None:
+    """Recovery and tail both go on after rubbish in half."""
+    rubbish = Producer(config.producer())
+    rubbish.produce(config.half_topic, b"rubbish", b"r-1", 0)
+    rubbish.flush(30)
+    prepare(config, 0, half("after"))
+    async with running(config) as instance:
+        assert instance.service.states[0].state_of("after") is State.PREPARED
+        assert instance.observer.counts[f"skipped {config.half_topic}"] == 1
+        rubbish.produce(config.half_topic, b"rubbish", b"r-2", 0)
+        rubbish.flush(30)
+        await asyncio.to_thread(prepare, config, 0, half("later"))
+        await eventually(lambda: instance.service.states[0].state_of("later") is not None, "the half after rubbish")
+        assert instance.observer.counts[f"skipped {config.half_topic}"] == 2

@@ -1,0 +1,58 @@
+"""A caller with short times, and a question for it."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+
+import pytest
+
+from halfway.checkback import HttpCheckCaller
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode, Group, Message
+from halfway.service.ports import CheckReply, CheckRequest
+
+GROUP = Group(
+    name="orders",
+    mode=CheckMode.PUSH,
+    urls=(),
+    topics=("coupon",),
+    policy=PolicyOverrides(),
+    created_at=0,
+    updated_at=0,
+)
+QUESTION = CheckRequest(
+    check_id="order-1:2",
+    id="order-1",
+    group="orders",
+    prepared_at=1_767_225_600_007,
+    attempt=2,
+    messages=(Message(topic="coupon", key=b"order-1", value=b"spring"),),
+)
+
+Ask = Callable[..., Coroutine[None, None, CheckReply]]
+
+
+@pytest.fixture
+async def caller() -> AsyncIterator[HttpCheckCaller]:
+    """Give a caller whose time for a call is long enough for a slow machine."""
+    async with HttpCheckCaller(timeout_s=20) as made:
+        yield made
+
+
+@pytest.fixture
+def ask(caller: HttpCheckCaller) -> Ask:
+    """Give a function that asks some URLs."""
+
+    async def call(*urls: str, request: CheckRequest = QUESTION) -> CheckReply:
+        return await caller.call(GROUP, urls, request)
+
+    return call
+
+
+@pytest.fixture
+async def ask_briefly() -> AsyncIterator[Ask]:
+    """Give a function that asks some URLs of which one at least will not answer: it waits one second for all."""
+    async with HttpCheckCaller(timeout_s=1) as impatient:
+
+        async def call(*urls: str, request: CheckRequest = QUESTION) -> CheckReply:
+            return await impatient.call(GROUP, urls, request)
+
+        yield call

@@ -1,0 +1,121 @@
+"""The state of a shard, computed the slow way: keep every record, look at each id's records from scratch.
+
+What it says is DESIGN section 2 in as few words as possible; `ShardState` is held against it.
+"""
+
+from dataclasses import dataclass, field
+
+from halfway.domain.records import Half, Op, Origin, Parked
+from halfway.domain.transaction import Cause, State
+
+
+@dataclass
+class Logs:
+    """The records of one shard, in the order of their offsets."""
+
+    half: list[tuple[int, str, Half | None]] = field(default_factory=list)
+    op: list[tuple[int, Op]] = field(default_factory=list)
+    parked: list[tuple[int, str, Parked | None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of one id. `half` and `half_offset` are what it would be committed from."""
+
+    state: State
+    content: bytes | None
+    checks: int
+    checked_at: int | None = None
+    commit_verdict: bool = False
+    remark: str | None = None
+    cause: Cause | None = None
+    reason: str | None = None
+    at: int | None = None
+    half: Half | None = None
+    half_offset: int = -1
+
+
+def known(logs: Logs, transaction_id: str) -> Known | None:
+    """Compute the state of an id, None where nothing is known of it."""
+    ops = [op for _, op in logs.op if op.id == transaction_id]
+    for op in ops:
+        if op.kind.final:
+            state = State.COMMITTED if op.kind == "COMMITTED" else State.ROLLED_BACK
+            return Known(
+                state=state,
+                content=op.fingerprint,
+                checks=op.checks,
+                remark=op.remark,
+                cause=op.cause,
+                at=op.at,
+                half_offset=op.half_offset,
+            )
+    parked = [record for _, key, record in logs.parked if key == transaction_id]
+    if parked and (last := parked[-1]) is not None:
+        return Known(
+            state=State.PARKED,
+            content=last.half.fingerprint,
+            checks=last.checks,
+            commit_verdict=last.half.commit_verdict,
+            remark=last.half.remark,
+            reason=last.reason,
+            half=last.half,
+            checked_at=last.half.checked_at,
+            half_offset=ops[-1].half_offset,
+        )
+    standing = _standing(logs, transaction_id)
+    if standing is None:
+        return None
+    offset, half = standing
+    last_op = ops[-1] if ops else None
+    return Known(
+        state=State.PREPARED,
+        content=half.fingerprint,
+        checks=last_op.checks if last_op else half.checks,
+        checked_at=last_op.checked_at if last_op else half.checked_at,
+        commit_verdict=last_op.commit_verdict if last_op else half.commit_verdict,
+        remark=last_op.remark if last_op else half.remark,
+        half=half,
+        half_offset=offset,
+    )
+
+
+def stray(logs: Logs, transaction_id: str) -> bool:
+    """Say whether half[s] would bring the wrong content, or an ended transaction, back to life."""
+    halves = _halves(logs, transaction_id)
+    authority = _authority(halves)
+    if authority is not None:
+        return any(half is not None and half.origin is Origin.PREPARE for _, half in halves[authority + 1 :])
+    return len({half.fingerprint for _, half in halves if half is not None}) > 1
+
+
+def everything(logs: Logs) -> dict[str, Known]:
+    """Compute the state of every id of which something is known."""
+    ids = {key for _, key, _ in logs.half} | {op.id for _, op in logs.op} | {key for _, key, _ in logs.parked}
+    return {name: what for name in ids if (what := known(logs, name)) is not None}
+
+
+def strays(logs: Logs) -> set[str]:
+    """Compute the ids whose half records must be corrected."""
+    return {name for name in {key for _, key, _ in logs.half} if stray(logs, name)}
+
+
+def _halves(logs: Logs, transaction_id: str) -> list[tuple[int, Half | None]]:
+    return [(offset, half) for offset, key, half in logs.half if key == transaction_id]
+
+
+def _authority(halves: list[tuple[int, Half | None]]) -> int | None:
+    """Return the place of the last record that the lane wrote: it has the last word over prepares."""
+    places = [place for place, (_, half) in enumerate(halves) if half is None or half.origin is Origin.LANE]
+    return places[-1] if places else None
+
+
+def _standing(logs: Logs, transaction_id: str) -> tuple[int, Half] | None:
+    """Return the half that is pending: the lane's last one, or the first prepare (its last repeat, for the offset)."""
+    halves = _halves(logs, transaction_id)
+    authority = _authority(halves)
+    if authority is not None:
+        offset, half = halves[authority]
+        return None if half is None else (offset, half)
+    prepares = [(offset, half) for offset, half in halves if half is not None]
+    return prepares[0] if prepares else None

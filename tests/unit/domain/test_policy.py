@@ -1,0 +1,191 @@
+"""When a pending transaction is checked, given up or written again (DESIGN section 6)."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfway.domain.policy import (
+    JITTER,
+    Check,
+    CheckPolicy,
+    Decision,
+    OnExhausted,
+    Park,
+    PolicyOverrides,
+    ReAnchor,
+    RollBack,
+    Wait,
+    decide,
+    next_check_at,
+    next_look_at,
+)
+
+FAR = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    offset: int = 100
+    since: int = 1_000_000
+    checks: int = 0
+    checked_at: int | None = None
+    attempts: int = 0
+    check_after_ms: int | None = None
+    commit_verdict: bool = False
+
+
+def judge(
+    policy: CheckPolicy,
+    facts: Facts,
+    now: int,
+    *,
+    end_offset: int = 200,
+    reanchor_after: int = FAR,
+    jitter: float = 0.5,
+) -> Decision:
+    return decide(policy, facts, now=now, end_offset=end_offset, reanchor_after=reanchor_after, jitter=jitter)
+
+
+jitters = st.floats(0, 1, exclude_max=True)
+policies = st.builds(
+    CheckPolicy,
+    first_check_after_s=st.floats(0, 1000),
+    check_interval_s=st.floats(0.01, 1000),
+    max_interval_s=st.floats(0.01, 5000),
+    max_checks=st.integers(1, 20),
+    max_age_s=st.floats(1, 100_000),
+    on_exhausted=st.sampled_from(OnExhausted),
+)
+
+
+@st.composite
+def facts_of(draw: st.DrawFn) -> Facts:
+    since = draw(st.integers(0, 2_000_000))
+    attempts = draw(st.integers(0, 60))
+    return Facts(
+        since=since,
+        attempts=attempts,
+        checks=draw(st.integers(0, attempts)),
+        checked_at=since + draw(st.integers(0, 10_000_000)) if attempts else None,
+        check_after_ms=draw(st.none() | st.integers(0, 1_000_000)),
+        commit_verdict=draw(st.booleans()),
+        offset=draw(st.integers(0, 100)),
+    )
+
+
+moments = st.integers(0, 200_000_000)
+
+
+@given(policies, facts_of(), moments, jitters)
+def test_nothing_is_asked_before_the_first_check_is_due(
+    policy: CheckPolicy, facts: Facts, after: int, jitter: float
+) -> None:
+    first = policy.first_check_after_s * 1000 if facts.check_after_ms is None else facts.check_after_ms
+    fresh = replace(facts, attempts=0, checks=0, checked_at=None)
+    asked = isinstance(judge(policy, fresh, facts.since + after, jitter=jitter), Check)
+    due = after >= round(first)
+    too_old = after >= round(policy.max_age_s * 1000)
+    assert asked == (due and not too_old)
+
+
+@given(policies, facts_of(), moments, jitters)
+def test_what_it_decides_fits_the_time_and_the_counts(
+    policy: CheckPolicy, facts: Facts, after: int, jitter: float
+) -> None:
+    now = facts.since + after
+    too_old = after >= round(policy.max_age_s * 1000)
+    due = now >= next_check_at(policy, facts, jitter=jitter)
+    match judge(policy, facts, now, jitter=jitter):
+        case Check():
+            assert due
+            assert not too_old
+            assert facts.checks < policy.max_checks
+        case Park() | RollBack() as given_up:
+            assert too_old or (due and facts.checks >= policy.max_checks)
+            rolls_back = policy.on_exhausted is OnExhausted.ROLLBACK and not facts.commit_verdict
+            assert isinstance(given_up, RollBack) == rolls_back
+        case Wait(until=until):
+            assert now < until == next_look_at(policy, facts, jitter=jitter)
+            assert not isinstance(judge(policy, facts, until, jitter=jitter), Wait)
+        case ReAnchor():
+            pytest.fail("it lies close to the end")
+
+
+@given(policies, facts_of(), moments, jitters)
+def test_a_verdict_to_commit_is_never_rolled_back(policy: CheckPolicy, facts: Facts, after: int, jitter: float) -> None:
+    decision = judge(policy, replace(facts, commit_verdict=True), facts.since + after, jitter=jitter)
+    assert not isinstance(decision, RollBack)
+    if isinstance(decision, Park):
+        assert "said commit" in decision.reason
+
+
+@given(policies, facts_of(), jitters)
+def test_the_back_off_doubles_up_to_its_cap(policy: CheckPolicy, facts: Facts, jitter: float) -> None:
+    checked_at = facts.since
+    delays = [
+        next_check_at(policy, replace(facts, attempts=attempts, checked_at=checked_at), jitter=jitter) - checked_at
+        for attempts in range(1, 70)
+    ]
+    assert delays == sorted(delays)
+    assert delays[-1] <= policy.max_interval_s * 1000 * (1 + JITTER / 2) + 1
+    shortest = min(policy.check_interval_s, policy.max_interval_s) * 1000 * (1 - JITTER / 2)
+    assert delays[0] >= shortest - 1
+
+
+@given(policies, facts_of(), jitters, jitters)
+def test_more_jitter_is_never_earlier(policy: CheckPolicy, facts: Facts, one: float, other: float) -> None:
+    early, late = sorted((one, other))
+    assert next_check_at(policy, facts, jitter=early) <= next_check_at(policy, facts, jitter=late)
+
+
+@given(policies, facts_of(), moments, moments, jitters)
+def test_once_given_up_it_stays_given_up(
+    policy: CheckPolicy, facts: Facts, one: int, other: int, jitter: float
+) -> None:
+    earlier, later = sorted((facts.since + one, facts.since + other))
+    if isinstance(judge(policy, facts, earlier, jitter=jitter), Park | RollBack):
+        assert isinstance(judge(policy, facts, later, jitter=jitter), Park | RollBack)
+
+
+def test_the_default_schedule() -> None:
+    """6 s, then 30 s doubling to 300 s, 15 checks, then parked one interval later."""
+    policy, facts, now, asked = CheckPolicy(), Facts(), 1_000_000, []
+    while isinstance(decision := judge(policy, facts, now), Wait | Check):
+        if isinstance(decision, Wait):
+            now = decision.until
+            continue
+        asked.append((now - facts.since) // 1000)
+        facts = replace(facts, checks=facts.checks + 1, attempts=facts.attempts + 1, checked_at=now)
+    assert asked[:7] == [6, 36, 96, 216, 456, 756, 1056]
+    assert len(asked) == 15
+    assert decision == Park(reason="no verdict after 15 checks (max_checks 15)")
+    assert (now - facts.since) // 1000 == asked[-1] + 300
+
+
+def test_attempts_that_sent_nothing_back_off_but_do_not_exhaust() -> None:
+    policy = CheckPolicy(max_checks=2)
+    facts = Facts(attempts=50, checks=0, checked_at=1_000_000)
+    assert next_check_at(policy, facts, jitter=0.5) == 1_300_000
+    assert judge(policy, facts, 1_300_000) == Check()
+
+
+def test_a_transactions_own_first_check_goes_before_the_groups() -> None:
+    assert next_check_at(CheckPolicy(), Facts(check_after_ms=90_000), jitter=0.9) == 1_090_000
+
+
+def test_the_largest_age_ends_the_asking_though_no_check_was_sent() -> None:
+    policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
+    assert judge(policy, Facts(), 1_100_000) == RollBack(reason="older than max_age_s 100")
+
+
+@pytest.mark.parametrize("behind, decision", [(1000, Wait(until=1_006_000)), (1001, ReAnchor())])
+def test_what_lies_far_behind_the_end_is_written_again(behind: int, decision: Decision) -> None:
+    assert judge(CheckPolicy(), Facts(offset=5), 1_000_001, end_offset=5 + behind, reanchor_after=1000) == decision
+
+
+def test_a_group_chooses_parts_of_the_policy() -> None:
+    chosen = CheckPolicy().overridden(PolicyOverrides(max_checks=3, on_exhausted=OnExhausted.ROLLBACK))
+    assert chosen == CheckPolicy(max_checks=3, on_exhausted=OnExhausted.ROLLBACK)
+    assert CheckPolicy().overridden(PolicyOverrides(first_check_after_s=0.0)).first_check_after_s == 0

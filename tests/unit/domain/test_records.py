@@ -1,0 +1,63 @@
+"""Sizes, hashes and fingerprints of records."""
+
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfway.domain.records import Message, MessageDigest, digest, fingerprint
+
+optional_bytes = st.none() | st.binary(max_size=4)
+messages = st.builds(
+    Message,
+    topic=st.sampled_from(["a", "b"]),
+    key=optional_bytes,
+    value=optional_bytes,
+    headers=st.lists(st.tuples(st.sampled_from(["x", "y"]), optional_bytes), max_size=2).map(tuple),
+    partition=st.none() | st.integers(0, 2),
+)
+prepares = st.tuples(
+    st.sampled_from(["g", "h"]), st.lists(messages, max_size=2).map(tuple), st.none() | st.integers(0, 2)
+)
+Prepare = tuple[str, tuple[Message, ...], int | None]
+
+
+@given(prepares, prepares)
+def test_a_fingerprint_is_equal_exactly_for_the_same_content(one: Prepare, other: Prepare) -> None:
+    assert (fingerprint(*one) == fingerprint(*other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Message(topic="a", key=None, value=b""),
+        Message(topic="a", key=b"", value=None),
+        Message(topic="a", headers=(("", None),)),
+        Message(topic="a", partition=0),
+    ],
+)
+def test_null_empty_and_absent_differ(other: Message) -> None:
+    assert fingerprint("g", (Message(topic="a"),), None) != fingerprint("g", (other,), None)
+
+
+def test_a_fingerprint_is_the_same_for_ever() -> None:
+    """It is written to the log: a change would make every repeat of an older prepare a conflict."""
+    message = Message(topic="orders", key=b"k", value=b"v", headers=(("h", b"1"),), partition=2)
+    assert fingerprint("shop", (message,), 500).hex() == "18632f50a924cc45cd7d09f8cc038ab8"
+
+
+def test_sizes() -> None:
+    message = Message(topic="orders", key=b"key", value=b"value", headers=(("h", b"12"), ("n", None)))
+    assert message.size == 3 + 5 + 1 + 2 + 1
+    assert Message(topic="orders").size == 0
+
+
+@given(st.binary(max_size=20))
+def test_a_digest_is_the_beginning_of_sha_256(data: bytes) -> None:
+    assert digest(data) == sha256(data).digest()[:16]
+
+
+def test_a_null_value_has_no_hash_and_an_empty_one_has() -> None:
+    assert MessageDigest.of(Message(topic="a", value=None)).value_hash is None
+    assert MessageDigest.of(Message(topic="a", value=b"")).value_hash is not None

@@ -1,0 +1,96 @@
+"""`ShardState` against a model that keeps every record and computes from scratch."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfway.domain.shard import ShardState
+from halfway.domain.transaction import State
+from tests.unit.domain import naive_fold
+from tests.unit.domain.histories import GROUP, PARTITIONS, Step, World, described, expected, steps
+from tests.unit.domain.naive_fold import Logs
+
+moves = st.lists(st.tuples(st.sampled_from(PARTITIONS), st.integers(-6, 4)), max_size=60)
+"""For each partition in turn: read on so many records, or go back and read again."""
+
+
+class Reader:
+    """Reads the three partitions, each at its own speed, into one fold."""
+
+    def __init__(self, logs: Logs) -> None:
+        self.state = ShardState(0)
+        self._logs = logs
+        self._position = dict.fromkeys(PARTITIONS, 0)
+
+    def move(self, partition: str, records: int) -> None:
+        if records < 0:
+            self._position[partition] = max(0, self._position[partition] + records)
+            return
+        for _ in range(records):
+            self._read_one(partition)
+
+    def finish(self) -> None:
+        for partition in PARTITIONS:
+            self.move(partition, 1000)
+
+    def _read_one(self, partition: str) -> None:
+        place = self._position[partition]
+        if partition == "half" and place < len(self._logs.half):
+            self.state.apply_half(*self._logs.half[place])
+            self.state.advance_tail(self._logs.half[place][0] + 1)
+        elif partition == "op" and place < len(self._logs.op):
+            self.state.apply_op(*self._logs.op[place])
+        elif partition == "parked" and place < len(self._logs.parked):
+            self.state.apply_parked(*self._logs.parked[place])
+        else:
+            return
+        self._position[partition] = place + 1
+
+
+def agrees(state: ShardState, logs: Logs) -> None:
+    assert described(state) == expected(logs)
+    assert {name for name, _ in state.strays()} == naive_fold.strays(logs)
+    alive = [what.state for what in expected(logs).values() if not what.state.ended]
+    counts = alive.count(State.PREPARED), alive.count(State.PARKED)
+    assert state.counts == (*counts, len(expected(logs)) - len(alive))
+    assert state.group_counts == ({GROUP: counts} if alive else {})
+
+
+@settings(max_examples=600)
+@given(steps, moves)
+def test_the_fold_is_the_same_however_the_partitions_are_interleaved_and_read_again(
+    history: list[Step], reading: list[tuple[str, int]]
+) -> None:
+    world = World()
+    world.run(history)
+    reader = Reader(world.logs)
+    for partition, records in reading:
+        reader.move(partition, records)
+    reader.finish()
+    agrees(reader.state, world.logs)
+    reader.state.settle()
+    agrees(reader.state, world.logs)
+
+
+@settings(max_examples=600)
+@given(steps)
+def test_the_owners_live_fold_of_own_writes_and_tail_agrees(history: list[Step]) -> None:
+    """Own writes are applied as they are confirmed, and come again, with those of others between them, by the tail."""
+    world = World()
+    world.run(history)
+    world.read_tail(1000)
+    agrees(world.owner, world.logs)
+
+
+@settings(max_examples=300)
+@given(steps)
+def test_correcting_every_stray_leaves_none_and_changes_no_state(history: list[Step]) -> None:
+    world = World()
+    world.run(history)
+    world.read_tail(1000)
+    before = described(world.owner)
+    for transaction_id, _ in world.owner.strays():
+        world.step(Step("correct", transaction_id))
+    assert world.owner.strays() == []
+    assert naive_fold.strays(world.logs) == set()
+    assert described(world.owner) == before
+    agrees(world.owner, world.logs)
