@@ -32,7 +32,9 @@ class Breaker:
 
     def retry_at(self, now: int) -> int:
         """Return when it is worth asking again."""
-        return now if self._until is None else max(self._until, now + self._first_ms // 2)
+        if self._until is None or (now >= self._until and not self._probing):
+            return now
+        return max(self._until, now + self._first_ms // 2)
 
     def reached(self) -> None:
         """Say that a call reached an endpoint, whatever it answered: close."""

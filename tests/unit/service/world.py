@@ -1,0 +1,123 @@
+"""A coordinator over the ports in memory, with a clock that a test moves."""
+
+import asyncio
+from dataclasses import dataclass
+
+from halfway.domain.policy import OnExhausted, PolicyOverrides
+from halfway.domain.records import CheckMode, Message
+from halfway.domain.transaction import Outcome, State
+from halfway.memory import Memory, topic
+from halfway.service.coordinator import Coordinator
+from halfway.service.requests import End, EndResult, GroupSpec, Prepare, Prepared, ServiceLimits, TransactionView
+
+SHARDS = 2
+LIMITS = ServiceLimits(shards=SHARDS, outcome_horizon_s=60)
+QUICK = PolicyOverrides(first_check_after_s=5, check_interval_s=10, max_interval_s=40, max_checks=3, max_age_s=1000)
+
+
+@dataclass
+class World:
+    """One instance: its ports in `memory`, the service in `coordinator`."""
+
+    memory: Memory
+    coordinator: Coordinator
+
+    @classmethod
+    async def start(cls, memory: Memory | None = None, limits: ServiceLimits = LIMITS) -> "World":
+        memory = memory or Memory(
+            shards=SHARDS,
+            topics={"orders": 3, "points": 1, "compacted": topic(1, compacted=True)},
+            outcome_horizon_s=limits.outcome_horizon_s,
+        )
+        coordinator = Coordinator(limits=limits, **memory.ports)
+        await memory.membership.start(coordinator.listener)
+        world = cls(memory, coordinator)
+        await world.until(lambda: len(coordinator.shards.served) == SHARDS)
+        return world
+
+    async def restart(self, limits: ServiceLimits = LIMITS) -> "World":
+        """Kill this instance and start the next one over the same log."""
+        memory = self.memory.restarted()
+        await self.coordinator.drain()
+        return await World.start(memory, limits)
+
+    async def stop(self) -> None:
+        await self.coordinator.drain()
+        await self.memory.membership.stop(deadline=self.deadline())
+
+    @staticmethod
+    def deadline(seconds: float = 5) -> float:
+        return asyncio.get_running_loop().time() + seconds
+
+    async def until(self, condition: object, within_s: float = 10) -> None:
+        """Wait for something that comes about by itself."""
+        assert callable(condition)
+        async with asyncio.timeout(within_s):
+            while not condition():  # noqa: ASYNC110 - nothing tells when it has come about
+                await asyncio.sleep(0.001)
+
+    async def group(
+        self,
+        name: str = "shop",
+        *,
+        policy: PolicyOverrides = QUICK,
+        mode: CheckMode = CheckMode.PUSH,
+        urls: tuple[str, ...] = ("http://a/", "http://b/"),
+    ) -> None:
+        spec = GroupSpec(
+            name=name,
+            mode=mode,
+            urls=urls if mode is CheckMode.PUSH else (),
+            topics=("orders", "points", "compacted", "missing"),
+            policy=policy,
+        )
+        await self.coordinator.put_group(spec, deadline=self.deadline())
+
+    async def prepare(
+        self,
+        *messages: Message,
+        transaction_id: str | None = None,
+        check_after_ms: int | None = None,
+        group: str = "shop",
+    ) -> Prepared:
+        return await self.coordinator.prepare(
+            Prepare(
+                group=group,
+                messages=messages or (Message(topic="orders", key=b"k", value=b"v"),),
+                id=transaction_id,
+                check_after_ms=check_after_ms,
+            ),
+            deadline=self.deadline(),
+        )
+
+    async def end(
+        self, transaction_id: str, outcome: Outcome, *, remark: str | None = None, check_id: str | None = None
+    ) -> EndResult:
+        return await self.coordinator.end(
+            End(id=transaction_id, outcome=outcome, remark=remark, check_id=check_id), deadline=self.deadline()
+        )
+
+    async def get(self, transaction_id: str) -> TransactionView:
+        return await self.coordinator.get(transaction_id, deadline=self.deadline())
+
+    async def state(self, transaction_id: str) -> State:
+        return (await self.get(transaction_id)).state
+
+    async def scan(self, *, after_s: float = 0) -> None:
+        """Move the clock, scan every shard as the scheduler does, and let the checks that it sent come back."""
+        self.memory.clock.advance(after_s)
+        for shard in self.coordinator.shards.served:
+            await self.coordinator.scan(shard, self.memory.clock.now_ms())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
+
+
+ROLLBACK_AT_LAST = PolicyOverrides(
+    first_check_after_s=5,
+    check_interval_s=10,
+    max_interval_s=40,
+    max_checks=2,
+    max_age_s=1000,
+    on_exhausted=OnExhausted.ROLLBACK,
+)
