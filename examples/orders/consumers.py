@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 Handler = Callable[[bytes], None]
 Headers = list[tuple[str, str | bytes | None]]
 
 DELIVER_WITHIN_S = 30.0
+ASK_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class Seen:
     partition: int
     offset: int
     transaction_id: str
+    dead_letter_of: str
+    """The topic it was set aside from, empty where it is no dead letter."""
 
 
 class TopicConsumer(threading.Thread):
@@ -144,6 +147,21 @@ class TopicConsumer(threading.Thread):
             raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
 
 
+def topic_ends(bootstrap_servers: str, topic: str) -> Mapping[int, int]:
+    """Return the end offset of each partition, unfinished Kafka transactions included."""
+    # Under read_committed the broker would give the end of what is committed, which can still grow.
+    asking = {"bootstrap.servers": bootstrap_servers, "group.id": "ends", "isolation.level": "read_uncommitted"}
+    consumer = Consumer(asking)
+    try:
+        partitions = consumer.list_topics(topic, timeout=ASK_WITHIN_S).topics[topic].partitions
+        return {
+            number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=ASK_WITHIN_S)[1]
+            for number in partitions
+        }
+    finally:
+        consumer.close()
+
+
 def header(message: Message, name: str) -> str:
     """Return the last value of a header as text, empty where there is none."""
     value = dict(message.headers() or []).get(name)
@@ -156,6 +174,7 @@ def _seen(message: Message) -> Seen:
         partition=message.partition() or 0,
         offset=message.offset() or 0,
         transaction_id=header(message, "halfway-transaction-id"),
+        dead_letter_of=header(message, "dead-letter-topic"),
     )
 
 

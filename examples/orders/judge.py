@@ -51,7 +51,9 @@ def judge(evidence: Evidence) -> list[Problem]:
     for topic, ids in evidence.seen.items():
         found += ((topic, what, orders) for what, orders in _against(evidence.paid, ids))
         digestible = evidence.paid & set(evidence.flawed.get(topic, ()))
-        found += ((f"dead letters of {topic}", what, it) for what, it in _against(digestible, evidence.dead.get(topic, ())))
+        found += (
+            (f"dead letters of {topic}", what, it) for what, it in _against(digestible, evidence.dead.get(topic, ()))
+        )
     found += (("halfway", what, orders) for what, orders in _transactions(evidence))
     stray = {order for topic, ids in evidence.dead.items() if topic not in evidence.seen for order in ids}
     found.append(("dead letters", "of no topic that is known", stray))
@@ -68,7 +70,10 @@ def _against(wanted: set[str], ids: Sequence[str]) -> Iterator[tuple[str, set[st
 def _transactions(evidence: Evidence) -> Iterator[tuple[str, set[str]]]:
     states = {str(found["id"]): str(found["state"]) for found in evidence.transactions}
     committed = {order for order, state in states.items() if state == COMMITTED}
-    yield "still without an outcome", {order for order, state in states.items() if state not in {COMMITTED, ROLLED_BACK}}
+    yield (
+        "still without an outcome",
+        {order for order, state in states.items() if state not in {COMMITTED, ROLLED_BACK}},
+    )
     yield "committed, but not paid", committed - evidence.paid
     yield "paid, but not committed", evidence.paid - committed
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Self
 
 import aiohttp
 from aiohttp import web
@@ -16,14 +17,14 @@ class LossyNetwork:
     """A proxy in front of halfway. It changes no request and no answer: it delivers them, or the connection breaks."""
 
     def __init__(self, halfway_url: str, faults: Mapping[str, Fault], kill: Callable[[str], Awaitable[None]]) -> None:
-        """Keep the faults by order id; `kill` is awaited when the end of an order arrives that is to be the last act."""
+        """Keep the faults by order id; `kill` is awaited when the end arrives of an order whose fault is that."""
         self._halfway_url = halfway_url
         self._faults = faults
         self._kill = kill
         self._done: set[str] = set()
         self.happened: Counter[Fault] = Counter()
 
-    async def __aenter__(self) -> "LossyNetwork":
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_route("*", "/{path:.*}", self._pass)
@@ -46,9 +47,8 @@ class LossyNetwork:
             case "end", Fault.END_LOST:
                 return self._lose(request, order, fault)
             case "end", Fault.KILLED if order not in self._done:
-                lost = self._lose(request, order, fault)
                 await self._kill(order)
-                return lost
+                return self._lose(request, order, fault)
             case ("prepare", Fault.PREPARE_ANSWERS_LOST) | ("end", Fault.END_ANSWER_LOST):
                 await self._forward(request, body)
                 return self._lose(request, order, fault)

@@ -1,6 +1,7 @@
 """The orders of one run, and what is to go wrong with each: the same for the same seed."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -45,8 +46,10 @@ class Planned:
         }
 
 
+Kind = Mapping[str, object]
+
 # Of every hundred orders; the rest are paid by card and nothing goes wrong.
-PER_HUNDRED: tuple[tuple[int, dict[str, object]], ...] = (
+PER_HUNDRED: tuple[tuple[int, Kind], ...] = (
     (10, {"payment": "card-declined"}),
     (4, {"payment": "transfer"}),
     (3, {"payment": "transfer-bounces"}),
@@ -66,7 +69,7 @@ KILLS = 3
 def plan(orders: int, seed: int) -> list[Planned]:
     """Return the orders of a run in the order in which they are placed; each kind appears where `orders` allows it."""
     chance = random.Random(seed)
-    kinds = [kind for share, kind in PER_HUNDRED for _ in range(max(1, round(share * orders / 100)))]
+    kinds: list[Kind] = [kind for share, kind in PER_HUNDRED for _ in range(max(1, round(share * orders / 100)))]
     kinds = (kinds + [{}] * (orders - len(kinds)))[: max(orders - KILLS, 0)]
     chance.shuffle(kinds)
     for kill in range(1, min(KILLS, orders) + 1):

@@ -29,6 +29,7 @@ SETTLES_AFTER_S = 1.5
 """How long a bank transfer takes here."""
 LATE_S = 4.0
 """How long the slowest card payment takes: longer than halfway waits before it asks."""
+REGISTER_TRIES = 100
 
 # One set of four messages per order; the groups differ in what halfway does when nobody knows the outcome for long.
 POLICIES: dict[str, dict[str, object]] = {
@@ -94,11 +95,7 @@ class Database:
         """
         with self._transaction():
             self._connection.execute("INSERT OR IGNORE INTO barrier VALUES (?, 'check')", (transaction_id,))
-            row = self._connection.execute(
-                "SELECT state FROM orders WHERE id = (SELECT transaction_id FROM barrier"
-                " WHERE transaction_id = ? AND inserted_by = 'order')",
-                (transaction_id,),
-            ).fetchone()
+            row = self._connection.execute("SELECT state FROM orders WHERE id = ?", (transaction_id,)).fetchone()
         return VERDICTS[row[0] if row else "fenced"]
 
     def settle(self, order_id: str, *, paid: bool) -> str:
@@ -106,7 +103,9 @@ class Database:
         state = "paid" if paid else "failed"
         with self._transaction():
             self._connection.execute("INSERT OR IGNORE INTO barrier VALUES (?, 'check')", (order_id,))
-            self._connection.execute("UPDATE orders SET state = ? WHERE id = ? AND state = 'awaiting'", (state, order_id))
+            self._connection.execute(
+                "UPDATE orders SET state = ? WHERE id = ? AND state = 'awaiting'", (state, order_id)
+            )
             row = self._connection.execute("SELECT state FROM orders WHERE id = ?", (order_id,)).fetchone()
         return str(row[0]) if row else "fenced"
 
@@ -142,8 +141,12 @@ class Halfway:
         """Say where halfway can ask, and how often; again at every start, which changes nothing."""
         for group, policy in POLICIES.items():
             body = {"check": {"urls": [check_url]}, "topics": list(TOPICS), "policy": TIMES | policy}
-            while await self._call("PUT", f"/groups/{group}", body) not in {200, 201}:
+            for _ in range(REGISTER_TRIES):
+                if await self._call("PUT", f"/groups/{group}", body) in {200, 201}:
+                    break
                 await asyncio.sleep(0.2)
+            else:
+                raise RuntimeError(f"halfway does not take the group {group}: is it running?")
 
     async def prepare(self, order: Order) -> bool:
         """Store the four messages out of sight; False means that nothing may be done for this order.

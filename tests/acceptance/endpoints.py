@@ -61,7 +61,7 @@ class CheckEndpoint:
         app.router.add_post("/check", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, HOST, self.port, shutdown_timeout=0.1, reuse_address=True).start()
+        await web.TCPSite(self._runner, HOST, self.port).start()
 
     async def stop(self) -> None:
         """Go away as a service does that is stopped; start() brings it back on the same port."""

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from tests.acceptance.coordinator_process import CoordinatorProcess
+from tests.acceptance.waiting import eventually
 
 Json = dict[str, Any]
 NEVER_S = 3600.0
@@ -148,6 +149,14 @@ class Rest:
     async def show(self, transaction_id: str) -> Json:
         """Give all that is known of a transaction that is known."""
         return (await self.get(transaction_id)).expect(200)
+
+    async def until(self, transaction_id: str, *states: str) -> Json:
+        """Wait until a transaction is in one of the states, and give all that is known of it then."""
+        return await eventually(lambda: self.show(transaction_id), lambda shown: shown["state"] in states)
+
+    async def until_checked(self, transaction_id: str, times: int) -> Json:
+        """Wait until so many checks of a transaction are written down, and give all that is known of it then."""
+        return await eventually(lambda: self.show(transaction_id), lambda shown: shown["checks"] >= times)
 
     async def page(self, **query: object) -> Json:
         """Give one page of the list of transactions."""

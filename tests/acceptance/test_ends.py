@@ -2,19 +2,18 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
 from uuid_utils import uuid7
 
 from halfway.domain.ids import partition_for_key
-from halfway.domain.records import OpKind
+from halfway.domain.records import OpKind, digest
 from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator
-from tests.acceptance.rest_client import QUIET, Connect, Rest, message
+from tests.acceptance.rest_client import QUIET, Connect, Rest, message, moment_ms
 from tests.acceptance.topics import Cluster, InternalTopics
 from tests.acceptance.waiting import eventually
-from tests.fixtures_kafka import Kafka
 
 PAIRS = 100
 FINAL = {OpKind.COMMITTED, OpKind.ROLLED_BACK}
@@ -104,7 +103,7 @@ async def test_two_contradicting_ends_at_one_instant_have_one_outcome(
         zip(transactions, await asyncio.gather(*(race(*pair) for pair in enumerate(transactions))), strict=True)
     )
 
-    print(Counter(states.values()))
+    print(Counter(states.values()))  # noqa: T201  shown with a failure
     delivered = Counter(record.transaction_id for record in await cluster.read(topic))
     assert delivered == Counter(transaction for transaction, state in states.items() if state == "committed")
     finals = [(op.id, op.kind.lower()) for op in await internal.ops() if op.id in states and op.kind in FINAL]
@@ -169,10 +168,10 @@ class TestAfterTheOutcomeHorizon:
     HORIZON_S = 1
 
     @pytest.fixture
-    def forgetful(self, kafka: Kafka, new_coordinator: NewCoordinator) -> Iterator[CoordinatorProcess]:
+    def forgetful(self, new_coordinator: NewCoordinator) -> CoordinatorProcess:
         coordinator = new_coordinator({"HALFWAY_OUTCOME_HORIZON_S": str(self.HORIZON_S)})
         coordinator.start()
-        yield coordinator
+        return coordinator
 
     async def test_an_end_of_an_expired_outcome_is_gone_and_writes_nothing(
         self, forgetful: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
@@ -188,7 +187,7 @@ class TestAfterTheOutcomeHorizon:
         await rest.commit(own)
 
         for transaction in made:
-            await eventually(lambda name=transaction: rest.get(name), lambda answer: answer.status == 410)
+            await eventually(partial(rest.get, transaction), lambda answer: answer.status == 410)
         await eventually(lambda: rest.get(own), lambda answer: answer.status == 404)
         for restarted in (False, True):
             if restarted:
@@ -379,3 +378,41 @@ class TestBatch:
         assert all(item["status"] == 200 and item["body"]["changed"] for item in ended)
         values = Counter(record.value for record in await cluster.read(topic))
         assert values == Counter(str(number).encode() for number in range(200))
+
+
+async def test_what_is_written_down_tells_everything_without_decoding_and_without_the_half(
+    rest: Rest, internal: InternalTopics, quiet: str, topic: str
+) -> None:
+    """Half, op marker and tombstone carry kind, group and state in headers, and the op marker hashes and sizes.
+
+    The audit must not need the half, which is compacted away.
+    """
+    prepared = (await rest.prepare(quiet, [message(topic, "value", key="key"), message(topic, None)])).expect(201)
+    transaction = prepared["id"]
+    await rest.commit(transaction)
+
+    records = [
+        (kind, record)
+        for kind in ("half", "op", "parked")
+        for record in await internal.records(kind)
+        if record.key == transaction.encode()
+    ]
+
+    assert [
+        (kind, record.header("halfway-kind"), record.header("halfway-state"), record.value is None)
+        for kind, record in records
+    ] == [
+        ("half", b"half", b"prepared", False),
+        ("half", b"half", b"committed", True),
+        ("op", b"op", b"committed", False),
+    ]
+    assert {record.header("halfway-group") for _, record in records} == {quiet.encode()}
+    assert {str(record.partition) for _, record in records} == {transaction.partition("-")[0]}
+    (op,) = await internal.ops(transaction)
+    assert op.prepared_at == moment_ms(prepared["prepared_at"])
+    assert op.at >= op.prepared_at
+    assert (op.half_offset, op.group, op.checks) == (records[0][1].offset, quiet, 0)
+    keyed, tombstone = op.messages
+    assert (keyed.topic, keyed.size) == (topic, len("key") + len("value"))
+    assert (keyed.key_hash, keyed.value_hash) == (digest(b"key"), digest(b"value"))
+    assert (tombstone.key_hash, tombstone.value_hash, tombstone.size) == (None, None, 0)

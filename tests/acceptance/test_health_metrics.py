@@ -53,7 +53,7 @@ async def test_work_is_counted_by_group(rest: Rest, endpoint: CheckEndpoint, gro
     parked = await rest.prepared(group, [message(topic)])
     await rest.commit(committed)
     await rest.rollback(rolled_back)
-    await eventually(lambda: rest.show(parked), lambda shown: shown["state"] == "parked")
+    await rest.until(parked, "parked")
     refused = f"http://{HOST}:{pick_port()}/check"
     (await rest.put_group(f"{group}-down", topics=[topic], urls=[refused], policy=HASTY)).expect(201)
     await rest.prepared(f"{group}-down", [message(topic)])

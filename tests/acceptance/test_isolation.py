@@ -5,7 +5,7 @@ import asyncio
 from tests.acceptance.coordinator_process import NewCoordinator
 from tests.acceptance.endpoints import Endpoints
 from tests.acceptance.rest_client import Connect, Json, message
-from tests.acceptance.waiting import eventually, until_true
+from tests.acceptance.waiting import until_true
 
 HUNG_GROUPS = 20
 HUNG_TRANSACTIONS = 5
@@ -45,15 +45,11 @@ async def test_twenty_groups_with_hung_endpoints_do_not_delay_the_checks_of_a_he
 
     healthy = [await rest.prepared(group, [message(topic)]) for _ in range(HEALTHY_TRANSACTIONS)]
     for transaction in healthy:
-        shown = await eventually(
-            lambda transaction=transaction: rest.show(transaction), lambda shown: shown["state"] == "rolled_back"
-        )
+        shown = await rest.until(transaction, "rolled_back")
         assert (shown["cause"], shown["checks"]) == ("check", 1)
 
     assert all(hung_endpoint.waiting == 4 for hung_endpoint in hung_endpoints), "the others still hang"
     assert all(len(hung_endpoint.asked) == 4 for hung_endpoint in hung_endpoints), "and take no more places than theirs"
     release.set()
     for transaction in hung:
-        await eventually(
-            lambda transaction=transaction: rest.show(transaction), lambda shown: shown["state"] == "rolled_back"
-        )
+        await rest.until(transaction, "rolled_back")

@@ -7,7 +7,6 @@ import pytest
 from tests.acceptance.endpoints import CheckEndpoint
 from tests.acceptance.rest_client import QUIET, Json, Rest, message, moment_ms
 from tests.acceptance.topics import Cluster
-from tests.acceptance.waiting import eventually
 
 HASTY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1}
 
@@ -26,7 +25,7 @@ async def one_of_each(rest: Rest, endpoint: CheckEndpoint, group: str, topic: st
     }
     await rest.commit(made["committed"])
     (await rest.end(made["rolled_back"], "rollback", remark="no stock")).expect(200)
-    await eventually(lambda: rest.show(made["parked"]), lambda shown: shown["state"] == "parked")
+    await rest.until(made["parked"], "parked")
     return made
 
 
@@ -115,7 +114,7 @@ async def test_groups_are_listed_changed_and_removed(
     """201, then 200; a group with pending or parked transactions stays."""
     made = (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy={"max_checks": 3})).expect(201)
     assert made["group"] == group
-    assert made["check"] == {"urls": [endpoint.url]} or made["check"]["urls"] == [endpoint.url]
+    assert made["check"] == {"mode": "push", "urls": [endpoint.url]}
     assert made["topics"] == [topic]
     assert made["policy"] == {
         "first_check_after_s": 6,
@@ -142,9 +141,7 @@ async def test_groups_are_listed_changed_and_removed(
     (await rest.call("DELETE", f"/groups/{group}")).refused(404, "unknown_group")
 
 
-async def test_malformed_requests_are_the_callers_fault_and_named(
-    rest: Rest, group: str, topic: str
-) -> None:
+async def test_malformed_requests_are_the_callers_fault_and_named(rest: Rest, group: str, topic: str) -> None:
     """Never a 500: wrong JSON 400, wrong media type 415, wrong fields 422 with their names, too large 413."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     url = f"{rest.url}/v1/transactions"

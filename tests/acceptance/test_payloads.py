@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.rest_client import QUIET, Rest, message, moment_ms
+from tests.acceptance.rest_client import QUIET, Json, Rest, message, moment_ms
 from tests.acceptance.topics import Cluster, Record
 
 OURS = ("halfway-transaction-id", "halfway-message", "halfway-prepared-at")
@@ -89,7 +89,7 @@ async def test_a_json_payload_is_kept_byte_for_byte(rest: Rest, cluster: Cluster
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
+    "data,expected",
     [("null", b"null"), ('""', b'""'), ("0", b"0"), ("[]", b"[]"), ('"text"', b'"text"'), ("true", b"true")],
 )
 async def test_any_json_document_is_a_payload(deliver: Any, data: str, expected: bytes) -> None:
@@ -153,9 +153,7 @@ JAVA_PARTITIONS: list[tuple[bytes, int, int, int]] = [
 ]
 
 
-async def test_keyed_messages_land_where_a_java_client_would_put_them(
-    rest: Rest, cluster: Cluster, group: str
-) -> None:
+async def test_keyed_messages_land_where_a_java_client_would_put_them(rest: Rest, cluster: Cluster, group: str) -> None:
     (seven,) = await cluster.make_topics("seven", partitions=7)
     (twelve,) = await cluster.make_topics("twelve", partitions=12)
     (await rest.put_group(group, topics=[seven, twelve], policy=QUIET)).expect(201)
@@ -219,11 +217,9 @@ async def test_ends_of_one_caller_keep_their_order_for_each_key(
     assert all(earlier < later for earlier, later in pairwise(values))
 
 
-async def test_a_pending_transaction_shows_its_messages_as_they_were_sent(
-    rest: Rest, group: str, topic: str
-) -> None:
+async def test_a_pending_transaction_shows_its_messages_as_they_were_sent(rest: Rest, group: str, topic: str) -> None:
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    sent = [
+    sent: list[Json] = [
         {"topic": topic, "key": "k", "value": "v", "headers": [{"name": "h", "value": None}]},
         {"topic": topic, "key": None, "value": None, "headers": [], "partition": 1},
         {"topic": topic, "key": binary(b"\xff"), "value": binary(b"\xfe"), "headers": []},

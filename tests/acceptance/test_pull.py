@@ -5,9 +5,8 @@ import time
 
 from halfway.domain.records import OpKind
 from tests.acceptance.endpoints import CheckEndpoint
-from tests.acceptance.rest_client import NEVER_S, QUIET, Rest, message, moment_ms
+from tests.acceptance.rest_client import NEVER_S, QUIET, Json, Rest, message, moment_ms
 from tests.acceptance.topics import Cluster, InternalTopics
-from tests.acceptance.waiting import eventually
 
 SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
 LONG_S = 30
@@ -19,7 +18,7 @@ async def test_a_waiting_poll_is_answered_when_a_check_is_due(
     """Not before; and the end that brings the `check_id` has the cause `check`."""
     (await rest.put_group(group, topics=[topic], policy={**SOON, "first_check_after_s": 1})).expect(201)
     poll = asyncio.create_task(rest.lease(group, wait_s=LONG_S))
-    sent = {"topic": topic, "key": "k", "value": "v", "headers": []}
+    sent: Json = {"topic": topic, "key": "k", "value": "v", "headers": [], "partition": None}
     prepared = (await rest.prepare(group, [sent])).expect(201)
 
     (check,) = await poll
@@ -30,7 +29,7 @@ async def test_a_waiting_poll_is_answered_when_a_check_is_due(
     assert check["attempt"] == 1
     assert check["prepared_at"] == prepared["prepared_at"]
     assert check["messages"] == [sent]
-    await eventually(lambda: rest.show(prepared["id"]), lambda shown: shown["checks"] == 1)
+    await rest.until_checked(prepared["id"], 1)
     ended = await rest.end(prepared["id"], "commit", check_id=check["check_id"])
     assert ended.expect(200)["changed"] is True
     assert await internal.kinds(prepared["id"]) == [(OpKind.CHECKED, "check"), (OpKind.COMMITTED, "check")]
@@ -108,7 +107,7 @@ async def test_checks_that_are_never_answered_are_exhausted(
         (check,) = await rest.lease(group, wait_s=LONG_S)
         attempts.append(check["attempt"])
     assert attempts == [1, 2]
-    shown = await eventually(lambda: rest.show(transaction), lambda shown: shown["state"] == "parked")
+    shown = await rest.until(transaction, "parked")
     assert shown["checks"] == 2
     assert (await internal.kinds(transaction))[-1] == (OpKind.PARKED, "policy")
     assert await rest.lease(group) == []

@@ -4,7 +4,6 @@ from tests.acceptance.coordinator_process import NewCoordinator
 from tests.acceptance.endpoints import CheckEndpoint
 from tests.acceptance.rest_client import NEVER_S, Connect, message
 from tests.acceptance.topics import Cluster
-from tests.acceptance.waiting import eventually
 
 SOON = {"first_check_after_s": 0.5, "check_interval_s": 0.2, "max_interval_s": 0.2}
 
@@ -38,7 +37,7 @@ async def test_prepares_are_rejected_while_ends_and_checks_go_on(
     assert (items["prepare"][0]["status"], items["prepare"][0]["body"]["error_code"]) == (403, "prepares_rejected")
     assert items["end"][0]["status"] == 200
     assert (await rest.rollback(rolled_back))["changed"] is True
-    shown = await eventually(lambda: rest.show(checked), lambda shown: shown["state"] == "committed")
+    shown = await rest.until(checked, "committed")
     assert shown["cause"] == "check"
     assert (await rest.page(group=group, state="prepared"))["transactions"] == []
     assert {record.value for record in await cluster.read(topic)} == {b"committed", b"checked"}

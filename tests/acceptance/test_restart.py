@@ -11,7 +11,6 @@ import aiohttp
 from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator
 from tests.acceptance.rest_client import QUIET, Connect, Rest, message
 from tests.acceptance.topics import Cluster, InternalTopics
-from tests.acceptance.waiting import eventually
 
 CALLERS = 12
 ROUNDS = ("kill", "stop", "kill", "kill")
@@ -80,7 +79,7 @@ class Load:
         callers = [asyncio.create_task(self.caller()) for _ in range(CALLERS)]
         enough = len(self.ledger.ended) + 60
         deadline = time.monotonic() + 60
-        while len(self.ledger.ended) < enough and time.monotonic() < deadline and not any(map(_failed, callers)):
+        while len(self.ledger.ended) < enough and time.monotonic() < deadline and not any(map(_failed, callers)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(self.rng.random() * 0.2)
         if how == "kill":
@@ -102,13 +101,13 @@ def _failed(task: asyncio.Task[None]) -> bool:
 async def test_restarts_under_load_lose_nothing_and_do_nothing_twice(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """After kill -9 and orderly stops in the middle of load, again and again:
+    """Kill -9 and orderly stops in the middle of load, again and again.
 
-    every acknowledged prepare is there; every acknowledged end stands, its messages exactly once; what was not ended
+    Every acknowledged prepare is there; every acknowledged end stands, its messages exactly once; what was not ended
     is pending; and what was not answered can be found out by sending it again.
     """
     seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201  shown with a failure
     coordinator = new_coordinator()
     coordinator.start()
     rest = connect(coordinator)
@@ -117,7 +116,7 @@ async def test_restarts_under_load_lose_nothing_and_do_nothing_twice(
     for how in ROUNDS:
         await load.interrupted(coordinator, how)
     ledger = load.ledger
-    print(f"{len(ledger.prepared)} prepared, {len(ledger.ended)} ended, {len(ledger.perhaps)} prepares unanswered")
+    print(f"{len(ledger.prepared)} prepared, {len(ledger.ended)} ended, {len(ledger.perhaps)} prepares unanswered")  # noqa: T201  shown with a failure
 
     shown = await _all_states(rest, ledger.prepared)
     assert set(shown) == ledger.prepared, "an acknowledged prepare is gone"
@@ -141,7 +140,7 @@ async def test_restarts_under_load_lose_nothing_and_do_nothing_twice(
         ended = (await rest.end(transaction, outcome, retry=True)).expect(200)
         assert ended["state"] == STATES[outcome]
         assert ended["changed"] is (shown[transaction] == "prepared")
-    print(f"{len(unanswered)} ends unanswered, {sum(shown[name] != 'prepared' for name in unanswered)} of them stand")
+    print(f"{len(unanswered)} ends unanswered, {sum(shown[name] != 'prepared' for name in unanswered)} of them stand")  # noqa: T201  shown with a failure
     await _exactly_what_was_committed(cluster, internal, topic, await _all_states(rest, ledger.prepared))
 
 
@@ -180,7 +179,7 @@ async def test_what_was_pending_parked_and_registered_is_so_after_a_crash(
     (await rest.put_group(other, topics=[topic], policy=hasty)).expect(201)
     parked = await rest.prepared(other, [message(topic, "parked")])
     assert await rest.lease(other, wait_s=30)
-    await eventually(lambda: rest.show(parked), lambda shown: shown["state"] == "parked")
+    await rest.until(parked, "parked")
     known = {name: (await rest.call("GET", f"/groups/{name}")).expect(200) for name in (group, other)}
     before = {name: await rest.show(name) for name in (pending, parked)}
 

@@ -52,7 +52,7 @@ async def test_what_was_accepted_is_answered_and_the_next_start_finds_it(
     coordinator.terminate()
     await asyncio.gather(*callers)
     assert await coordinator.exited() == 0
-    print(statuses, len(prepared), len(committed), cut)
+    print(statuses, len(prepared), len(committed), cut)  # noqa: T201  shown with a failure
 
     assert set(statuses) <= {200, 201, 503}
     # A request on a kept connection that the server had just closed was not accepted.
@@ -93,7 +93,7 @@ async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
     forever.set()
     coordinator.start(HALFWAY_CHECK_TIMEOUT_S="2")
     endpoint.answer("rollback")
-    await eventually(lambda: rest.show(transaction), lambda shown: shown["state"] == "rolled_back")
+    await rest.until(transaction, "rolled_back")
 
 
 async def test_a_client_that_sends_its_request_too_slowly_does_not_hold_up_the_stop(
@@ -103,7 +103,9 @@ async def test_a_client_that_sends_its_request_too_slowly_does_not_hold_up_the_s
     coordinator.start()
     _, idle = await asyncio.open_connection("127.0.0.1", coordinator.port)
     _, slow = await asyncio.open_connection("127.0.0.1", coordinator.port)
-    slow.write(b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+    slow.write(
+        b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    )
     await slow.drain()
     try:
         coordinator.terminate()

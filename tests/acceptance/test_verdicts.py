@@ -11,7 +11,7 @@ from halfway.domain.records import OpKind
 from tests.acceptance.endpoints import Endpoints, RawConversation, RawEndpoint, http_response
 from tests.acceptance.rest_client import Rest, message
 from tests.acceptance.topics import Cluster, InternalTopics
-from tests.acceptance.waiting import eventually, until_true
+from tests.acceptance.waiting import until_true
 
 TWENTY_MB = 20_000_000
 TRIES = 2
@@ -180,9 +180,7 @@ async def test_whatever_is_no_verdict_resolves_nothing_and_a_verdict_after_it_do
         endpoint.serve(whole(b'{"outcome": "commit"}' if number % 2 else b'{"outcome": "rollback"}'))
     for number, (name, transaction, _) in enumerate(suffered):
         expected = "committed" if number % 2 else "rolled_back"
-        shown = await eventually(
-            lambda transaction=transaction: rest.show(transaction), lambda shown: shown["state"] != "prepared"
-        )
+        shown = await rest.until(transaction, "committed", "rolled_back")
         assert (shown["state"], shown["cause"]) == (expected, "check"), name
     delivered = sorted(record.value or b"" for record in await cluster.read(topic))
     assert delivered == sorted(name.encode() for number, (name, *_) in enumerate(suffered) if number % 2)
@@ -199,15 +197,13 @@ PROPER: dict[str, tuple[bytes, str]] = {
 }
 
 
-async def test_a_verdict_in_any_proper_form_resolves(
-    rest: Rest, endpoints: Endpoints, group: str, topic: str
-) -> None:
+async def test_a_verdict_in_any_proper_form_resolves(rest: Rest, endpoints: Endpoints, group: str, topic: str) -> None:
     async def ask(number: int, body: bytes, headers: str) -> None:
         endpoint = await endpoints.raw(whole(body, headers=headers))
         own_group = f"{group}-{number}"
         (await rest.put_group(own_group, topics=[topic], urls=[endpoint.url], policy=PATIENT)).expect(201)
         transaction = await rest.prepared(own_group, [message(topic)])
-        shown = await eventually(lambda: rest.show(transaction), lambda shown: shown["state"] != "prepared")
+        shown = await rest.until(transaction, "committed", "rolled_back")
         assert (shown["state"], shown["cause"], shown["checks"]) == ("committed", "check", 1)
 
     await asyncio.gather(*(ask(number, *form) for number, form in enumerate(PROPER.values())))

@@ -46,7 +46,7 @@ class Cluster:
     """Makes topics with names of their own and reads topics."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        self._bootstrap_servers = bootstrap_servers
+        self.bootstrap_servers = bootstrap_servers
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
 
     async def make_topic(
@@ -87,7 +87,7 @@ class Cluster:
         """Read as `read` does, on the caller's own thread."""
         consumer = Consumer(
             {
-                "bootstrap.servers": self._bootstrap_servers,
+                "bootstrap.servers": self.bootstrap_servers,
                 "group.id": f"reader-{uuid4().hex}",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
@@ -97,11 +97,11 @@ class Cluster:
             }
         )
         try:
-            return _read_to_the_end(consumer, self._ends(topics))
+            return _read_to_the_end(consumer, self.ends(topics))
         finally:
             consumer.close()
 
-    def _ends(self, topics: Iterable[str]) -> dict[tuple[str, int], int]:
+    def ends(self, topics: Iterable[str]) -> dict[tuple[str, int], int]:
         """Give the end offset of every partition, open and aborted transactions included."""
         deadline = time.monotonic() + _ANSWER_WITHIN_S
         while True:

@@ -124,6 +124,7 @@ class Instance:
         self.service = SmallService()
         self.cursors = KafkaCursors(config)
         self.destinations = Destinations(config)
+        self._stopped = False
         self.cluster = KafkaCluster(config, self.observer, self.destinations, self.cursors)
 
     @property
@@ -135,6 +136,9 @@ class Instance:
         await self.cluster.membership.start(self.service)
 
     async def stop(self, seconds: float = 20) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
         await self.cluster.membership.stop(deadline=asyncio.get_running_loop().time() + seconds)
         await self.cursors.stop()
 
@@ -144,22 +148,27 @@ class Instance:
         await eventually(lambda: set(self.service.states) == wanted, f"serving {wanted}")
 
     async def write(self, write: LaneWrite) -> Written:
-        """Write once."""
+        """Write once, and apply what was written."""
         async with asyncio.timeout(PATIENCE_S):
-            return await self.cluster.lane.submit(write)
+            written = await self.cluster.lane.submit(write)
+        state = self.service.states.get(write.shard)
+        if state is not None and written.op is not None and write.op is not None:
+            state.apply_op(written.op, write.op)
+        if state is not None and written.half is not None:
+            state.apply_half(written.half, write.id, None)
+        return written
 
     async def write_until_known(self, write: LaneWrite) -> Written:
         """Write, and again while lanes are lost and the transaction is still pending, as the service does."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
-                    return await self.cluster.lane.submit(write)
+                    return await self.write(write)
                 except (LaneLostError, NotWrittenError):
                     await eventually(lambda: write.shard in self.service.states, f"serving {write.shard}")
                     if self.service.states[write.shard].state_of(write.id) is State.COMMITTED:
                         return Written()
                     await asyncio.sleep(0.02)
-
 
     async def write_until_taken(self, write: LaneWrite) -> Written:
         """Write, and again while it is refused with an error that may pass."""
@@ -214,7 +223,7 @@ def prepare(config: KafkaConfig, shard: int, *halves: Half) -> list[int]:
             one.id.encode(),
             shard,
             headers=record_headers(KIND_HALF, one.group, State.PREPARED.value),
-            on_delivery=lambda _error, message: offsets.append(message.offset()),
+            on_delivery=lambda _error, message: offsets.append(message.offset() or 0),
         )
     producer.flush(30)
     assert len(offsets) == len(halves)
@@ -253,7 +262,7 @@ class Seen:
     offset: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    headers: tuple[tuple[str, str | bytes | None], ...]
     timestamp: int
 
 
@@ -282,7 +291,7 @@ def read_topic(config: KafkaConfig, topic: str, *, isolation: str = "read_commit
             positions[partition] = max(positions[partition], offset)
             continue
         positions[partition] = offset + 1
-        headers = tuple((name, value) for name, value in message.headers() or ())
+        headers = tuple(dict(message.headers() or {}).items())
         seen.append(Seen(partition, offset, message.key(), message.value(), headers, message.timestamp()[1]))
     consumer.close()
     return seen

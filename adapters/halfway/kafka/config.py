@@ -147,6 +147,11 @@ class KafkaConfig:
                 f"min_compaction_lag_ms is {self.min_compaction_lag_ms}: use at least outcome_horizon_s "
                 f"({self.outcome_horizon_s:g} s)"
             )
+        if self.highest_compaction_lag_ms < self.lowest_compaction_lag_ms:
+            raise ConfigurationError(
+                f"max_compaction_lag_ms is {self.max_compaction_lag_ms}: use at least min_compaction_lag_ms "
+                f"({self.lowest_compaction_lag_ms})"
+            )
 
     # --- names
 

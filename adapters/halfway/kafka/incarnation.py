@@ -25,7 +25,7 @@ from halfway.service.ports import Observer
 
 log = structlog.get_logger()
 
-INITIALISE_S: Final = 15.0
+INITIALISE_S: Final = 10.0
 _ID_BYTES: Final = 8
 
 

@@ -36,6 +36,7 @@ _SETTLED_S: Final = 60.0
 _FENCED_HEARTBEATS: Final = 1.5
 _FRESH_POLLS: Final = 2
 _LOOK_AGAIN_S: Final = 0.05
+_AFTERWARDS_S: Final = 2.0
 _WATCH_S: Final = 1.0
 _STALL_FACTOR: Final = 2
 
@@ -126,7 +127,7 @@ class KafkaMembership:
         self._stopping = True
         self._changed.set()
         owned = () if self._incarnation is None else self._incarnation.shards
-        await self._give_back(self._assigned | frozenset(owned), deadline)
+        await self._give_back(self._assigned | frozenset(owned), self._before(deadline))
         self._group.close()
         if self._incarnation is not None:
             self._lane.detach()
@@ -137,7 +138,7 @@ class KafkaMembership:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not await self._blocking(self._join, self._loop.monotonic(deadline)):
-            log.warning("threads_still_running", hint="Kafka does not answer; they end with the process")
+            log.warning("threads_still_running")
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _join(self, deadline: float) -> bool:
@@ -175,7 +176,10 @@ class KafkaMembership:
             incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
-        """Stop taking ends of shards, finish those in flight by `deadline` (of the loop), then release; else drop."""
+        """Stop taking ends of shards, finish those in flight in good time before `deadline` (of the loop), then release.
+
+        What is not finished by then is dropped, and not released.
+        """
         self._assigned -= shards
         while self._acquiring & shards:
             try:
@@ -188,7 +192,8 @@ class KafkaMembership:
         if incarnation is None:
             return
         owned = sorted(shards & incarnation.shards)
-        finished = await asyncio.gather(*(self._finish(shard, deadline) for shard in owned))
+        finish_by = self._before(deadline)
+        finished = await asyncio.gather(*(self._finish(shard, finish_by) for shard in owned))
         if incarnation.failed:
             return
         for shard in owned:
@@ -196,6 +201,10 @@ class KafkaMembership:
         ready = [shard for shard, done in zip(owned, finished, strict=True) if done]
         released = bool(ready) and await incarnation.release(ready, deadline)
         log.info("shards_given_back", shards=owned, finished=ready, released=released)
+
+    def _before(self, deadline: float) -> float:
+        """Return a deadline that leaves some of the time for what comes afterwards."""
+        return deadline - min(_AFTERWARDS_S, (deadline - self._loop.asyncio.time()) / 4)
 
     async def _finish(self, shard: int, deadline: float) -> bool:
         """Let the service finish what is in flight for a shard; where it does not in time, the shard is dropped."""

@@ -10,7 +10,6 @@ from halfway.memory.log import MemoryLog, Record
 from halfway.memory.surroundings import (
     ManualClock,
     Observed,
-    OpenAuthority,
     RecordingObserver,
     ScriptedCaller,
     no_verdict,
@@ -24,7 +23,6 @@ __all__ = [
     "Memory",
     "MemoryLog",
     "Observed",
-    "OpenAuthority",
     "Ports",
     "Record",
     "RecordingObserver",

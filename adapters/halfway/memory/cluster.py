@@ -13,7 +13,8 @@ from halfway.memory.lane import MemoryLane
 from halfway.memory.log import MemoryLog, RealTopic, Record, kept_headers
 from halfway.memory.membership import MemoryMembership
 from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryTopics
-from halfway.memory.surroundings import ManualClock, OpenAuthority, RecordingObserver, ScriptedCaller
+from halfway.memory.surroundings import ManualClock, RecordingObserver, ScriptedCaller
+from halfway.service.access import OpenAccess
 from halfway.service.ports import (
     Authority,
     CheckCaller,
@@ -76,7 +77,7 @@ class Memory:
         self.clock = ManualClock() if clock is None else clock
         self.observer = RecordingObserver()
         self.caller = ScriptedCaller()
-        self.authority = OpenAuthority()
+        self.authority = OpenAccess()
         self.lane = MemoryLane(self.log, self.faults, self.clock, self.observer, capacity=lane_capacity)
         self.half_log = MemoryHalfLog(self.log, self.faults, max_record_bytes=max_record_bytes)
         self.cursors = MemoryCursors(self.log, self.faults)

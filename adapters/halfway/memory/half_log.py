@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
+from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError, OverloadedError
 from halfway.domain.records import Half, Parked
 from halfway.domain.transaction import State
 from halfway.memory.faults import Faults
@@ -26,10 +26,10 @@ class MemoryHalfLog:
             raise MessageTooLargeError(
                 f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
             )
+        if asyncio.get_running_loop().time() >= deadline:
+            raise OverloadedError("no time was left to write")
         ambiguous = self._faults.take_append()
         await asyncio.sleep(0)
-        if asyncio.get_running_loop().time() >= deadline:
-            raise OutcomeUnknownError("the prepare was not confirmed in time", id=half.id)
         if ambiguous is False:
             raise OutcomeUnknownError("the prepare was not confirmed", id=half.id)
         headers = kept_headers("half", half.group, State.PREPARED)

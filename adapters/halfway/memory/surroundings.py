@@ -126,10 +126,3 @@ class RecordingObserver:
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Keep outcomes that were forgotten before their time."""
         self._keep("horizon_shortened", shard=shard, outcomes=outcomes)
-
-
-class OpenAuthority:
-    """The port `service.ports.Authority`: everybody may do everything."""
-
-    def require(self, credential: str | None, group: Group | None, *, action: str) -> None:
-        """Let everybody."""

@@ -24,9 +24,7 @@ def prepare(request: models.PrepareRequest, internal_prefix: str) -> Prepare:
     after = request.check_after_s
     return Prepare(
         group=request.group,
-        messages=tuple(
-            [_payload(number, message, internal_prefix) for number, message in enumerate(request.messages)]
-        ),
+        messages=tuple([_payload(number, message, internal_prefix) for number, message in enumerate(request.messages)]),
         id=request.id,
         check_after_ms=None if after is None else round(after * 1000),
     )
@@ -42,7 +40,9 @@ def _payload(number: int, message: models.Message, internal_prefix: str) -> Payl
         topic=topic,
         key=_bytes(message.key, number, "key"),
         value=_bytes(message.value, number, "value"),
-        headers=tuple([(header.name, _bytes(header.value, number, "headers")) for header in headers]) if headers else (),
+        headers=tuple([(header.name, _bytes(header.value, number, "headers")) for header in headers])
+        if headers
+        else (),
         partition=message.partition,
     )
 

@@ -143,7 +143,9 @@ class ListParameters(msgspec.Struct, frozen=True, kw_only=True):
     state: State | None = None
     group: GroupName | None = None
     topic: TopicName | None = None
-    key: Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")] | None = None
+    key: (
+        Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")] | None
+    ) = None
     limit: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = 100
     cursor: Annotated[str, Meta(min_length=1, max_length=1024, description="`next` of the page before")] | None = None
 

@@ -42,9 +42,6 @@ TYPED_DATA: Final[dict[str, Any]] = {
         },
     ],
 }
-GROUP_CHECK: Final[dict[str, Any]] = {
-    "anyOf": [{"required": ["urls"]}, {"required": ["mode"], "properties": {"mode": {"const": "pull"}}}]
-}
 
 
 def components(types: Sequence[Any]) -> dict[str, Any]:

@@ -7,28 +7,33 @@ that every wrong field is named.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 import jsonschema
 import msgspec
-from jsonschema.exceptions import ValidationError as SchemaError
 
 from halfway.domain.errors import InvalidRequestError
 from halfway.rest import models, schemas
 from halfway.rest.errors import EmptyBodyError, MalformedJsonError, invalid
+from halfway.rest.explain import SHOWN, short, told
 
 MAX_ERRORS: Final = 50
 MAX_EXPLAINED_BYTES: Final = 1024 * 1024
 """A larger body is not judged again: its first wrong field is named."""
-_SHOWN: Final = 60
 
 M = TypeVar("M")
 R = TypeVar("R")
 P = TypeVar("P", bound=msgspec.Struct)
 
-_BODIES: Final = (models.PrepareRequest, models.EndRequest, models.BatchEnd, models.BatchRequest, models.GroupRequest)
+_BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
+    models.PrepareRequest,
+    models.EndRequest,
+    models.BatchEnd,
+    models.BatchRequest,
+    models.GroupRequest,
+)
 
 
 class FieldRefusedError(Exception):
@@ -47,21 +52,21 @@ class Validation:
     def __init__(self, *, internal_prefix: str) -> None:
         """Make decoders and schemas; topics that begin with `internal_prefix` are refused."""
         self.internal_prefix = internal_prefix
-        self._decoders = {model: msgspec.json.Decoder(model) for model in _BODIES}
+        self._decoders: dict[type, msgspec.json.Decoder[Any]] = {
+            model: msgspec.json.Decoder(model) for model in _BODIES
+        }
         checker = jsonschema.FormatChecker(formats=())
         for name, holds in schemas.formats(internal_prefix).items():
             checker.checks(name)(_of_strings(holds))
         components = {"components": {"schemas": schemas.components(_BODIES)}}
-        self._judges = {
+        self._judges: dict[type, jsonschema.Draft202012Validator] = {
             model: jsonschema.Draft202012Validator(
                 {"$ref": schemas.REFERENCE.format(name=model.__name__), **components}, format_checker=checker
             )
             for model in _BODIES
         }
 
-    def read(
-        self, model: type[M], body: bytes | msgspec.Raw, convert: Callable[[M], R], *, explain: bool = True
-    ) -> R:
+    def read(self, model: type[M], body: bytes | msgspec.Raw, convert: Callable[[M], R], *, explain: bool = True) -> R:
         """Return what `convert` makes of a body of JSON.
 
         Raises:
@@ -92,7 +97,7 @@ class Validation:
         try:
             document = json.loads(body, parse_constant=_no_constant)
             errors = self._judges[model].iter_errors(document)
-            return list(dict.fromkeys(islice((told for error in errors for told in _told(error)), MAX_ERRORS)))
+            return list(dict.fromkeys(islice((one for error in errors for one in told(error)), MAX_ERRORS)))
         except RecursionError:
             raise MalformedJsonError("the body is nested too deep") from None
         except ValueError as error:
@@ -108,12 +113,12 @@ def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str]
     values = {}
     for name, value in given.items():
         if name not in fields:
-            errors.append((name[:_SHOWN], f"not a known parameter; there are {', '.join(fields)}"))
+            errors.append((name[:SHOWN], f"not a known parameter; there are {', '.join(fields)}"))
             continue
         try:
             values[name] = msgspec.convert(value, fields[name].type, strict=False)
         except msgspec.ValidationError as error:
-            errors.append((name, f"{_short(value)} is not accepted: {error}"))
+            errors.append((name, f"{short(value)} is not accepted: {error}"))
     if errors:
         raise invalid(errors)
     return model(**values)
@@ -124,7 +129,7 @@ def path_parameter(name: str, value: str, kind: Any) -> str:
     try:
         accepted: str = msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise refused(name, f"{_short(value)} is not {_meta(kind).description}") from None
+        raise refused(name, f"{short(value)} is not {_meta(kind).description}") from None
     return accepted
 
 
@@ -150,65 +155,3 @@ def _located(error: msgspec.ValidationError) -> tuple[str, str]:
     """Split msgspec's message into the field and what is wrong with it."""
     detail, _, place = str(error).rpartition(" - at `$")
     return (place.rstrip("`").lstrip("."), detail) if detail else ("", str(error))
-
-
-def _told(error: SchemaError) -> Iterator[tuple[str, str]]:
-    """Return (field, what is wrong and the remedy) of a schema error, of its innermost ones where it has choices."""
-    if error.context and error.validator in ("anyOf", "oneOf", "allOf"):
-        fitting = [inner for inner in error.context if not _wrong_type(error, inner)]
-        branches = {inner.schema_path[0] for inner in fitting}
-        if len(branches) == 1:
-            for inner in fitting:
-                yield from _told(inner)
-            return
-    field = _path(error)
-    wanted = error.schema.get("description") if isinstance(error.schema, dict) else None
-    match error.validator:
-        case "required":
-            present = error.instance if isinstance(error.instance, dict) else {}
-            for name in error.validator_value:
-                if name not in present:
-                    yield _under(field, name), "missing: it is required"
-        case "additionalProperties":
-            known = error.schema.get("properties", {})
-            for name in error.instance:
-                if name not in known:
-                    yield _under(field, str(name)[:_SHOWN]), f"not a known field; there are {', '.join(known)}"
-        case "enum":
-            yield field, f"{_short(error.instance)} is not one of {', '.join(map(str, error.validator_value))}"
-        case "anyOf" | "oneOf":
-            yield field, f"{_short(error.instance)} is not {' or '.join(_choices(error.validator_value))}"
-        case "type" if wanted is None:
-            yield field, f"{_short(error.instance)} is not of type {error.validator_value}"
-        case _:
-            yield field, f"{_short(error.instance)} is not {wanted or 'accepted'}"
-
-
-def _wrong_type(outer: SchemaError, inner: SchemaError) -> bool:
-    """Whether a choice is out of the question, as the value is of another type."""
-    return inner.validator == "type" and inner.absolute_path == outer.absolute_path
-
-
-def _choices(branches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for branch in branches:
-        if "$ref" in branch:
-            yield "an object of " + branch["$ref"].rpartition("/")[2]
-        else:
-            yield str(branch.get("description") or branch.get("type") or "accepted")
-
-
-def _path(error: SchemaError) -> str:
-    path = ""
-    for part in error.absolute_path:
-        path = f"{path}[{part}]" if isinstance(part, int) else _under(path, str(part)[:_SHOWN])
-    return path
-
-
-def _under(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _short(value: object) -> str:
-    """Return a value as JSON, cut short, and safe to encode whatever it holds."""
-    text = json.dumps(value if not isinstance(value, str) else value[: 2 * _SHOWN])
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

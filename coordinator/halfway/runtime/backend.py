@@ -44,6 +44,8 @@ class Backend:
         self.coordinator = coordinator
         self.unsafe: tuple[str, ...] = ()
         """What has become unsafe of the internal topics since the start."""
+        self.leave_by: float | None = None
+        """When the shards must have been released, on the loop's clock; set when the stop begins."""
         self._status = membership_status
         self._topics = topics
 
@@ -135,13 +137,15 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         stack.push_async_callback(scheduler.stop)
         scheduler.start()
 
+        backend = Backend(coordinator, lambda: cluster.membership.status, topics)
+
         async def leave() -> None:
             await coordinator.drain()
-            await cluster.membership.stop(deadline=loop.time() + settings.shutdown_timeout_s)
+            deadline = backend.leave_by or loop.time() + settings.shutdown_timeout_s
+            await cluster.membership.stop(deadline=deadline)
 
         stack.push_async_callback(leave)
         await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
-        backend = Backend(coordinator, lambda: cluster.membership.status, topics)
         watching = asyncio.create_task(backend.watch())
         stack.callback(watching.cancel)
         yield backend

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from halfway.domain.errors import ConfigurationError
 from halfway.runtime import settings as configuration
 from halfway.runtime.cli_client import groups, transactions
+
+_MAX_PARTITIONS: Final = 1000
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,7 +51,7 @@ def serve(config: Path | None) -> None:
 @click.option("--keep", is_flag=True, help="Keep Kafka's data in its temporary directory.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME[:PARTITIONS]", help="Create a topic; can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
-def dev(  # noqa: PLR0913 - one parameter for each option
+def dev(
     config: Path | None,
     port: int,
     health_port: int,
@@ -112,8 +114,10 @@ def _topics(given: tuple[str, ...]) -> dict[str, int]:
     wanted = {}
     for text in given:
         name, _, partitions = text.partition(":")
-        if not name or (partitions and not (partitions.isdigit() and 0 < int(partitions) <= 1000)):
-            raise click.BadParameter(f"{text!r} is not NAME or NAME:PARTITIONS (1 to 1000)", param_hint="--topic")
+        if not name or (partitions and not (partitions.isdigit() and 0 < int(partitions) <= _MAX_PARTITIONS)):
+            raise click.BadParameter(
+                f"{text!r} is not NAME or NAME:PARTITIONS (1 to {_MAX_PARTITIONS})", param_hint="--topic"
+            )
         wanted[name] = int(partitions or 1)
     return wanted
 

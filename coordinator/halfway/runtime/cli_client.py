@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import aiohttp
@@ -44,7 +44,9 @@ class Remote:
         try:
             status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            _fail(f"{self._url} did not answer ({error or type(error).__name__}): is `halfway serve` running there?")
+            _fail(
+                f"{self._url} did not answer ({str(error) or type(error).__name__}): is `halfway serve` running there?"
+            )
         if status >= 400:  # noqa: PLR2004 - the first error status
             detail = answer.get("detail", "") if isinstance(answer, dict) else ""
             _fail(f"{status}: {detail or 'no detail'}")
@@ -65,7 +67,7 @@ class Remote:
                 return response.status, {"detail": f"not JSON: {text[:200]!r}"}
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     click.echo(f"halfway: {message}", err=True)
     sys.exit(1)
 
@@ -200,7 +202,7 @@ def show_group(group: str, url: str, token: str | None, *, as_json: bool) -> Non
 @url_option
 @token_option
 @json_option
-def put(  # noqa: PLR0913 - one parameter for each option
+def put(
     group: str,
     urls: tuple[str, ...],
     topics: tuple[str, ...],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.runtime.app import Ready, run
 

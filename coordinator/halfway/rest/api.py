@@ -1,0 +1,228 @@
+"""The REST interface as one handler: route, bound, read, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from itertools import count
+from secrets import token_hex
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.web_exceptions import HTTPException
+from multidict import CIMultiDict
+
+from halfway.domain.errors import HalfwayError, KafkaUnavailableError, OverloadedError, ShuttingDownError
+from halfway.rest.calls import Answer, Call, Site, refusal
+from halfway.rest.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    InternalError,
+    MalformedJsonError,
+    MethodNotAllowedError,
+    UnsupportedMediaTypeError,
+)
+from halfway.rest.openapi import document
+from halfway.rest.problems import CONTENT_TYPE
+from halfway.rest.routes import OPERATIONS, Operation, Routes
+from halfway.rest.validation import Validation
+
+if TYPE_CHECKING:
+    from halfway.service.coordinator import Coordinator
+
+log = structlog.get_logger(__name__)
+
+_JSON: Final = "application/json"
+_SERVER_ERROR: Final = 500
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
+
+
+class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the interface bounds; seconds, bytes and counts."""
+
+    request_timeout_s: float = 15.0
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_requests: int = 4096
+    max_body_bytes_in_flight: int = 256 * 1024 * 1024
+    max_batch_items: int = 1000
+
+
+class RequestObserver(Protocol):
+    """Where counts of requests go."""
+
+    def answered(self, operation: str, status: int, seconds: float) -> None:
+        """Count a request by operation (`none` where there is none) and status."""
+
+
+class Api:
+    """The handler of the first port."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        internal_prefix: str,
+        observer: RequestObserver,
+        limits: ApiLimits | None = None,
+    ) -> None:
+        """Make routes, validation and the OpenAPI document; nothing is started."""
+        self._limits = limits or ApiLimits()
+        self._observer = observer
+        self._routes = Routes()
+        self._site = Site(
+            coordinator=coordinator,
+            validation=Validation(internal_prefix=internal_prefix),
+            openapi=msgspec.json.encode(document(OPERATIONS)),
+            max_batch_items=self._limits.max_batch_items,
+        )
+        self._ids = count(1)
+        self._instance = token_hex(6)
+        self._stopping = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.in_flight = 0
+        self._open = 0
+        self._body_bytes = 0
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; nothing that a client sends is a 500."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        request_id = self._request_id(request)
+        name = "none"
+        allowed = None
+        self._open += 1
+        self._idle.clear()
+        try:
+            operation, parameter = self._routes.find(request.method, request.rel_url.raw_path)
+            name = operation.id
+            given = await self._admitted(operation, parameter, request, began + self._limits.request_timeout_s)
+        except MethodNotAllowedError as error:
+            allowed = error.allowed
+            given = refusal(error, instance=request_id)
+        except HalfwayError as error:
+            given = refusal(error, instance=request_id)
+            if given.status == _SERVER_ERROR:
+                log.exception("request_failed", operation=name, request_id=request_id)
+        except (ConnectionError, HTTPException):
+            raise
+        except TimeoutError:
+            given = refusal(KafkaUnavailableError("not done in time: try again"), instance=request_id)
+        except Exception:
+            log.exception("request_failed", operation=name, request_id=request_id)
+            given = refusal(InternalError(), instance=request_id)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+        seconds = loop.time() - began
+        self._observer.answered(name, given.status, seconds)
+        log.debug("request_answered", operation=name, status=given.status, request_id=request_id, seconds=seconds)
+        return self._response(given, request_id, allowed)
+
+    async def drain(self, deadline: float) -> None:
+        """Take nothing more (503 `shutting_down`), and return once what is in flight is answered, or at the deadline.
+
+        `deadline` is a time on the loop's clock.
+        """
+        self._stopping = True
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("requests_abandoned", requests=self._open)
+
+    async def _admitted(
+        self, operation: Operation, parameter: str, request: web.BaseRequest, deadline: float
+    ) -> Answer:
+        if self._stopping:
+            raise ShuttingDownError
+        if operation.waits:
+            return await self._answer(operation, parameter, request, b"", deadline)
+        if self.in_flight >= self._limits.max_requests or self._body_bytes > self._limits.max_body_bytes_in_flight:
+            raise OverloadedError(f"{self.in_flight} requests are in flight here already: try again later")
+        self.in_flight += 1
+        announced = 0
+        try:
+            if operation.body is not None or operation.takes_body:
+                announced = self._judge_head(operation, request)
+                self._body_bytes += announced
+                body = await self._read(request, deadline)
+            else:
+                body = b""
+            return await self._answer(operation, parameter, request, body, deadline)
+        finally:
+            self._body_bytes -= announced
+            self.in_flight -= 1
+
+    async def _answer(
+        self, operation: Operation, parameter: str, request: web.BaseRequest, body: bytes, deadline: float
+    ) -> Answer:
+        if "%" in parameter:
+            parameter = unquote(parameter)
+        call = Call(site=self._site, request=request, parameter=parameter, body=body, deadline=deadline)
+        return await operation.handler(call)
+
+    def _judge_head(self, operation: Operation, request: web.BaseRequest) -> int:
+        """Refuse a body by its headers, before it is read; return how many bytes to count it as."""
+        headers = request.headers
+        length = request.content_length
+        limit = self._limits.max_body_bytes
+        if length is not None and length > limit:
+            raise BodyTooLargeError(limit)
+        if not request.body_exists:
+            return 0
+        media_type = headers.get("Content-Type")
+        if media_type is None:
+            if operation.body is not None:
+                raise UnsupportedMediaTypeError(f"the body has no Content-Type: send it as {_JSON}")
+        elif media_type != _JSON and media_type.partition(";")[0].strip().lower() != _JSON:
+            raise UnsupportedMediaTypeError(f"Content-Type {media_type[:100]!r} is not taken: send {_JSON}")
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise UnsupportedMediaTypeError("compressed bodies are not taken: send it as it is")
+        return limit if length is None else length
+
+    async def _read(self, request: web.BaseRequest, deadline: float) -> bytes:
+        if not request.body_exists:
+            return b""
+        content = request.content
+        limit = self._limits.max_body_bytes
+        body = bytearray()
+        try:
+            async with asyncio.timeout_at(deadline):
+                if request.headers.get("Expect", "").lower() == "100-continue" and not content.total_bytes:
+                    await request.writer.write(_CONTINUE)
+                    request.writer.output_size = 0
+                while chunk := await content.readany():
+                    body += chunk
+                    if len(body) > limit:
+                        raise BodyTooLargeError(limit)
+        except TimeoutError:
+            raise BodyTimeoutError(
+                f"the body did not arrive within {self._limits.request_timeout_s:g} s: send it again"
+            ) from None
+        except web.RequestPayloadError:
+            raise MalformedJsonError("the body is not sent as its headers say") from None
+        return bytes(body)
+
+    def _request_id(self, request: web.BaseRequest) -> str:
+        given = request.headers.get("X-Request-Id")
+        if given is not None and _REQUEST_ID.match(given) is not None:
+            return given
+        return f"{self._instance}-{next(self._ids):x}"
+
+    def _response(self, given: Answer, request_id: str, allowed: str | None) -> web.Response:
+        headers = CIMultiDict(given.headers)
+        headers["X-Request-Id"] = request_id
+        if given.body is not None:
+            headers["Content-Type"] = _JSON if given.error_code is None else CONTENT_TYPE
+        if allowed is not None:
+            headers["Allow"] = allowed
+        response = web.Response(status=given.status, body=given.body, headers=headers)
+        if self._stopping:
+            response.force_close()
+        return response

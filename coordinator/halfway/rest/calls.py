@@ -1,0 +1,115 @@
+"""What a handler gets and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from halfway.domain.transaction import Cause
+from halfway.rest.errors import EmptyBodyError, MalformedJsonError, invalid
+from halfway.rest.problems import encoded, problem, retry_after
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from halfway.domain.errors import HalfwayError
+    from halfway.rest.validation import Validation
+    from halfway.service.coordinator import Coordinator
+
+ENCODER = msgspec.json.Encoder()
+CAUSE_HEADER = "Halfway-Cause"
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What all calls share."""
+
+    coordinator: Coordinator
+    validation: Validation
+    openapi: bytes
+    max_batch_items: int
+
+
+class Call(msgspec.Struct, kw_only=True, gc=False):
+    """One request: the parameter of its path, its body, and its deadline on the loop's clock."""
+
+    site: Site
+    request: web.BaseRequest
+    parameter: str
+    body: bytes
+    deadline: float
+
+    @property
+    def credential(self) -> str | None:
+        """What the caller showed as `Authorization: Bearer`."""
+        header = self.request.headers.get("Authorization")
+        if header is None:
+            return None
+        scheme, _, credential = header.partition(" ")
+        return credential.strip() or None if scheme.lower() == "bearer" else None
+
+    @property
+    def cause(self) -> Cause:
+        """Who says that it ends a transaction: the producer, unless the header says the operator."""
+        value = self.request.headers.get(CAUSE_HEADER)
+        if value is None or value == Cause.PRODUCER:
+            return Cause.PRODUCER
+        if value == Cause.OPERATOR:
+            return Cause.OPERATOR
+        raise invalid([(CAUSE_HEADER, "the header is neither producer nor operator")])
+
+    @property
+    def query(self) -> tuple[Mapping[str, str], list[str]]:
+        """The query's parameters, and the names of those given more than once."""
+        pairs = self.request.rel_url.query
+        given: dict[str, str] = {}
+        repeated = []
+        for name, value in pairs.items():
+            if name in given:
+                repeated.append(name)
+            given[name] = value
+        return given, repeated
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An answer: a body of JSON, or none."""
+
+    status: int
+    body: bytes | None
+    headers: tuple[tuple[str, str], ...] = ()
+    error_code: str | None = None
+
+
+def answer(status: int, body: Any = None, *headers: tuple[str, str]) -> Answer:
+    """Answer with a model, or with nothing."""
+    return Answer(status=status, body=None if body is None else ENCODER.encode(body), headers=headers)
+
+
+def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
+    """Answer with a problem document."""
+    document = problem(error)
+    if instance is not None:
+        document["instance"] = instance
+    wait = retry_after(error)
+    headers = () if wait is None else (("Retry-After", wait),)
+    return Answer(status=document["status"], body=encoded(document), headers=headers, error_code=error.code)
+
+
+def nothing_in(body: bytes) -> None:
+    """Accept a body that says nothing: none, or an empty object; MalformedJsonError or InvalidRequestError else."""
+    if not body:
+        return
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+    if document != {}:
+        raise invalid([("", "this call takes no fields: send no body, or {}")])
+
+
+def something_in(body: bytes) -> bytes:
+    """Return a body that must not be empty."""
+    if not body:
+        raise EmptyBodyError
+    return body

@@ -1,0 +1,111 @@
+"""One function for each call: read the request, ask the service, show the answer."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from halfway.rest import convert, models
+from halfway.rest.calls import Answer, answer, nothing_in, something_in
+from halfway.rest.validation import parameters, path_parameter
+
+if TYPE_CHECKING:
+    from halfway.rest.calls import Call
+
+
+async def put_group(call: Call) -> Answer:
+    """Register a group or change it."""
+    validation = call.site.validation
+    name = path_parameter("group", call.parameter, models.GroupName)
+    to_spec = partial(convert.group, name=name, internal_prefix=validation.internal_prefix)
+    spec = validation.read(models.GroupRequest, something_in(call.body), to_spec)
+    view = await call.site.coordinator.put_group(spec, deadline=call.deadline, credential=call.credential)
+    shown = convert.group_shown(view)
+    if view.created:
+        return answer(HTTPStatus.CREATED, shown, ("Location", f"/v1/groups/{name}"))
+    return answer(HTTPStatus.OK, shown)
+
+
+async def list_groups(call: Call) -> Answer:
+    """Show every group."""
+    views = call.site.coordinator.list_groups(credential=call.credential)
+    return answer(HTTPStatus.OK, models.GroupList(groups=[convert.group_shown(view) for view in views]))
+
+
+async def get_group(call: Call) -> Answer:
+    """Show a group."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    view = call.site.coordinator.get_group(name, credential=call.credential)
+    return answer(HTTPStatus.OK, convert.group_shown(view))
+
+
+async def delete_group(call: Call) -> Answer:
+    """Remove a group."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    await call.site.coordinator.delete_group(name, deadline=call.deadline, credential=call.credential)
+    return answer(HTTPStatus.NO_CONTENT)
+
+
+async def fetch_checks(call: Call) -> Answer:
+    """Hand out due checks, waiting for the first."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    given = parameters(models.PollParameters, *call.query)
+    checks = await call.site.coordinator.lease_checks(
+        name, at_most=given.max, wait_s=given.wait_s, credential=call.credential
+    )
+    return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
+
+
+async def prepare(call: Call) -> Answer:
+    """Prepare a transaction."""
+    validation = call.site.validation
+    to_prepare = partial(convert.prepare, internal_prefix=validation.internal_prefix)
+    wanted = validation.read(models.PrepareRequest, something_in(call.body), to_prepare)
+    done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, credential=call.credential)
+    location = ("Location", f"/v1/transactions/{done.id}")
+    return answer(HTTPStatus.CREATED if done.created else HTTPStatus.OK, convert.prepared(done), location)
+
+
+async def end(call: Call) -> Answer:
+    """Commit, roll back, or leave it to check-back."""
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    to_end = partial(convert.end, transaction_id=transaction_id, cause=call.cause)
+    wanted = call.site.validation.read(models.EndRequest, something_in(call.body), to_end)
+    done = await call.site.coordinator.end(wanted, deadline=call.deadline, credential=call.credential)
+    return answer(HTTPStatus.OK, models.EndResponse(id=done.id, state=done.state, changed=done.changed))
+
+
+async def get_transaction(call: Call) -> Answer:
+    """Show a transaction."""
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, credential=call.credential)
+    return answer(HTTPStatus.OK, convert.transaction(view))
+
+
+async def list_transactions(call: Call) -> Answer:
+    """List transactions."""
+    query = convert.list_query(parameters(models.ListParameters, *call.query))
+    page = await call.site.coordinator.list(query, deadline=call.deadline, credential=call.credential)
+    return answer(HTTPStatus.OK, convert.page(page))
+
+
+async def check(call: Call) -> Answer:
+    """Ask the group now."""
+    nothing_in(call.body)
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    view = await call.site.coordinator.check(transaction_id, deadline=call.deadline, credential=call.credential)
+    return answer(HTTPStatus.ACCEPTED, convert.summary(view))
+
+
+async def resume(call: Call) -> Answer:
+    """Take a parked transaction back among the prepared."""
+    nothing_in(call.body)
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    view = await call.site.coordinator.resume(transaction_id, deadline=call.deadline, credential=call.credential)
+    return answer(HTTPStatus.OK, convert.summary(view))
+
+
+async def get_openapi(call: Call) -> Answer:
+    """Serve the description of this interface."""
+    return Answer(status=HTTPStatus.OK, body=call.site.openapi)

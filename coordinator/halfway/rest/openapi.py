@@ -1,0 +1,150 @@
+"""OpenAPI 3.1, made from the table of calls and the models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from halfway.rest import schemas
+from halfway.rest.calls import CAUSE_HEADER
+from halfway.rest.problems import CONTENT_TYPE, Problem, retry_after, status_of
+
+if TYPE_CHECKING:
+    from halfway.domain.errors import HalfwayError
+    from halfway.rest.routes import Operation
+
+_JSON: Final = "application/json"
+_HEADERS: Final = {
+    CAUSE_HEADER: {
+        "name": CAUSE_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "`operator` where a person ends the transaction: the op marker keeps it as the cause",
+        "schema": {"enum": ["producer", "operator"], "default": "producer"},
+    }
+}
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return the OpenAPI document of a table of calls."""
+    from halfway.rest.routes import ALWAYS
+
+    models = [Problem]
+    for operation in operations:
+        models += [model for _, model in operation.responses.values() if _is_struct(model)]
+        if operation.body is not None:
+            models.append(operation.body)
+    from halfway.rest import models as requests
+
+    components = schemas.components([*dict.fromkeys([*models, requests.BatchEnd])])
+    components["BatchItem"]["properties"]["body"] = {
+        "anyOf": [_reference("PreparedResponse"), _reference("EndResponse")]
+    }
+    components["BatchItem"]["properties"]["problem"] = _reference("Problem")
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, ALWAYS)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "halfway",
+            "version": _version(),
+            "description": "Transactional (half) messages for Kafka. Times are RFC 3339 in UTC with milliseconds, "
+            "durations are seconds.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "parameters": list(_parameters(operation)),
+        "responses": {
+            **{str(int(status)): _response(text, model) for status, (text, model) in operation.responses.items()},
+            **_problems([*operation.errors, *always]),
+        },
+    }
+    if operation.body is not None:
+        content = {_JSON: {"schema": _reference(operation.body.__name__)}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if operation.parameter is not None:
+        name, kind = operation.parameter
+        found.append({"name": name, "in": "path", "required": True, "schema": _schema(kind)})
+    if operation.query is not None:
+        _, described = msgspec.json.schema_components([operation.query], ref_template=schemas.REFERENCE)
+        for name, schema in described[operation.query.__name__]["properties"].items():
+            found.append({"name": name, "in": "query", "required": False, "schema": _without_null(schema)})
+    return [*found, *(_HEADERS[name] for name in operation.headers)]
+
+
+def _response(text: str, model: Any) -> dict[str, Any]:
+    if model is None:
+        return {"description": text}
+    schema = _reference(model.__name__) if _is_struct(model) else {"type": "object"}
+    return {"description": text, "content": {_JSON: {"schema": schema}}}
+
+
+def _problems(errors: Sequence[type[HalfwayError]]) -> dict[str, Any]:
+    by_status: dict[int, list[type[HalfwayError]]] = {}
+    for error in dict.fromkeys(errors):
+        by_status.setdefault(status_of(error)[0], []).append(error)
+    return {str(status): _problem(status, kinds) for status, kinds in sorted(by_status.items())}
+
+
+def _problem(status: int, kinds: Sequence[type[HalfwayError]]) -> dict[str, Any]:
+    lines = [f"- `{kind.code}`: {' '.join((kind.__doc__ or '').split())}" for kind in kinds]
+    codes = {"properties": {"error_code": {"enum": [kind.code for kind in kinds]}}}
+    described: dict[str, Any] = {
+        "description": f"{HTTPStatus(status).phrase}\n\n" + "\n".join(lines),
+        "content": {CONTENT_TYPE: {"schema": {"allOf": [_reference("Problem"), codes]}}},
+    }
+    if any(retry_after(kind.__new__(kind)) for kind in kinds):
+        described["headers"] = {
+            "Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+        }
+    return described
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    return msgspec.json.schema(kind, ref_template=schemas.REFERENCE)
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter's schema without the null that stands for "left out"."""
+    choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        only: dict[str, Any] = choices[0]
+        return only
+    return schema
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": schemas.REFERENCE.format(name=name)}
+
+
+def _is_struct(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, msgspec.Struct)
+
+
+def _version() -> str:
+    try:
+        return version("halfway")
+    except PackageNotFoundError:
+        return "0"

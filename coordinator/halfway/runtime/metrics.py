@@ -1,0 +1,262 @@
+"""What is counted, for Prometheus: the `Observer` of the service and of the REST layer, and gauges read at scrape."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from halfway.rest.api import Api
+    from halfway.runtime.liveness import LoopLag
+    from halfway.service.shards import ShardTable
+
+MAX_GROUPS: Final = 500
+"""More groups than this are counted together as `other`, so that no client can fill the memory with series."""
+OTHER: Final = "other"
+
+_LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15)
+_CHECK_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_OUTCOME_S: Final = (0.01, 0.1, 1, 10, 60, 300, 1_800, 7_200, 43_200)
+_ENDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+_BYTES: Final = (1_024, 16_384, 131_072, 524_288, 1_048_576, 4_194_304, 16_777_216, 67_108_864)
+
+
+class _Groups:
+    """The groups that have series of their own."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def label(self, group: str) -> str:
+        if group in self._known:
+            return group
+        if not group or len(self._known) >= MAX_GROUPS:
+            return OTHER
+        self._known.add(group)
+        return group
+
+
+class Metrics:
+    """The observer; a label combination's counter is looked up once and then held."""
+
+    def __init__(self) -> None:
+        """Make every metric in a registry of its own."""
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self._groups = _Groups()
+        self._counters: dict[tuple[str, ...], Counter] = {}
+        self._histograms: dict[tuple[str, ...], Histogram] = {}
+        self._prepares = Counter("halfway_prepares", "Prepares by result", ["group", "result"], registry=registry)
+        self._prepare_s = Histogram(
+            "halfway_prepare_seconds", "Time of a prepare", ["result"], registry=registry, buckets=_LATENCY_S
+        )
+        self._ends = Counter(
+            "halfway_ends", "Ends by what they asked for", ["group", "outcome", "cause", "result"], registry=registry
+        )
+        self._end_s = Histogram(
+            "halfway_end_seconds", "Time of an end", ["outcome", "result"], registry=registry, buckets=_LATENCY_S
+        )
+        self._outcome_s = Histogram(
+            "halfway_time_to_outcome_seconds",
+            "Time from prepare to outcome",
+            ["group", "outcome"],
+            registry=registry,
+            buckets=_OUTCOME_S,
+        )
+        self._checks = Counter(
+            "halfway_checks", "Checks by what came back", ["group", "verdict", "sent"], registry=registry
+        )
+        self._check_s = Histogram(
+            "halfway_check_seconds", "Time of a check", ["verdict"], registry=registry, buckets=_CHECK_S
+        )
+        self._requests = Counter("halfway_requests", "Requests answered", ["operation", "status"], registry=registry)
+        self._lane_ends = Histogram(
+            "halfway_lane_batch_ends", "Ends in a Kafka transaction of the lane", registry=registry, buckets=_ENDS
+        )
+        self._lane_bytes = Histogram(
+            "halfway_lane_batch_bytes", "Payload of a Kafka transaction of the lane", registry=registry, buckets=_BYTES
+        )
+        self._lane_s = Histogram(
+            "halfway_lane_commit_seconds", "Time of a Kafka transaction", registry=registry, buckets=_LATENCY_S
+        )
+        self._lane_failures = Counter(
+            "halfway_lane_failures", "Incarnations that ended by a failure", ["reason"], registry=registry
+        )
+        self._skipped = Counter(
+            "halfway_skipped_records",
+            "Records of internal topics that could not be used",
+            ["topic", "reason"],
+            registry=registry,
+        )
+        self._shortened = Counter(
+            "halfway_horizon_shortened",
+            "Outcomes forgotten before their time, as memory is bounded",
+            ["shard"],
+            registry=registry,
+        )
+        Info("halfway_build", "What runs", registry=registry).info(
+            {"version": version("halfway"), "python": platform.python_version()}
+        )
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+
+    # --- halfway.service.ports.Observer
+
+    def prepared(self, group: str, result: str, seconds: float) -> None:
+        """Count a prepare by its result."""
+        self._count(self._prepares, self._groups.label(group), result)
+        self._observe(self._prepare_s, seconds, result)
+
+    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float) -> None:
+        """Count an end by what it asked for and what came of it."""
+        self._count(self._ends, self._groups.label(group), outcome, cause, result)
+        self._observe(self._end_s, seconds, outcome, result)
+
+    def resolved_after(self, group: str, outcome: str, seconds: float) -> None:
+        """Observe the time from prepare to outcome."""
+        self._observe(self._outcome_s, seconds, self._groups.label(group), outcome)
+
+    def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
+        """Count a check by its verdict."""
+        self._count(self._checks, self._groups.label(group), verdict, "true" if sent else "false")
+        self._observe(self._check_s, seconds, verdict)
+
+    def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
+        """Observe one Kafka transaction of the lane."""
+        self._lane_ends.observe(ends)
+        self._lane_bytes.observe(payload_bytes)
+        self._lane_s.observe(seconds)
+
+    def lane_failed(self, reason: str) -> None:
+        """Count the end of an incarnation."""
+        self._count(self._lane_failures, reason)
+
+    def skipped_record(self, topic: str, reason: str) -> None:
+        """Count a record that could not be used."""
+        self._count(self._skipped, topic, reason)
+
+    def horizon_shortened(self, shard: int, outcomes: int) -> None:
+        """Count outcomes that were forgotten early."""
+        self._shortened.labels(str(shard)).inc(outcomes)
+
+    # --- halfway.rest.api.RequestObserver
+
+    def answered(self, operation: str, status: int, seconds: float) -> None:  # noqa: ARG002 - by operation it is enough
+        """Count a request."""
+        self._count(self._requests, operation, str(status))
+
+    # --- rendering
+
+    def show(self, shards: ShardTable, api: Api) -> None:
+        """Show the gauges of a coordinator from now on."""
+        self.registry.register(_Gauges(shards, api, self._groups))
+
+    def show_lag(self, lag: LoopLag) -> None:
+        """Show how late the event loop is."""
+        self.registry.register(_Lag(lag))
+
+    def render(self) -> tuple[bytes, str]:
+        """Return all metrics as text, and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _count(self, counter: Counter, *labels: str) -> None:
+        key = (counter._name, *labels)  # noqa: SLF001 - as a key
+        child = self._counters.get(key)
+        if child is None:
+            child = self._counters[key] = counter.labels(*labels)
+        child.inc()
+
+    def _observe(self, histogram: Histogram, value: float, *labels: str) -> None:
+        key = (histogram._name, *labels)  # noqa: SLF001 - as a key
+        child = self._histograms.get(key)
+        if child is None:
+            child = self._histograms[key] = histogram.labels(*labels)
+        child.observe(value)
+
+
+class _Gauges(Collector):
+    """What the coordinator holds, looked at when somebody asks."""
+
+    def __init__(self, shards: ShardTable, api: Api, groups: _Groups) -> None:
+        self._shards = shards
+        self._api = api
+        self._groups = groups
+
+    def describe(self) -> Iterator[Metric]:
+        """Say nothing in advance: the names are of this collector alone."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._by_shard()
+        yield from self._by_group()
+        payloads = self._shards.payloads
+        yield _gauge("halfway_payload_cache_bytes", "Payloads held in memory", payloads.bytes)
+        yield _gauge("halfway_payload_cache_hits", "Payloads found in memory since the start", payloads.hits)
+        yield _gauge("halfway_payload_cache_misses", "Payloads read back from Kafka since the start", payloads.misses)
+        yield _gauge("halfway_resolving", "Ids that wait for the lane or are in it", len(self._shards.claims))
+        yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight)
+
+    def _by_shard(self) -> Iterator[Metric]:
+        families = {
+            "pending": GaugeMetricFamily("halfway_pending", "Pending transactions", labels=["shard"]),
+            "parked": GaugeMetricFamily("halfway_parked", "Parked transactions", labels=["shard"]),
+            "ended": GaugeMetricFamily("halfway_outcomes", "Outcomes remembered", labels=["shard"]),
+            "oldest_pending_s": GaugeMetricFamily(
+                "halfway_oldest_pending_seconds", "Age of the oldest pending transaction", labels=["shard"]
+            ),
+            "half_lag": GaugeMetricFamily(
+                "halfway_half_cursor_lag", "Records of half between its cursor and its tail", labels=["shard"]
+            ),
+            "op_lag": GaugeMetricFamily(
+                "halfway_op_cursor_lag", "Records of op between its cursor and its tail", labels=["shard"]
+            ),
+            "due": GaugeMetricFamily("halfway_agenda", "Transactions with a next look", labels=["shard"]),
+            "strays": GaugeMetricFamily("halfway_strays", "Half records to correct", labels=["shard"]),
+        }
+        for stats in self._shards.stats():
+            for name, family in families.items():
+                family.add_metric([str(stats.shard)], getattr(stats, name))
+        yield from families.values()
+
+    def _by_group(self) -> Iterator[Metric]:
+        pending = GaugeMetricFamily("halfway_group_pending", "Pending transactions of a group", labels=["group"])
+        parked = GaugeMetricFamily("halfway_group_parked", "Parked transactions of a group", labels=["group"])
+        totals: dict[str, tuple[int, int]] = {}
+        for group, counts in self._shards.group_counts().items():
+            label = self._groups.label(group)
+            before = totals.get(label, (0, 0))
+            totals[label] = (before[0] + counts[0], before[1] + counts[1])
+        for label, counts in totals.items():
+            pending.add_metric([label], counts[0])
+            parked.add_metric([label], counts[1])
+        yield pending
+        yield parked
+
+
+class _Lag(Collector):
+    """How late the event loop is."""
+
+    def __init__(self, lag: LoopLag) -> None:
+        self._lag = lag
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("halfway_event_loop_lag_seconds", "The event loop's largest delay lately", self._lag.worst_s)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)

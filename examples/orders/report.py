@@ -1,0 +1,146 @@
+"""What the demo shows: progress while it runs, tables when it ends."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+from examples.orders.consumers import TopicConsumer
+from examples.orders.judge import FENCED, Evidence, Problem, orders_by_state, resolved_by
+from examples.orders.plan import Fault
+
+MEANINGS = {
+    "paid": "paid: its four messages are sent",
+    "failed": "payment failed: nothing is sent",
+    "awaiting": "awaits a payment that never came: nothing is sent",
+    FENCED: "never placed (a check came first): nothing is sent",
+}
+SHOWN_PROBLEMS = 20
+
+
+class Watched(Protocol):
+    """What the progress looks at."""
+
+    consumers: list[TopicConsumer]
+
+
+class Progress:
+    """A line that says what goes on, and bars for orders placed, transactions pending and messages read."""
+
+    def __init__(self, console: Console, orders: int) -> None:
+        """Show nothing before `with`."""
+        self._console = console
+        self._bars = bars.Progress(
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.TextColumn("{task.fields[count]}"),
+            bars.TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._doing = self._bars.add_task("", total=None, count="")
+        self._placing = self._bars.add_task("orders placed", total=orders, count="0")
+        self._waiting = self._bars.add_task("transactions resolved", total=orders, count="")
+        self._reading = self._bars.add_task("messages read", total=None, count="0")
+        self._orders = orders
+        self._placed = 0
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def say(self, what: str) -> None:
+        """Say what goes on; where there is no terminal, each thing once on a line of its own."""
+        self._bars.update(self._doing, description=what)
+        if not self._console.is_terminal and what != self._said:
+            self._console.print(what, highlight=False)
+        self._said = what
+
+    def placed(self) -> None:
+        """Count an order that a customer is done with."""
+        self._placed += 1
+        self._bars.update(self._placing, completed=self._placed, count=f"{self._placed}/{self._orders}")
+
+    def pending(self, count: int) -> None:
+        """Show how many transactions have no outcome yet."""
+        self._bars.update(self._waiting, completed=self._orders - count, count=f"{count} pending")
+
+    async def watch(self, demo: Watched) -> None:
+        """Count what the consumers read, until cancelled."""
+        while True:
+            read = ", ".join(f"{consumer.topic} {len(consumer.seen)}" for consumer in demo.consumers)
+            self._bars.update(self._reading, count=read)
+            await asyncio.sleep(0.2)
+
+
+def summary(
+    evidence: Evidence, problems: Sequence[Problem], happened: Mapping[Fault, int], kills: int
+) -> dict[str, Any]:
+    """Return the result as it goes into the JSON line."""
+    return {
+        "agree": not problems,
+        "orders": {state: count for state, count, _ in orders_by_state(evidence)},
+        "messages": {topic: len(ids) for topic, ids in evidence.seen.items()},
+        "dead_letters": {topic: len(ids) for topic, ids in evidence.dead.items()},
+        "resolved_by": {cause: dict(states) for cause, states in resolved_by(evidence).items()},
+        "faults": {fault.name.lower(): happened.get(fault, 0) for fault in Fault if fault is not Fault.NONE},
+        "kills": kills,
+        "problems": [{"where": it.where, "what": it.what, "orders": list(it.orders)} for it in problems],
+    }
+
+
+def tables(
+    console: Console, evidence: Evidence, problems: Sequence[Problem], happened: Mapping[Fault, int], kills: int
+) -> None:
+    """Print what went wrong on the way, and what it came to."""
+    console.print(_faults(happened, kills))
+    console.print(_orders(evidence))
+    console.print(_resolved(evidence))
+    if not problems:
+        console.print("[bold green]They agree:[/] each paid order stands exactly once in each topic, and nothing else.")
+        return
+    console.print("[bold red]They do not agree:[/]")
+    for problem in problems[:SHOWN_PROBLEMS]:
+        shown = ", ".join(problem.orders[:5]) + (" …" if len(problem.orders) > 5 else "")  # noqa: PLR2004 - a line's worth
+        console.print(f"  {problem.where}: {len(problem.orders)} {problem.what}: {shown}", highlight=False)
+
+
+def _faults(happened: Mapping[Fault, int], kills: int) -> Table:
+    table = Table("What went wrong", "times", title="Faults", title_justify="left")
+    for fault in Fault:
+        if fault not in {Fault.NONE, Fault.KILLED}:
+            table.add_row(fault.value, str(happened.get(fault, 0)))
+    table.add_row(Fault.KILLED.value, str(kills))
+    return table
+
+
+def _orders(evidence: Evidence) -> Table:
+    table = Table("Order", "database", *evidence.seen, title="Orders and messages", title_justify="left")
+    for state, count, messages in orders_by_state(evidence):
+        cells = (str(messages[topic]) for topic in evidence.seen)
+        table.add_row(MEANINGS.get(state, state), str(count), *cells)
+    doubled = {topic: sum(count - 1 for count in Counter(ids).values()) for topic, ids in evidence.seen.items()}
+    table.add_section()
+    table.add_row("messages seen twice", "", *(str(doubled[topic]) for topic in evidence.seen))
+    table.add_row("dead letters", "", *(str(len(evidence.dead.get(topic, ()))) for topic in evidence.seen))
+    return table
+
+
+def _resolved(evidence: Evidence) -> Table:
+    table = Table("Resolved by", "committed", "rolled back", "pending", title="Transactions", title_justify="left")
+    for cause, states in resolved_by(evidence).items():
+        pending = states["prepared"] + states["parked"]
+        table.add_row(cause, str(states["committed"]), str(states["rolled_back"]), str(pending))
+    return table

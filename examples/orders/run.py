@@ -1,0 +1,265 @@
+"""The order story against a real Kafka: `make demo`.
+
+Exit status 0 when the order database, the topics and halfway agree in the end, 1 when they do not.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from examples.orders.consumers import TopicConsumer, topic_ends
+from examples.orders.judge import Evidence, judge
+from examples.orders.network import LossyNetwork
+from examples.orders.plan import Planned, plan
+from examples.orders.processes import DemoError, HalfwayDev, OrderServiceProcess
+from examples.orders.report import Progress, summary, tables
+from examples.orders.service import TOPICS
+
+DEAD_LETTERS = "dead-letters"
+CUSTOMERS = 12
+PARTITIONS = 2
+SERVED_WITHIN_S = 60.0
+REST_WITHIN_S = 90.0
+READ_WITHIN_S = 30.0
+
+
+class Demo:
+    """One run: its parts, and the steps in their order."""
+
+    def __init__(self, orders: Sequence[Planned], stack: AsyncExitStack, directory: Path, progress: Progress) -> None:
+        """Keep the plan; everything that is started goes onto the stack, which stops it."""
+        self._orders = orders
+        self._stack = stack
+        self._directory = directory
+        self._progress = progress
+        self.consumers: list[TopicConsumer] = []
+
+    async def tell(self) -> Evidence:
+        """Go through the whole story and return what is found at its end."""
+        await self.start()
+        watch = asyncio.create_task(self._progress.watch(self))
+        self._stack.callback(watch.cancel)
+        self._progress.say("orders come in")
+        await self.order()
+        self._progress.say("halfway asks what became of the rest")
+        await self.come_to_rest()
+        self._progress.say("the consumers read to the end")
+        await self.read_to_the_ends()
+        return await self.evidence()
+
+    async def start(self) -> None:
+        """Start Kafka and halfway, the network, the consumers and the order service."""
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        self._session = await self._stack.enter_async_context(session)
+        topics = [f"{topic}:{PARTITIONS}" for topic in TOPICS] + [DEAD_LETTERS]
+        self.halfway = await self._stack.enter_async_context(HalfwayDev(self._directory, topics))
+        await self.halfway.ready(self._progress.say)
+        self.service = OrderServiceProcess(self._directory, self._session)
+        faults = {order.id: order.fault for order in self._orders}
+        network = LossyNetwork(self.halfway.url, faults, self.service.kill_and_restart)
+        self.network = await self._stack.enter_async_context(network)
+        await self._stack.enter_async_context(self.service)
+        self._progress.say("the order service and its consumers start")
+        await self.service.serve(self.network.url)
+        self._stack.push_async_callback(self._stop_consumers)
+        for topic in TOPICS:
+            self._consume(topic, DEAD_LETTERS)
+        self._consume(DEAD_LETTERS, None)
+
+    def _consume(self, topic: str, dead_letters: str | None) -> None:
+        def handle(value: bytes) -> None:
+            if dead_letters is not None and not json.loads(value)[topic]:
+                raise ValueError(f"the order has no {topic}")
+
+        consumer = TopicConsumer(
+            bootstrap_servers=self.halfway.bootstrap_servers,
+            topic=topic,
+            group=f"{topic}-department",
+            handle=handle,
+            dead_letter_topic=dead_letters,
+        )
+        consumer.start()
+        self.consumers.append(consumer)
+
+    async def _stop_consumers(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(consumer.stop) for consumer in self.consumers))
+
+    async def order(self) -> None:
+        """Place every order, a dozen customers at a time."""
+        waiting = iter(self._orders)
+
+        async def customer() -> None:
+            for order in waiting:
+                await self._place(order)
+                self._progress.placed()
+
+        try:
+            async with asyncio.TaskGroup() as customers:
+                for _ in range(CUSTOMERS):
+                    customers.create_task(customer())
+        except* DemoError as failures:
+            raise failures.exceptions[0] from None
+
+    async def _place(self, order: Planned) -> None:
+        deadline = time.monotonic() + SERVED_WITHIN_S
+        while time.monotonic() < deadline:
+            try:
+                await self.service.post("/orders", order.body)
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.2)  # the service is down: the order was not sent yet
+            except (aiohttp.ClientError, TimeoutError):
+                return  # the customer never learns what became of it
+            else:
+                return
+        raise self.service.failed("the order service did not come back")
+
+    async def come_to_rest(self) -> None:
+        """Wait until nothing is pending; an operator ends what is parked. Past the time, the judge sees the rest."""
+        deadline = time.monotonic() + REST_WITHIN_S
+        while time.monotonic() < deadline:
+            parked = await self.transactions("parked")
+            for found in parked:
+                await self._end_as_operator(found["id"])
+            prepared = await self.transactions("prepared")
+            self._progress.pending(len(prepared) + len(parked))
+            if not prepared and not parked:
+                return
+            await asyncio.sleep(0.5)
+
+    async def _end_as_operator(self, order: str) -> None:
+        """Ask the bank, note it in the order service, then end the transaction by that."""
+        paid = int(order[-4:]) % 2 == 0
+        _, answer = await self.service.post(f"/orders/{order}/settle", {"paid": paid})
+        self._progress.say(f"an operator ends {order}: {answer['outcome']}")
+        await self.halfway.end_as_operator(order, answer["outcome"])
+
+    async def transactions(self, state: str) -> list[dict[str, Any]]:
+        """Return all of halfway's transactions in a state."""
+        found: list[dict[str, Any]] = []
+        query = {"state": state, "limit": "1000"}
+        while True:
+            async with self._session.get(f"{self.halfway.url}/v1/transactions", params=query) as response:
+                response.raise_for_status()
+                page = await response.json()
+            found += page["transactions"]
+            if page["next"] is None:
+                return found
+            query["cursor"] = page["next"]
+
+    async def read_to_the_ends(self) -> None:
+        """Wait until the consumers have read every topic to its real end, the dead letters last."""
+        for consumer in self.consumers:
+            ends = await asyncio.to_thread(topic_ends, self.halfway.bootstrap_servers, consumer.topic)
+            deadline = time.monotonic() + READ_WITHIN_S
+            while not consumer.has_read(ends):
+                if consumer.error is not None:
+                    raise DemoError(f"the consumer of {consumer.topic} failed: {consumer.error}")
+                if time.monotonic() > deadline:
+                    raise DemoError(f"the consumer of {consumer.topic} does not get to the end {ends}")
+                await asyncio.sleep(0.05)
+
+    async def evidence(self) -> Evidence:
+        """Gather what the database, the topics and halfway say."""
+        states = ("prepared", "parked", "committed", "rolled_back")
+        transactions = [found for state in states for found in await self.transactions(state)]
+        with sqlite3.connect(f"file:{self.service.database}?mode=ro", uri=True) as database:
+            orders = dict(database.execute("SELECT id, state FROM orders"))
+            fenced = {
+                row[0] for row in database.execute("SELECT transaction_id FROM barrier WHERE inserted_by = 'check'")
+            }
+        database.close()
+        *consumers, dead_letters = self.consumers
+        dead: dict[str, list[str]] = {topic: [] for topic in TOPICS}
+        for seen in dead_letters.seen:
+            dead.setdefault(seen.dead_letter_of, []).append(seen.key)
+        return Evidence(
+            orders=orders,
+            fenced=fenced,
+            seen={consumer.topic: [seen.key for seen in consumer.seen] for consumer in consumers},
+            dead=dead,
+            flawed={topic: {order.id for order in self._orders if order.flaw == topic} for topic in TOPICS},
+            transactions=transactions,
+        )
+
+
+async def run(orders: Sequence[Planned], seed: int, console: Console) -> dict[str, Any]:
+    """Run the story and return its summary; the directory with the logs stays where it went wrong."""
+    began = time.monotonic()
+    progress = Progress(console, len(orders))
+    directory = Path(tempfile.mkdtemp(prefix="halfway-demo-"))
+    console.print(f"{len(orders)} orders, seed {seed}; logs in {directory} while it runs", highlight=False)
+    try:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(progress)
+            demo = Demo(orders, stack, directory, progress)
+            evidence = await demo.tell()
+            progress.say("everything is stopped")
+    except asyncio.CancelledError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    took = round(time.monotonic() - began, 1)
+    problems = judge(evidence)
+    happened, kills = demo.network.happened, demo.service.kills
+    tables(console, evidence, problems, happened, kills)
+    console.print(f"{took} s" + (f"; the logs are kept in {directory}" if problems else ""), highlight=False)
+    if not problems:
+        shutil.rmtree(directory, ignore_errors=True)
+    return {**summary(evidence, problems, happened, kills), "seed": seed, "seconds": took}
+
+
+async def _stoppable(orders: Sequence[Planned], seed: int, console: Console) -> dict[str, Any]:
+    """Run as `run` does; the first signal stops everything in its turn, and further ones do not disturb that."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop() -> None:
+        for number in signals:
+            loop.add_signal_handler(number, lambda: None)
+        if task is not None:
+            task.cancel()
+
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    return await run(orders, seed, console)
+
+
+def main() -> int:
+    """Run the demo and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--orders", type=int, default=300, help="how many (default 300)")
+    parser.add_argument("--seed", type=int, default=None, help="the same seed plans the same orders and faults")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON; the rest goes to stderr")
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    console = Console(stderr=given.json)
+    try:
+        result = asyncio.run(_stoppable(plan(given.orders, seed), seed, console))
+    except asyncio.CancelledError:
+        console.print("stopped")
+        return 130
+    except DemoError as error:
+        console.print(f"the demo failed: {error}", style="red", markup=False, highlight=False)
+        return 1
+    if given.json:
+        print(json.dumps(result))
+    return 0 if result["agree"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

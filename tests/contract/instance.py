@@ -1,0 +1,267 @@
+"""One instance as the contract tests see it: the ports, and a listener that keeps the folds as the service does."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import uuid4
+
+from halfway.domain.entries import Ended, ParkedEntry, Pending
+from halfway.domain.records import Half, Message, Op, Parked, fingerprint
+from halfway.domain.shard import ShardState
+from halfway.domain.transaction import Cause
+from halfway.service import writes
+from halfway.service.ports import (
+    CursorStore,
+    GroupStore,
+    HalfLog,
+    Lane,
+    LaneWrite,
+    Membership,
+    TopicFacts,
+    Topics,
+    Written,
+)
+from halfway.service.writes import Told
+
+PATIENCE_S = 60.0
+SHARDS = 2
+GROUP = "shop"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A record of a real topic as a `read_committed` consumer got it; `timestamp` in ms since the epoch."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A committed record of an internal topic; `value` None is a tombstone."""
+
+    offset: int
+    key: str
+    value: Half | Op | Parked | None
+    headers: dict[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """What an adapter provides to one instance."""
+
+    lane: Lane
+    half_log: HalfLog
+    cursors: CursorStore
+    groups: GroupStore
+    topics: Topics
+    membership: Membership
+
+
+class Backend(Protocol):
+    """A log that outlives instances, and what stands in it."""
+
+    def ports(self) -> AbstractAsyncContextManager[Ports]:
+        """Start the ports of one instance, all but its membership."""
+
+    async def create_topic(self, label: str, partitions: int = 3, *, compacted: bool = False) -> str:
+        """Create a real topic and return its name; `max.message.bytes` is 100,000."""
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a real topic."""
+
+    async def records(self, name: str) -> Sequence[Seen]:
+        """Read a real topic; the order holds within each partition."""
+
+    async def stored(self, kind: str, shard: int, transaction_id: str) -> Sequence[Stored]:
+        """Read the records of an id in `half`, `op` or `parked` of a shard."""
+
+    async def foreign_prepare(self, shard: int, half: Half) -> int:
+        """Append a prepare as another instance does."""
+
+    def now_ms(self) -> int:
+        """The time that new records get."""
+
+
+@dataclass
+class Listener:
+    """What the service does with shards, less everything else."""
+
+    states: dict[int, ShardState] = field(default_factory=dict)
+    events: list[tuple[str, int]] = field(default_factory=list)
+    not_current: set[str] = field(default_factory=set)
+    may_finish: asyncio.Event = field(default_factory=asyncio.Event)
+    """What `revoked` waits for."""
+
+    def __post_init__(self) -> None:
+        self.may_finish.set()
+
+    def acquired(self, shard: int, state: ShardState) -> None:
+        self.states[shard] = state
+        self.events.append(("acquired", shard))
+
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+        state = self.states[shard]
+        for offset, transaction_id, half in records:
+            state.apply_half(offset, transaction_id, half)
+        state.advance_tail(position)
+
+    def current(self, write: LaneWrite) -> bool:
+        return write.id not in self.not_current
+
+    async def revoked(self, shard: int) -> None:
+        self.events.append(("revoking", shard))
+        await self.may_finish.wait()
+        self.events.append(("revoked", shard))
+
+    def lost(self, shard: int) -> None:
+        self.states.pop(shard, None)
+        self.events.append(("lost", shard))
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, f"not in {PATIENCE_S:g} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+class Instance:
+    """One running instance."""
+
+    def __init__(self, ports: Ports, backend: Backend) -> None:
+        self.lane = ports.lane
+        self.half_log = ports.half_log
+        self.cursors = ports.cursors
+        self.groups = ports.groups
+        self.topics = ports.topics
+        self.membership = ports.membership
+        self.listener = Listener()
+        self._backend = backend
+        self._stopped = False
+
+    @property
+    def states(self) -> dict[int, ShardState]:
+        return self.listener.states
+
+    @staticmethod
+    def deadline(seconds: float = PATIENCE_S) -> float:
+        return asyncio.get_running_loop().time() + seconds
+
+    async def start(self) -> None:
+        await self.membership.start(self.listener)
+        await eventually(lambda: len(self.states) == SHARDS, f"all shards are acquired: {self.listener.events}")
+
+    async def stop(self, seconds: float = 20.0) -> None:
+        if not self._stopped:
+            self._stopped = True
+            await self.membership.stop(deadline=self.deadline(seconds))
+
+    async def tailed(self, shard: int) -> None:
+        """Wait until the tail has read what stands in half[s] now."""
+        end = await self.half_log.half_end(shard, deadline=self.deadline())
+        await eventually(lambda: self.states[shard].half_tail >= end, f"half[{shard}] is tailed to {end}")
+
+    def entry(self, shard: int, transaction_id: str) -> Pending | ParkedEntry:
+        entry = self.states[shard].find(transaction_id)
+        assert entry is not None, f"{transaction_id} is not known"
+        assert not isinstance(entry, Ended), f"{transaction_id} is {entry.state}"
+        return entry
+
+    def pending(self, shard: int, transaction_id: str) -> Pending:
+        entry = self.entry(shard, transaction_id)
+        assert isinstance(entry, Pending), f"{transaction_id} is parked"
+        return entry
+
+    def ended(self, shard: int, transaction_id: str) -> Ended:
+        entry = self.states[shard].find(transaction_id)
+        assert isinstance(entry, Ended), f"{transaction_id} is {entry}"
+        return entry
+
+    # --- what the service does, by its own records
+
+    async def prepare(self, shard: int, half: Half) -> int:
+        """Append a first prepare and apply it."""
+        offset = await self.half_log.append(shard, half, deadline=self.deadline())
+        self.states[shard].apply_half(offset, half.id, half)
+        return offset
+
+    async def write(self, write: LaneWrite) -> Written:
+        """Write through the lane, and apply what was written."""
+        async with asyncio.timeout(PATIENCE_S):
+            written = await self.lane.submit(write)
+        state = self.states[write.shard]
+        if write.op is not None:
+            assert written.op is not None
+            state.apply_op(written.op, write.op)
+        if write.half is not None:
+            assert written.half is not None
+            state.apply_half(written.half, write.id, write.half if isinstance(write.half, Half) else None)
+        if write.parked is not None:
+            assert written.parked is not None
+            state.apply_parked(written.parked, write.id, write.parked if isinstance(write.parked, Parked) else None)
+        return written
+
+    def told(self, **fields: object) -> Told:
+        values: dict[str, object] = {
+            "cause": Cause.PRODUCER,
+            "at": self._backend.now_ms(),
+            "deadline": self.deadline(),
+            "checks": 0,
+        }
+        return Told(**(values | fields))  # type: ignore[arg-type]
+
+    def commit_of(self, shard: int, half: Half, **fields: object) -> LaneWrite:
+        return writes.committed(shard, self.entry(shard, half.id), half, self.told(**fields))
+
+    async def park(self, shard: int, half: Half, *, reason: str, checks: int = 0) -> Written:
+        told = self.told(cause=Cause.POLICY, remark=reason, checks=checks)
+        return await self.write(writes.parked(shard, self.pending(shard, half.id), half, told))
+
+    async def resume(self, shard: int, half: Half) -> Written:
+        entry = self.entry(shard, half.id)
+        assert isinstance(entry, ParkedEntry)
+        return await self.write(writes.resumed(shard, entry, half, self.told(cause=Cause.OPERATOR)))
+
+
+@asynccontextmanager
+async def running(backend: Backend) -> AsyncIterator[Instance]:
+    """Run an instance that serves all shards, until the end of the block."""
+    async with backend.ports() as ports:
+        instance = Instance(ports, backend)
+        try:
+            await instance.start()
+            yield instance
+        finally:
+            instance.listener.may_finish.set()
+            await instance.stop()
+
+
+def new_id(name: str = "t") -> str:
+    """Make an id that no other test has."""
+    return f"{name}-{uuid4().hex[:12]}"
+
+
+def half_of(transaction_id: str, messages: Iterable[Message] = (), *, at: int = 1_760_000_000_000) -> Half:
+    """Make the half of a first prepare."""
+    content = tuple(messages)
+    return Half(
+        id=transaction_id,
+        group=GROUP,
+        messages=content,
+        prepared_at=at,
+        since=at,
+        fingerprint=fingerprint(GROUP, content, None),
+    )
+
+
+def facts(partitions: int = 3, *, compacted: bool = False) -> TopicFacts:
+    """The facts of a topic as `create_topic` makes it."""
+    return TopicFacts(partitions=partitions, max_message_bytes=100_000, compacted=compacted)

@@ -1,0 +1,177 @@
+"""The port `Membership`: acquiring by folding the log, tailing, releasing."""
+
+import asyncio
+
+from halfway.domain.entries import key_index
+from halfway.domain.records import Message, OpKind
+from halfway.domain.transaction import Cause, State
+from halfway.service import writes
+from halfway.service.ports import Cursors
+from tests.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id, running
+
+
+async def test_every_shard_is_acquired_once(instance: Instance) -> None:
+    assert sorted(instance.listener.events) == [("acquired", shard) for shard in range(SHARDS)]
+    assert [instance.states[shard].shard for shard in range(SHARDS)] == list(range(SHARDS))
+
+
+async def test_a_restart_finds_pending_parked_ended_and_checked(backend: Backend) -> None:
+    topic = await backend.create_topic("orders")
+    pending, checked, parked, resumed, committed, rolled_back = halves = [
+        half_of(new_id(), (Message(topic=topic, key=b"%d" % number, value=b"v"),), at=backend.now_ms())
+        for number in range(6)
+    ]
+    async with running(backend) as first:
+        for half in halves:
+            await first.prepare(0, half)
+        told = first.told(cause=Cause.CHECK, checks=3, checked_at=backend.now_ms(), remark="busy", commit_verdict=True)
+        await first.write(writes.noted(0, first.pending(0, checked.id), checked, told, OpKind.VERDICT))
+        await first.park(0, parked, reason="no verdict")
+        await first.park(0, resumed, reason="no verdict")
+        await first.resume(0, resumed)
+        await first.write(first.commit_of(0, committed, remark="paid"))
+        entry = first.entry(0, rolled_back.id)
+        await first.write(writes.rolled_back(0, entry, rolled_back, first.told(cause=Cause.POLICY)))
+        since = first.pending(0, resumed.id).since
+        parked_at = first.entry(0, parked.id)
+
+    async with running(backend) as second:
+        state = second.states[0]
+        found = second.pending(0, pending.id)
+        assert (found.fingerprint, found.prepared_at, found.checks) == (pending.fingerprint, pending.prepared_at, 0)
+        assert found.size == pending.size
+        again = await second.half_log.read_half(0, found.offset, pending.id, deadline=second.deadline())
+        assert again == pending
+        found = second.pending(0, checked.id)
+        assert (found.checks, found.checked_at, found.commit_verdict) == (3, told.checked_at, True)
+        assert found.remark == "busy"
+        assert second.entry(0, parked.id) == parked_at
+        assert state.state_of(parked.id) is State.PARKED
+        found = second.pending(0, resumed.id)
+        assert (found.since, found.checks) == (since, 0)
+        done = second.ended(0, committed.id)
+        assert (done.state, done.cause, done.remark) == (State.COMMITTED, Cause.PRODUCER, "paid")
+        assert done.fingerprint == committed.fingerprint
+        assert list(done.index) == [(topic, key_index(b"4"))]
+        done = second.ended(0, rolled_back.id)
+        assert (done.state, done.cause) == (State.ROLLED_BACK, Cause.POLICY)
+        await second.write(second.commit_of(0, pending))
+    assert len(await backend.records(topic)) == 2
+
+
+async def test_a_restart_from_committed_cursors_finds_the_same(backend: Backend) -> None:
+    pending, parked, committed = (half_of(new_id(), at=backend.now_ms()) for _ in range(3))
+    async with running(backend) as first:
+        for half in (committed, parked, pending):
+            await first.prepare(1, half)
+        await first.write(first.commit_of(1, committed))
+        await first.park(1, parked, reason="no verdict")
+        told = first.told(cause=Cause.CHECK, checks=2, checked_at=backend.now_ms())
+        await first.write(writes.noted(1, first.pending(1, pending.id), pending, told, OpKind.CHECKED))
+        await first.tailed(1)
+        state = first.states[1]
+        await first.cursors.commit({1: Cursors(half=state.half_cursor, op=state.op_cursor)})
+    async with running(backend) as second:
+        assert second.pending(1, pending.id).checks == 2
+        assert second.states[1].state_of(parked.id) is State.PARKED
+        assert second.states[1].state_of(committed.id) is State.COMMITTED, "it ended within the outcome horizon"
+        assert second.states[1].state_of(pending.id) is State.PREPARED
+
+
+async def test_the_tail_brings_what_others_append(instance: Instance, backend: Backend) -> None:
+    """A paused former owner may still append a prepare it was asked for."""
+    half = half_of(new_id())
+    offset = await backend.foreign_prepare(1, half)
+    await eventually(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
+    assert instance.pending(1, half.id).offset == offset
+    await instance.tailed(1)
+    assert instance.states[1].half_tail > offset
+
+
+async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_can_be_buried(
+    instance: Instance, backend: Backend
+) -> None:
+    half = half_of(new_id())
+    await instance.prepare(0, half)
+    await instance.write(instance.commit_of(0, half))
+    late = await backend.foreign_prepare(0, half)
+    await instance.tailed(0)
+    assert instance.states[0].state_of(half.id) is State.COMMITTED
+    assert (half.id, late) in instance.states[0].strays()
+    await instance.write(
+        writes.buried(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
+    )
+    assert half.id not in {name for name, _ in instance.states[0].strays()}
+
+
+async def test_a_stray_of_a_former_run_is_seen_after_a_restart(backend: Backend) -> None:
+    half = half_of(new_id(), at=backend.now_ms())
+    async with running(backend) as first:
+        await first.prepare(0, half)
+        await first.write(first.commit_of(0, half))
+    late = await backend.foreign_prepare(0, half)
+    async with running(backend) as second:
+        assert second.states[0].state_of(half.id) is State.COMMITTED
+        assert (half.id, late) in second.states[0].strays()
+
+
+async def test_own_writes_come_again_by_the_tail_and_change_nothing(instance: Instance) -> None:
+    half = half_of(new_id())
+    await instance.prepare(0, half)
+    await instance.park(0, half, reason="no verdict")
+    await instance.resume(0, half)
+    await instance.tailed(0)
+    assert instance.states[0].state_of(half.id) is State.PREPARED
+    await instance.write(instance.commit_of(0, half))
+    await instance.tailed(0)
+    assert instance.states[0].state_of(half.id) is State.COMMITTED
+    assert half.id not in {name for name, _ in instance.states[0].strays()}
+
+
+async def test_the_tail_comes_to_the_end_though_the_last_records_are_not_its_own_kind(instance: Instance) -> None:
+    """Barriers and control records stand at the end: a read barrier must get past them."""
+    for shard in range(SHARDS):
+        await instance.tailed(shard)
+    half = half_of(new_id())
+    await instance.prepare(0, half)
+    await instance.write(instance.commit_of(0, half))
+    await instance.tailed(0)
+
+
+async def test_stop_waits_for_what_is_in_flight_and_releases(backend: Backend) -> None:
+    half = half_of(new_id())
+    async with running(backend) as first:
+        await first.prepare(0, half)
+        first.listener.may_finish.clear()
+        stopping = asyncio.create_task(first.stop())
+        await eventually(lambda: ("revoking", 0) in first.listener.events, "the shard is revoked")
+        await first.write(first.commit_of(0, half))
+        assert not stopping.done()
+        first.listener.may_finish.set()
+        await stopping
+        assert {event for event in first.listener.events if event[0] == "revoked"} == {
+            ("revoked", shard) for shard in range(SHARDS)
+        }
+        assert not [event for event in first.listener.events if event[0] == "lost"]
+    async with running(backend) as second:
+        assert second.states[0].state_of(half.id) is State.COMMITTED
+
+
+async def test_a_stop_past_its_deadline_drops_the_shards(backend: Backend) -> None:
+    async with running(backend) as first:
+        first.listener.may_finish.clear()
+        await first.stop(seconds=0.5)
+        assert {event for event in first.listener.events if event[0] == "lost"} == {
+            ("lost", shard) for shard in range(SHARDS)
+        }
+    async with running(backend) as second:
+        assert set(second.states) == set(range(SHARDS))
+
+
+async def test_an_instance_that_is_stopped_can_be_followed_by_many(backend: Backend) -> None:
+    half = half_of(new_id())
+    async with running(backend) as first:
+        await first.prepare(1, half)
+    for _ in range(2):
+        async with running(backend) as later:
+            assert later.states[1].state_of(half.id) is State.PREPARED

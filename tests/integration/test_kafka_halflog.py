@@ -1,0 +1,235 @@
+"""First prepares in half, and records read back by their offsets, on a real broker."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from confluent_kafka import Producer
+
+from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
+from halfway.domain.records import Half, Message, Parked
+from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.kafka.codec import encode_parked
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.halflog import KafkaHalfLog
+from halfway.kafka.topics import InternalTopics
+from tests.fixtures_kafka import Kafka
+from tests.integration.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
+
+
+def half(name: str, size: int = 100) -> Half:
+    return Half(
+        id=name,
+        group="orders",
+        messages=(Message(topic="coupon", key=b"k", value=b"v" * size, headers=(("h", None),)),),
+        prepared_at=1_755_000_000_000,
+        since=1_755_000_000_000,
+        fingerprint=bytes(16),
+    )
+
+
+def patience() -> float:
+    """Give a deadline that is only met when something hangs."""
+    return asyncio.get_running_loop().time() + PATIENCE_S
+
+
+async def make_topics(config: KafkaConfig) -> None:
+    topics = InternalTopics(config)
+    await topics.ensure(timeout_s=PATIENCE_S)
+    topics.close()
+
+
+@asynccontextmanager
+async def running(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[KafkaHalfLog]:
+    log = KafkaHalfLog(config, skipped.observer)
+    await log.start()
+    try:
+        yield log
+    finally:
+        await log.stop()
+
+
+@pytest.fixture
+async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
+    """Give a prefix of the test's own, with its topics."""
+    config = config_of(kafka.bootstrap_servers)
+    await make_topics(config)
+    yield config
+    delete_all(config)
+
+
+@pytest.fixture
+def skipped() -> SkippedRecords:
+    return SkippedRecords()
+
+
+@pytest.fixture
+async def log(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[KafkaHalfLog]:
+    """Give a running half log."""
+    async with running(config, skipped) as log:
+        yield log
+
+
+async def test_an_append_gives_the_offset_at_which_it_can_be_read(log: KafkaHalfLog) -> None:
+    """Offsets of a shard go up by one, and each holds what was appended."""
+    written = [half(f"t{number}") for number in range(3)]
+    offsets = [await log.append(1, record, deadline=patience()) for record in written]
+    assert offsets == [0, 1, 2]
+    for offset, record in zip(offsets, written, strict=True):
+        assert await log.read_half(1, offset, record.id, deadline=patience()) == record
+
+
+async def test_many_reads_over_shards_in_any_order_each_get_their_record(log: KafkaHalfLog) -> None:
+    """Reads are batched; neighbours, far apart ones and repeats are all right."""
+    written = [half(f"t{number}") for number in range(1_500)]
+    places = [(number % 3, record) for number, record in enumerate(written)]
+    offsets = await asyncio.gather(*(log.append(shard, record, deadline=patience()) for shard, record in places))
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    wanted = random.Random(seed).choices(range(len(written)), k=400) + [0, 0, 1_499]
+    read = await asyncio.gather(
+        *(log.read_half(places[n][0], offsets[n], written[n].id, deadline=patience()) for n in wanted)
+    )
+    assert read == [written[n] for n in wanted]
+
+
+async def test_another_record_at_the_offset_is_not_given_out(log: KafkaHalfLog) -> None:
+    """The key must be the id: a stale offset is an error."""
+    offset = await log.append(0, half("a"), deadline=patience())
+    with pytest.raises(KafkaUnavailableError, match="another record"):
+        await log.read_half(0, offset, "b", deadline=patience())
+
+
+async def test_an_offset_past_the_end_is_an_error_and_others_are_read_on(log: KafkaHalfLog) -> None:
+    """Nothing is read from the beginning instead."""
+    offset = await log.append(0, half("a"), deadline=patience())
+    with pytest.raises(KafkaUnavailableError):
+        await log.read_half(0, 1_000_000, "a", deadline=patience())
+    assert await log.read_half(0, offset, "a", deadline=patience()) == half("a")
+
+
+async def test_an_offset_that_holds_a_control_record_is_an_error(config: KafkaConfig, log: KafkaHalfLog) -> None:
+    """The reader passes gaps: it does not wait for what never comes."""
+    producer = Producer(config.producer(**{"transactional.id": config.prefix + "t"}))
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce(config.half_topic, None, b"x", 0)
+    producer.commit_transaction(PATIENCE_S)
+    last = await log.append(0, half("after"), deadline=patience())
+    assert last == 2
+    with pytest.raises(KafkaUnavailableError, match="any more"):
+        await log.read_half(0, 1, "x", deadline=patience())
+
+
+async def test_an_undecodable_record_is_counted_and_said(
+    config: KafkaConfig, log: KafkaHalfLog, skipped: SkippedRecords, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log line tells topic, partition and offset."""
+    offset = produce(config, config.half_topic, 2, b"a", b"garbage")
+    with pytest.raises(KafkaUnavailableError, match="cannot be decoded"):
+        await log.read_half(2, offset, "a", deadline=patience())
+    assert skipped.skipped == [(config.half_topic, "undecodable")]
+    assert "record_skipped" in capsys.readouterr().out
+
+
+async def test_a_tombstone_is_no_half(config: KafkaConfig, log: KafkaHalfLog) -> None:
+    """A payload that has ended is an error, not a crash."""
+    offset = produce(config, config.half_topic, 0, b"a", None)
+    with pytest.raises(KafkaUnavailableError):
+        await log.read_half(0, offset, "a", deadline=patience())
+
+
+async def test_a_parked_record_is_read_from_its_own_topic(config: KafkaConfig, log: KafkaHalfLog) -> None:
+    """Parked payloads come from parked[s]."""
+    parked = Parked(half=half("a"), reason="15 checks", parked_at=1, checks=15)
+    offset = produce(config, config.parked_topic, 1, b"a", encode_parked(parked))
+    assert await log.read_parked(1, offset, "a", deadline=patience()) == parked
+
+
+async def test_a_read_waits_until_what_stands_before_it_is_settled(config: KafkaConfig, log: KafkaHalfLog) -> None:
+    """Behind an open Kafka transaction nothing is read; another shard's reads go on meanwhile."""
+    producer = Producer(config.producer(**{"transactional.id": config.prefix + "t"}))
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce(config.half_topic, None, b"x", 0)
+    producer.flush(PATIENCE_S)
+    behind = await log.append(0, half("behind"), deadline=patience())
+    beside = await log.append(1, half("beside"), deadline=patience())
+    read = asyncio.create_task(log.read_half(0, behind, "behind", deadline=patience()))
+    assert await log.read_half(1, beside, "beside", deadline=patience()) == half("beside")
+    assert not read.done()
+    await asyncio.to_thread(producer.abort_transaction, PATIENCE_S)
+    assert await read == half("behind")
+
+
+async def test_the_largest_prepare_fits_and_one_above_is_refused(log: KafkaHalfLog, config: KafkaConfig) -> None:
+    """What is within the limit is stored; what could not be parked later is refused before anything is stored."""
+    large = half("large", config.max_prepare_bytes)
+    offset = await log.append(0, large, deadline=patience())
+    assert await log.read_half(0, offset, "large", deadline=patience()) == large
+    with pytest.raises(MessageTooLargeError):
+        await log.append(0, half("larger", config.half_record_bytes), deadline=patience())
+    assert await log.half_end(0, deadline=patience()) == offset + 1
+
+
+async def test_many_large_prepares_at_once_are_all_stored(log: KafkaHalfLog) -> None:
+    """Batches stay below what the topic takes."""
+    offsets = await asyncio.gather(
+        *(log.append(0, half(f"t{number}", 200_000), deadline=patience()) for number in range(30))
+    )
+    assert sorted(offsets) == list(range(30))
+
+
+async def test_the_end_is_that_of_uncommitted_reads_and_never_older_than_the_question(
+    config: KafkaConfig, log: KafkaHalfLog
+) -> None:
+    """An append that was acknowledged before the question is before the end, an open transaction's records too."""
+    assert await log.half_end(0, deadline=patience()) == 0
+
+    async def append_and_ask(number: int) -> None:
+        offset = await log.append(0, half(f"t{number}"), deadline=patience())
+        assert await log.half_end(0, deadline=patience()) > offset
+
+    await asyncio.gather(*(append_and_ask(number) for number in range(200)))
+    producer = Producer(config.producer(**{"transactional.id": config.prefix + "t"}))
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce(config.half_topic, None, b"x", 0)
+    producer.flush(PATIENCE_S)
+    assert await log.half_end(0, deadline=patience()) == 201
+    producer.abort_transaction(PATIENCE_S)
+
+
+async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recovers_after() -> None:
+    """An append is ambiguous, a read and a question are unavailable; all work again when the broker does."""
+    with EmbeddedKafka(EmbeddedConfig(jvm_options=SHORT_LIVED)) as broker:
+        config = config_of(broker.bootstrap_servers, prepare_timeout_s=1)
+        await make_topics(config)
+        async with running(config, SkippedRecords()) as log:
+            offset = await log.append(0, half("a"), deadline=patience())
+            await log.read_half(0, offset, "a", deadline=patience())
+            broker.pause()
+            soon = asyncio.get_running_loop().time() + 3
+            results = await asyncio.gather(
+                log.append(0, half("b"), deadline=patience()),
+                log.read_half(0, offset, "a", deadline=soon),
+                log.half_end(0, deadline=soon),
+                return_exceptions=True,
+            )
+            assert [type(result) for result in results] == [
+                OutcomeUnknownError,
+                KafkaUnavailableError,
+                KafkaUnavailableError,
+            ]
+            broker.resume()
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        last = await log.append(0, half("c"), deadline=patience())
+                        break
+                    except OutcomeUnknownError:
+                        await asyncio.sleep(0.1)
+            assert await log.read_half(0, last, "c", deadline=patience()) == half("c")
+            assert await log.half_end(0, deadline=patience()) == last + 1

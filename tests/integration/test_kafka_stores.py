@@ -1,0 +1,236 @@
+"""Groups, cursors and facts about real topics, on a real broker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined] # public, but not for mypy
+from confluent_kafka.cimpl import Consumer
+
+from halfway.domain.errors import KafkaUnavailableError
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode, Group
+from halfway.kafka import destinations as destinations_module
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.cursors import KafkaCursors
+from halfway.kafka.destinations import Destinations
+from halfway.kafka.groups import KafkaGroups
+from halfway.kafka.topics import InternalTopics
+from halfway.service.ports import Cursors
+from tests.fixtures_kafka import Kafka
+from tests.integration.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
+
+
+def patience() -> float:
+    """Give a deadline that is only met when something hangs."""
+    return asyncio.get_running_loop().time() + PATIENCE_S
+
+
+def group(name: str, updated_at: int = 1) -> Group:
+    return Group(
+        name=name,
+        mode=CheckMode.PULL,
+        urls=(),
+        topics=("coupon",),
+        policy=PolicyOverrides(max_checks=3),
+        created_at=1,
+        updated_at=updated_at,
+    )
+
+
+@pytest.fixture
+async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
+    """Give a prefix of the test's own, with its topics."""
+    config = config_of(kafka.bootstrap_servers)
+    topics = InternalTopics(config)
+    await topics.ensure(timeout_s=PATIENCE_S)
+    topics.close()
+    yield config
+    delete_all(config)
+
+
+@asynccontextmanager
+async def running_groups(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[KafkaGroups]:
+    groups = KafkaGroups(config, skipped.observer)
+    try:
+        await groups.start(deadline=patience())
+        yield groups
+    finally:
+        await groups.stop()
+
+
+@asynccontextmanager
+async def running_cursors(config: KafkaConfig) -> AsyncIterator[KafkaCursors]:
+    cursors = KafkaCursors(config)
+    await cursors.start()
+    try:
+        yield cursors
+    finally:
+        await cursors.stop()
+
+
+async def test_a_group_is_there_when_put_returns_and_gone_when_delete_returns(config: KafkaConfig) -> None:
+    """Each instance answers by what it has read back."""
+    async with running_groups(config, SkippedRecords()) as groups:
+        assert groups.get("orders") is None
+        await groups.put(group("orders"), deadline=patience())
+        await groups.put(group("carts"), deadline=patience())
+        assert groups.get("orders") == group("orders")
+        assert [one.name for one in groups.all()] == ["carts", "orders"]
+        await groups.put(group("orders", updated_at=2), deadline=patience())
+        assert groups.get("orders") == group("orders", updated_at=2)
+        await groups.delete("orders", deadline=patience())
+        assert groups.get("orders") is None
+
+
+async def test_groups_are_there_after_a_restart_and_on_other_instances(config: KafkaConfig) -> None:
+    """Start returns when all are read; a change of one instance reaches the other."""
+    async with running_groups(config, SkippedRecords()) as first:
+        await asyncio.gather(*(first.put(group(f"g{number}"), deadline=patience()) for number in range(50)))
+        await first.delete("g7", deadline=patience())
+        async with running_groups(config, SkippedRecords()) as second:
+            assert second.all() == first.all()
+            assert len(second.all()) == 49
+            await second.put(group("late"), deadline=patience())
+            async with asyncio.timeout(PATIENCE_S):
+                while first.get("late") is None:  # noqa: ASYNC110 - the port tells no changes
+                    await asyncio.sleep(0.01)
+
+
+async def test_records_that_are_no_groups_are_skipped_counted_and_said(
+    config: KafkaConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Garbage, no key and a bad key hide no group that stands before or after them."""
+    skipped = SkippedRecords()
+    async with running_groups(config, skipped) as groups:
+        await groups.put(group("before"), deadline=patience())
+        produce(config, config.groups_topic, 0, b"before-not", b"garbage")
+        produce(config, config.groups_topic, 0, b"\xff", None)
+        await groups.put(group("after"), deadline=patience())
+        assert [one.name for one in groups.all()] == ["after", "before"]
+    assert skipped.skipped == [(config.groups_topic, "undecodable")] * 2
+    assert capsys.readouterr().out.count("record_skipped") == 2
+
+
+async def test_groups_that_cannot_be_read_are_unavailable_by_the_deadline() -> None:
+    """Without a broker start ends by its deadline, and stop still ends the threads."""
+    with pytest.raises(KafkaUnavailableError):
+        async with running_groups(config_of("127.0.0.1:1"), SkippedRecords()) as groups:
+            pytest.fail(f"started without a broker: {groups.all()}")
+
+
+async def test_cursors_come_back_as_committed_and_shards_without_any_are_left_out(config: KafkaConfig) -> None:
+    """Also by another instance; the newest of many at once is what stands."""
+    async with running_cursors(config) as cursors:
+        assert await asyncio.to_thread(cursors.load, [0, 1, 2]) == {}
+        await asyncio.gather(
+            *(cursors.commit({0: Cursors(half=number, op=2 * number)}) for number in range(20)),
+            cursors.commit({2: Cursors(half=0, op=0)}),
+        )
+        await cursors.commit({0: Cursors(half=19, op=38)})
+    async with running_cursors(config) as another:
+        assert await asyncio.to_thread(another.load, [0, 1, 2]) == {
+            0: Cursors(half=19, op=38),
+            2: Cursors(half=0, op=0),
+        }
+
+
+async def test_cursors_are_offsets_that_any_lag_tool_sees(config: KafkaConfig) -> None:
+    """They stand as the offsets of the group `<prefix>cursors` on half and op."""
+    async with running_cursors(config) as cursors:
+        await cursors.commit({1: Cursors(half=5, op=7)})
+    consumer = Consumer(
+        {"bootstrap.servers": config.properties["bootstrap.servers"], "group.id": config.prefix + "cursors"}
+    )
+    places = [TopicPartition(config.half_topic, 1), TopicPartition(config.op_topic, 1)]
+    assert [place.offset for place in consumer.committed(places, PATIENCE_S)] == [5, 7]
+    consumer.close()
+
+
+async def test_a_commit_that_fails_is_said_and_does_not_raise(capsys: pytest.CaptureFixture[str]) -> None:
+    """The next scan tries again."""
+    async with running_cursors(
+        config_of("127.0.0.1:1", properties={"bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": "1000"})
+    ) as cursors:
+        await cursors.commit({0: Cursors(half=1, op=1)})
+    assert "cursors_not_committed" in capsys.readouterr().out
+
+
+async def test_facts_of_topics_and_none_for_what_does_not_exist(config: KafkaConfig) -> None:
+    """Partitions, the largest message, whether compacted; nothing is created by asking."""
+    name = config.prefix.strip("_.") + "-real"
+    admin = admin_of(config)
+    admin.create_topics([NewTopic(name, 5, 1, config={"max.message.bytes": "77777"})])[name].result(PATIENCE_S)
+    destinations = Destinations(config)
+    found = await destinations.describe(
+        [name, name, config.half_topic, "no-such-topic", "not a name", "", ".", "x" * 250], deadline=patience()
+    )
+    facts, half = found[name], found[config.half_topic]
+    assert facts is not None
+    assert (facts.partitions, facts.max_message_bytes, facts.compacted) == (5, 77_777, False)
+    assert half is not None
+    assert half.compacted
+    assert [topic for topic, known in found.items() if known is None] == [
+        "no-such-topic",
+        "not a name",
+        "",
+        ".",
+        "x" * 250,
+    ]
+    assert "no-such-topic" not in admin.list_topics(timeout=PATIENCE_S).topics
+    admin.delete_topics([name])[name].result(PATIENCE_S)
+
+
+async def test_fresh_tells_of_a_topic_that_has_just_gone_or_come(config: KafkaConfig) -> None:
+    """Existence is known to the second, though facts are kept for longer."""
+    name = config.prefix.strip("_.") + "-real"
+    admin = admin_of(config)
+    destinations = Destinations(config)
+
+    def missing() -> set[str]:
+        return destinations.fresh([name, config.half_topic, "not a name"], PATIENCE_S)
+
+    async def becomes(expected: set[str]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while await asyncio.to_thread(missing) != expected:
+                await asyncio.sleep(0.05)
+
+    await becomes({name, "not a name"})
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(PATIENCE_S)
+    await becomes({"not a name"})
+    assert (await destinations.describe([name], deadline=patience()))[name] is not None
+    admin.delete_topics([name])[name].result(PATIENCE_S)
+    await becomes({name, "not a name"})
+    assert (await destinations.describe([name], deadline=patience()))[name] is None
+
+
+async def test_many_who_ask_at_once_share_one_request(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred callers and the lane cost one description of each topic."""
+    asked: list[str] = []
+    plain = destinations_module.TopicCollection
+
+    def counting(names: list[str]) -> object:
+        asked.extend(names)
+        return plain(names)
+
+    monkeypatch.setattr(destinations_module, "TopicCollection", counting)
+    monkeypatch.setattr(destinations_module, "EXISTENCE_S", PATIENCE_S)
+    monkeypatch.setattr(destinations_module, "_REFRESH_S", PATIENCE_S)
+    destinations = Destinations(config)
+    names = [config.half_topic, config.op_topic]
+    await asyncio.gather(
+        *(destinations.describe(names, deadline=patience()) for _ in range(100)),
+        asyncio.to_thread(destinations.fresh, names, PATIENCE_S),
+    )
+    assert sorted(asked) == sorted(names)
+
+
+async def test_facts_that_cannot_be_had_are_unavailable_by_the_deadline() -> None:
+    """Without a broker nobody waits longer than they said."""
+    destinations = Destinations(config_of("127.0.0.1:1"))
+    with pytest.raises(KafkaUnavailableError):
+        await destinations.describe(["coupon"], deadline=asyncio.get_running_loop().time() + 0.5)
+    with pytest.raises(KafkaUnavailableError):
+        await asyncio.to_thread(destinations.fresh, ["coupon"], 0.5)

@@ -1,0 +1,192 @@
+"""The internal topics are created once, verified always, and never altered."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.kafka.codec import LAYOUT_KEY
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.layout import Problem
+from halfway.kafka.topics import InternalTopics
+from tests.fixtures_kafka import Kafka
+from tests.integration.kafka_adapter import PATIENCE_S, admin_of, config_of, delete_all, produce
+
+
+@pytest.fixture
+def config(kafka: Kafka) -> Iterator[KafkaConfig]:
+    """Give a prefix of the test's own, whose topics are deleted in the end."""
+    config = config_of(kafka.bootstrap_servers)
+    yield config
+    delete_all(config)
+
+
+async def ensure(config: KafkaConfig, timeout_s: float = PATIENCE_S) -> None:
+    topics = InternalTopics(config)
+    try:
+        await topics.ensure(timeout_s=timeout_s)
+    finally:
+        topics.close()
+
+
+async def watch(config: KafkaConfig) -> list[Problem]:
+    topics = InternalTopics(config)
+    try:
+        return await topics.watch(timeout_s=PATIENCE_S)
+    finally:
+        topics.close()
+
+
+def describe(config: KafkaConfig, name: str) -> tuple[int, dict[str, str]]:
+    """Return a topic's partitions and settings as the broker tells them."""
+    admin = admin_of(config)
+    shape = admin.describe_topics(TopicCollection([name]))[name].result(PATIENCE_S)
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    entries = admin.describe_configs([resource])[resource].result(PATIENCE_S)
+    return len(shape.partitions), {entry.name: entry.value for entry in entries.values()}
+
+
+def alter(config: KafkaConfig, name: str, setting: str, value: str) -> None:
+    admin = admin_of(config)
+    change = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])
+    admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+
+
+async def delete(config: KafkaConfig, name: str) -> None:
+    """Delete a topic and wait until the broker no longer tells of it."""
+    admin = admin_of(config)
+    admin.delete_topics([name])[name].result(PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        while name in existing(config):  # noqa: ASYNC110 - there is nothing that tells
+            await asyncio.sleep(0.1)
+
+
+def existing(config: KafkaConfig) -> set[str]:
+    return {name for name in admin_of(config).list_topics(timeout=PATIENCE_S).topics if name.startswith(config.prefix)}
+
+
+async def test_topics_are_created_as_the_design_says(config: KafkaConfig) -> None:
+    """The broker itself tells the settings of all five."""
+    await ensure(config)
+    half, op, parked, groups, owners = [
+        describe(config, config.topic(kind)) for kind in ("half", "op", "parked", "groups", "owners")
+    ]
+    assert [partitions for partitions, _ in (half, op, parked, groups, owners)] == [3, 3, 3, 1, 3]
+    for _, settings in (half, parked, groups, owners):
+        assert settings["cleanup.policy"] == "compact"
+    assert set(op[1]["cleanup.policy"].split(",")) == {"compact", "delete"}
+    assert op[1]["retention.ms"] == str(7 * 24 * 3_600_000)
+    for _, settings in (half, op, parked, groups, owners):
+        assert settings["min.compaction.lag.ms"] == "900000"
+        assert settings["segment.ms"] == "3600000"
+        assert settings["unclean.leader.election.enable"] == "false"
+        assert settings["message.timestamp.type"] == "CreateTime"
+    assert int(parked[1]["max.message.bytes"]) > int(half[1]["max.message.bytes"]) > config.max_prepare_bytes
+
+
+async def test_starting_again_and_two_at_once_is_fine(config: KafkaConfig) -> None:
+    """Whoever comes second verifies what the first made; nothing is unsafe."""
+    await asyncio.gather(ensure(config), ensure(config))
+    await ensure(config)
+    assert await watch(config) == []
+
+
+async def test_an_unsafe_topic_is_named_and_never_altered(config: KafkaConfig) -> None:
+    """Every problem is in one error, with topic, setting, found, needed and remedy; the topic stays as it is."""
+    await ensure(config)
+    alter(config, config.half_topic, "cleanup.policy", "delete")
+    alter(config, config.op_topic, "retention.ms", "1000")
+    with pytest.raises(ConfigurationError) as caught:
+        await ensure(config)
+    for part in (
+        f"{config.half_topic}: cleanup.policy is delete, needed compact",
+        f"{config.op_topic}: retention.ms is 1000, needed at least 604800000",
+        "kafka-configs.sh --bootstrap-server",
+    ):
+        assert part in caught.value.detail
+    assert describe(config, config.half_topic)[1]["cleanup.policy"] == "delete"
+
+
+async def test_a_topic_that_becomes_unsafe_while_running_is_told(config: KafkaConfig) -> None:
+    """The watch sees what an operator changed, and a topic that was deleted, and creates nothing."""
+    await ensure(config)
+    alter(config, config.parked_topic, "min.compaction.lag.ms", "0")
+    await delete(config, config.groups_topic)
+    assert {(problem.topic, problem.setting) for problem in await watch(config)} == {
+        (config.parked_topic, "min.compaction.lag.ms"),
+        (config.groups_topic, "topic"),
+    }
+    assert config.groups_topic not in existing(config)
+
+
+async def test_another_shard_count_is_refused_before_anything_is_made(config: KafkaConfig) -> None:
+    """The number stands in the layout record, which outlives the other topics."""
+    await ensure(config)
+    await delete(config, config.half_topic)
+    with pytest.raises(ConfigurationError, match=r"created for 3 shards.*set HALFWAY_SHARDS=3"):
+        await ensure(replace(config, shards=5))
+    assert config.half_topic not in existing(config)
+
+
+async def test_a_layout_record_that_is_no_record_is_refused(config: KafkaConfig) -> None:
+    """Somebody else's topic is not taken over."""
+    await ensure(config)
+    produce(config, config.owners_topic, 0, LAYOUT_KEY, b"something else")
+    with pytest.raises(ConfigurationError, match="layout record"):
+        await ensure(config)
+
+
+async def test_topics_made_by_hand_are_taken(config: KafkaConfig) -> None:
+    """Where halfway may not create topics, an operator does; the layout is written down all the same."""
+    await ensure(config)
+    plan = {name: describe(config, name) for name in existing(config)}
+    other = replace(config, prefix=config.prefix + "x.")
+    keep = ("cleanup.policy", "min.compaction.lag.ms", "max.compaction.lag.ms", "segment.ms", "max.message.bytes")
+    new = [
+        NewTopic(
+            name.replace(config.prefix, other.prefix),
+            partitions,
+            1,
+            config={setting: settings[setting] for setting in keep},
+        )
+        for name, (partitions, settings) in plan.items()
+    ]
+    admin = admin_of(config)
+    for future in admin.create_topics(new).values():
+        future.result(PATIENCE_S)
+    await ensure(other)
+    with pytest.raises(ConfigurationError, match="created for 3 shards"):
+        await ensure(replace(other, shards=2))
+
+
+async def test_no_broker_is_an_error_to_try_again_after() -> None:
+    """It names the address."""
+    with pytest.raises(KafkaUnavailableError, match=r"127\.0\.0\.1:1"):
+        await ensure(config_of("127.0.0.1:1"), timeout_s=1)
+
+
+async def test_more_replicas_than_brokers_are_a_setting_to_change(config: KafkaConfig) -> None:
+    """The error names the setting; trying again would not help."""
+    with pytest.raises(ConfigurationError, match="HALFWAY_REPLICATION_FACTOR"):
+        await ensure(replace(config, replication_factor=3))
+
+
+async def test_a_property_that_librdkafka_does_not_know_is_named(kafka: Kafka) -> None:
+    """A typing error in a variable's name is found at start."""
+    config = config_of(
+        kafka.bootstrap_servers,
+        properties={"bootstrap.servers": kafka.bootstrap_servers, "sasl.mechanismus": "PLAIN"},
+    )
+    with pytest.raises(ConfigurationError, match=r"sasl\.mechanismus"):
+        await ensure(config)

@@ -1,0 +1,218 @@
+"""Several instances in one group, and one instance through what can happen to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from halfway.domain.errors import LaneLostError, NotWrittenError
+from halfway.domain.records import Message
+from halfway.kafka.acquire import Acquisition
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane_producer import ProducerFailedError, initialised
+from tests.fixtures_kafka import Kafka
+from tests.integration.cluster_harness import (
+    PATIENCE_S,
+    Instance,
+    commit_of,
+    config_for,
+    create_internal_topics,
+    create_topics,
+    eventually,
+    half,
+    read_topic,
+    running,
+)
+
+
+@pytest.fixture
+def config(kafka: Kafka) -> KafkaConfig:
+    made = config_for(kafka.bootstrap_servers, shards=4)
+    create_internal_topics(made)
+    create_topics(made, {made.prefix + "orders": 1})
+    return made
+
+
+def served(*instances: Instance) -> list[int]:
+    return sorted(shard for instance in instances for shard in instance.service.states)
+
+
+async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config: KafkaConfig) -> None:
+    """Joining and leaving hands shards over by releases: no incarnation ends, everything written is known."""
+    orders = config.prefix + "orders"
+    async with running(config) as first:
+        for shard in range(4):
+            await first.write(commit_of(shard, half(f"one-{shard}", Message(topic=orders, value=b"v")), 0))
+        second = Instance(config)
+        await second.start()
+        try:
+            await eventually(
+                lambda: len(second.service.states) == 2 and served(first, second) == [0, 1, 2, 3], "a fair share each"
+            )
+            moved = sorted(second.service.states)
+            for shard in range(4):
+                owner, other = (second, first) if shard in moved else (first, second)
+                assert owner.service.states[shard].state_of(f"one-{shard}") is not None
+                await owner.write(commit_of(shard, half(f"two-{shard}", Message(topic=orders, value=b"v")), 0))
+                with pytest.raises(NotWrittenError):
+                    await other.write(commit_of(shard, half(f"no-{shard}", Message(topic=orders, value=b"no")), 0))
+            status = first.cluster.membership.status
+            kept = tuple(sorted(set(range(4)) - {*moved}))
+            assert (status.joined, status.owned, status.acquiring) == (True, kept, ())
+        finally:
+            await second.stop()
+        await first.serves(range(4))
+        for shard in range(4):
+            assert first.service.states[shard].state_of(f"two-{shard}") is not None
+        assert first.observer.failures == second.observer.failures == []
+    assert len(read_topic(config, orders)) == 8
+    assert [event for event in first.service.events if event[0] == "lost"] == []
+
+
+async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itself(config: KafkaConfig) -> None:
+    """Another's acquisition fences the lane: every shard is lost, and acquired again by a new incarnation."""
+    orders = config.prefix + "orders"
+    async with running(config) as instance:
+        before = instance.incarnation
+        stranger = Acquisition(
+            config=config,
+            incarnation="stranger",
+            lane_ids=(f"{config.prefix}stranger.0",),
+            shards=[2],
+            cursors=instance.cursors,
+            deadline=time.monotonic() + PATIENCE_S,
+            cancelled=lambda: False,
+            skipped=lambda _topic, _reason: None,
+        )
+        taken = asyncio.create_task(asyncio.to_thread(stranger.acquire))
+        lost = 0
+        while not taken.done():
+            try:
+                await instance.write(commit_of(0, half(f"w-{lost}"), 0))
+            except LaneLostError:
+                lost += 1
+            except NotWrittenError:
+                await asyncio.sleep(0.02)
+        await taken
+        await eventually(lambda: instance.incarnation not in (None, before), "a new incarnation")
+        await instance.serves(range(4))
+        one = half("a-1", Message(topic=orders, value=b"once"))
+        await instance.write_until_known(commit_of(2, one, 0))
+        assert instance.observer.failures == ["fenced"]
+        assert {shard for event, shard in instance.service.events if event == "lost"} == {0, 1, 2, 3}
+    assert [seen.value for seen in read_topic(config, orders)] == [b"once"]
+
+
+async def test_two_instances_under_load_while_shards_move_write_everything_once(config: KafkaConfig) -> None:
+    """Ends go on while a second instance joins and leaves; what is retried stands once."""
+    orders = config.prefix + "orders"
+    instances: list[Instance] = []
+
+    async def write_one(number: int) -> None:
+        one = half(f"w-{number}", Message(topic=orders, key=b"%d" % number, value=b"v"))
+        shard = number % 4
+        while True:
+            owner = next((instance for instance in instances if shard in instance.service.states), None)
+            if owner is not None:
+                if owner.service.states[shard].state_of(one.id) is not None:
+                    return
+                try:
+                    await owner.write(commit_of(shard, one, 0))
+                except (LaneLostError, NotWrittenError):
+                    pass
+                else:
+                    return
+            await asyncio.sleep(0.02)
+
+    async def load(done: asyncio.Event) -> int:
+        number = 0
+        while not done.is_set():
+            await asyncio.gather(*(write_one(number + offset) for offset in range(8)))
+            number += 8
+        return number
+
+    async with running(config) as first:
+        instances.append(first)
+        done = asyncio.Event()
+        loading = asyncio.create_task(load(done))
+        second = Instance(config)
+        await second.start()
+        instances.append(second)
+        await eventually(lambda: len(second.service.states) == 2, "two shards for the second")
+        await asyncio.sleep(0.5)
+        await second.stop()
+        instances.remove(second)
+        await first.serves(range(4))
+        done.set()
+        async with asyncio.timeout(PATIENCE_S):
+            total = await loading
+        assert first.observer.failures == second.observer.failures == []
+    keys = sorted(int(seen.key or b"-1") for seen in read_topic(config, orders))
+    assert keys == list(range(total))
+
+
+async def test_what_is_not_finished_in_time_is_dropped_and_not_released(config: KafkaConfig) -> None:
+    """The owner record stays, so that the next owner fences; the service is told that the shards are lost."""
+    async with running(config, serving=range(4)) as instance:
+        instance.service.hold = asyncio.Event()
+        await instance.stop(seconds=2)
+        assert {shard for event, shard in instance.service.events if event == "lost"} == {0, 1, 2, 3}
+    last = {seen.partition: seen.value for seen in read_topic(config, config.owners_topic)}
+    assert all(value is not None for value in last.values())
+    async with running(config):
+        pass
+
+
+async def test_a_lane_that_was_closed_by_a_failure_hands_its_waiting_ends_back(config: KafkaConfig) -> None:
+    """Every future is answered, whatever happens to the incarnation."""
+    async with running(config) as instance:
+        incarnation = instance.cluster.membership._incarnation
+        assert incarnation is not None
+        futures = [instance.cluster.lane.submit(commit_of(0, half(f"w-{number}"), 0)) for number in range(500)]
+        incarnation.fail(ProducerFailedError("test", "made up"))
+        async with asyncio.timeout(PATIENCE_S):
+            results = await asyncio.gather(*futures, return_exceptions=True)
+        for result in results:
+            assert not isinstance(result, BaseException) or isinstance(result, (LaneLostError, NotWrittenError))
+        assert any(isinstance(result, LaneLostError) for result in results)
+        await instance.serves(range(4))
+
+
+async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_not_hang() -> None:
+    """Not ready, no incarnation, and an error to show; stopping works all the same."""
+    config = config_for("127.0.0.1:9")
+    instance = Instance(config)
+    await instance.start()
+    await eventually(lambda: instance.cluster.membership.status.last_error is not None, "an error")
+    status = instance.cluster.membership.status
+    assert (status.joined, status.incarnation, status.owned) == (False, None, ())
+    await instance.stop(seconds=1)
+
+
+async def test_stop_ends_every_thread_and_leaves_the_group(config: KafkaConfig) -> None:
+    """Nothing of an instance is left behind, and the next one is assigned everything at once."""
+    async with running(config) as instance:
+        await instance.write(commit_of(0, half("a-1"), 0))
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("halfway-")]
+    assert [name for name in left if name.startswith(("halfway-lane", "halfway-tail", "halfway-members"))] == []
+    started = time.monotonic()
+    async with running(config):
+        # A member that had not left would keep its shards for a session.
+        assert time.monotonic() - started < config.session_timeout_s
+
+
+def test_each_lane_id_is_new_in_each_incarnation(config: KafkaConfig) -> None:
+    """Initialising an id a second time fences its first producer: nothing but a fence may do so."""
+    transactional_id = f"{config.prefix}twice.0"
+    [first] = initialised(config, [transactional_id], time.monotonic() + PATIENCE_S)
+    [second] = initialised(config, [transactional_id], time.monotonic() + PATIENCE_S)
+    first.begin()
+    first.produce(config.prefix + "orders", b"never", None, 0)
+    with pytest.raises(ProducerFailedError) as failed:
+        first.commit(10)
+    assert failed.value.fenced
+    first.abandon()
+    second.abandon()

@@ -1,0 +1,112 @@
+"""The judge of the demo finds every way in which the database, the topics and halfway can disagree."""
+
+from dataclasses import replace
+
+import pytest
+
+from examples.orders.judge import FENCED, UNHEARD_OF, Evidence, judge, orders_by_state, resolved_by
+
+AGREED = Evidence(
+    orders={"a": "paid", "b": "paid", "c": "failed", "d": "awaiting"},
+    fenced={"e"},
+    seen={"coupon": ["a", "b"], "cart": ["b", "a"]},
+    dead={"coupon": ["b"], "cart": []},
+    # c is flawed too, but was never paid: its message was not sent.
+    flawed={"coupon": {"b", "c"}, "cart": set()},
+    transactions=[
+        {"id": "a", "state": "committed", "cause": "producer"},
+        {"id": "b", "state": "committed", "cause": "check"},
+        {"id": "c", "state": "rolled_back", "cause": "operator"},
+        {"id": "d", "state": "rolled_back", "cause": "policy"},
+        {"id": "e", "state": "rolled_back", "cause": "check"},
+    ],
+)
+
+
+def found(evidence: Evidence) -> set[tuple[str, str, tuple[str, ...]]]:
+    return {(problem.where, problem.what, problem.orders) for problem in judge(evidence)}
+
+
+def test_a_story_without_contradiction_has_no_problem() -> None:
+    """Paid orders stand once in each topic, whatever the order of reading; the others in none."""
+    assert judge(AGREED) == []
+
+
+def test_a_missing_message_is_found() -> None:
+    """One topic of several lacks a paid order."""
+    assert found(replace(AGREED, seen={"coupon": ["a", "b"], "cart": ["a"]})) == {("cart", "missing", ("b",))}
+
+
+def test_a_doubled_message_is_found_though_the_count_may_fit() -> None:
+    """Two messages for two paid orders, but twice the same one."""
+    assert found(replace(AGREED, seen={"coupon": ["a", "b"], "cart": ["a", "a"]})) == {
+        ("cart", "missing", ("b",)),
+        ("cart", "doubled", ("a",)),
+    }
+
+
+@pytest.mark.parametrize("order", ["c", "d", "e", "z"])
+def test_an_invented_message_is_found(order: str) -> None:
+    """A message of an order that failed, awaits payment, was fenced off or was never heard of."""
+    assert found(replace(AGREED, seen={"coupon": ["a", "b"], "cart": ["a", "b", order]})) == {
+        ("cart", "invented", (order,))
+    }
+
+
+def test_a_topic_with_nothing_in_it_misses_everything() -> None:
+    """Nothing read is not nothing wrong."""
+    assert found(replace(AGREED, seen={"coupon": ["a", "b"], "cart": []})) == {("cart", "missing", ("a", "b"))}
+
+
+def test_dead_letters_are_exactly_the_flawed_orders_that_were_sent() -> None:
+    """A missing, an invented, a doubled dead letter and one of no known topic."""
+    dead = {"coupon": [], "cart": ["a", "a"], "points": ["b"]}
+    assert found(replace(AGREED, dead=dead)) == {
+        ("dead letters of coupon", "missing", ("b",)),
+        ("dead letters of cart", "invented", ("a",)),
+        ("dead letters of cart", "doubled", ("a",)),
+        ("dead letters", "of no topic that is known", ("b",)),
+    }
+
+
+@pytest.mark.parametrize("state", ["prepared", "parked"])
+def test_a_transaction_without_an_outcome_is_found(state: str) -> None:
+    """When everything has come to rest nothing may be pending."""
+    transactions = [*AGREED.transactions[:4], {"id": "e", "state": state}]
+    assert found(replace(AGREED, transactions=transactions)) == {("halfway", "still without an outcome", ("e",))}
+
+
+def test_an_outcome_that_the_database_contradicts_is_found() -> None:
+    """A paid order rolled back, one that failed committed, and a paid one of which halfway knows nothing."""
+    transactions = [
+        {"id": "a", "state": "rolled_back", "cause": "policy"},
+        {"id": "c", "state": "committed", "cause": "producer"},
+    ]
+    assert found(replace(AGREED, transactions=transactions)) == {
+        ("halfway", "paid, but not committed", ("a", "b")),
+        ("halfway", "committed, but not paid", ("c",)),
+    }
+
+
+def test_the_table_puts_each_message_beside_the_state_of_its_order() -> None:
+    """Messages of failed and unknown orders show in their own rows, duplicates are counted."""
+    rows = orders_by_state(replace(AGREED, seen={"coupon": ["a", "a", "b", "c"], "cart": ["e", "z"]}))
+    assert rows == [
+        ("paid", 2, {"coupon": 3, "cart": 0}),
+        ("failed", 1, {"coupon": 1, "cart": 0}),
+        ("awaiting", 1, {"coupon": 0, "cart": 0}),
+        (FENCED, 1, {"coupon": 0, "cart": 1}),
+        (UNHEARD_OF, 0, {"coupon": 0, "cart": 1}),
+    ]
+
+
+def test_transactions_are_counted_by_who_resolved_them() -> None:
+    """Each cause has its row, and what nobody resolved has one of its own."""
+    counted = resolved_by(replace(AGREED, transactions=[*AGREED.transactions, {"id": "f", "state": "parked"}]))
+    assert {cause: dict(states) for cause, states in counted.items()} == {
+        "producer": {"committed": 1},
+        "check": {"committed": 1, "rolled_back": 1},
+        "operator": {"rolled_back": 1},
+        "policy": {"rolled_back": 1},
+        "nobody yet": {"parked": 1},
+    }

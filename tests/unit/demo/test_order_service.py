@@ -1,0 +1,229 @@
+"""The demo's order service, with a halfway in front of it that does what the test says."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from examples.orders.plan import Planned
+from examples.orders.service import TOPICS, Database, FencedError, OrderService
+
+CLIENT = TestClient[web.Request, web.Application]
+
+
+class FakeHalfway:
+    """Records calls; breaks the connection instead of answering as often as it is told for a step."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, Any]] = []
+        self.breaks = {"prepare": 0, "end": 0}
+        self.prepare_status = 201
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_put("/v1/groups/{group}", self._group)
+        app.router.add_post("/v1/transactions", self._prepare)
+        app.router.add_post("/v1/transactions/{id}/end", self._end)
+        return app
+
+    def of(self, step: str) -> list[tuple[str, Any]]:
+        return [(name, body) for kind, name, body in self.calls if kind == step]
+
+    async def _group(self, request: web.Request) -> web.Response:
+        self.calls.append(("group", request.match_info["group"], await request.json()))
+        return web.json_response({}, status=201)
+
+    async def _prepare(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls.append(("prepare", body["id"], body))
+        return self._answer(request, "prepare", self.prepare_status)
+
+    async def _end(self, request: web.Request) -> web.Response:
+        self.calls.append(("end", request.match_info["id"], await request.json()))
+        return self._answer(request, "end", 200)
+
+    def _answer(self, request: web.Request, step: str, status: int) -> web.Response:
+        if self.breaks[step] > 0:
+            self.breaks[step] -= 1
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({}, status=status)
+
+
+@pytest.fixture
+async def halfway() -> FakeHalfway:
+    return FakeHalfway()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "orders.sqlite"
+
+
+@asynccontextmanager
+async def running(halfway: FakeHalfway, database: Path) -> AsyncIterator[CLIENT]:
+    async with AsyncExitStack() as stack:
+        fake = await stack.enter_async_context(TestServer(halfway.app()))
+        service = OrderService(database, str(fake.make_url("")).rstrip("/"), "http://orders.example/check")
+        yield await stack.enter_async_context(TestClient(TestServer(service.app())))
+
+
+@pytest.fixture
+async def service(halfway: FakeHalfway, database: Path) -> AsyncIterator[CLIENT]:
+    async with running(halfway, database) as client:
+        yield client
+
+
+async def post(service: CLIENT, path: str, body: object) -> tuple[int, Any]:
+    async with service.post(path, json=body) as response:
+        return response.status, await response.json()
+
+
+async def order(service: CLIENT, payment: str = "card") -> tuple[int, Any]:
+    return await post(service, "/orders", Planned(id="o-1", customer="c", payment=payment).body)
+
+
+async def check(service: CLIENT, transaction_id: str = "o-1") -> Any:
+    return await post(service, "/check", {"type": "transaction.check", "id": transaction_id, "attempt": 1})
+
+
+def rows(database: Path, table: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - a name from this file
+
+
+async def test_the_groups_say_where_to_ask_and_what_happens_then(service: CLIENT, halfway: FakeHalfway) -> None:
+    """Both groups are there before the first order, with their own end of asking."""
+    groups = dict(halfway.of("group"))
+    assert {name: body["policy"]["on_exhausted"] for name, body in groups.items()} == {
+        "orders": "park",
+        "preorders": "rollback",
+    }
+    assert all(body["check"] == {"urls": ["http://orders.example/check"]} for body in groups.values())
+
+
+async def test_an_order_is_one_transaction_of_four_messages(service: CLIENT, halfway: FakeHalfway) -> None:
+    """It is prepared under its own id, one message for each topic with the order as key."""
+    await order(service)
+    ((name, body),) = halfway.of("prepare")
+    assert (name, body["group"]) == ("o-1", "orders")
+    assert [message["topic"] for message in body["messages"]] == list(TOPICS)
+    assert {message["key"] for message in body["messages"]} == {"o-1"}
+    assert all(json.loads(message["value"])[message["topic"]] for message in body["messages"])
+
+
+@pytest.mark.parametrize(
+    "payment, state, outcome",
+    [("card", "paid", "commit"), ("card-declined", "failed", "rollback"), ("invoice", "awaiting", "unknown")],
+)
+async def test_the_end_and_a_check_tell_what_the_database_holds(
+    service: CLIENT, halfway: FakeHalfway, payment: str, state: str, outcome: str
+) -> None:
+    """Paid is commit, failed is rollback, and a payment under way is unknown: from the end and from the check alike."""
+    assert await order(service, payment) == (201, {"id": "o-1", "state": state})
+    assert [(name, body["outcome"]) for name, body in halfway.of("end")] == [("o-1", outcome)]
+    assert await check(service) == (200, {"outcome": outcome})
+
+
+async def test_an_absent_order_is_rolled_back_and_can_never_be_placed_afterwards(
+    service: CLIENT, halfway: FakeHalfway, database: Path
+) -> None:
+    """The check takes the order's place: the local transaction that comes too late fails, and its end is a rollback."""
+    assert await check(service) == (200, {"outcome": "rollback"})
+    assert await order(service) == (201, {"id": "o-1", "state": "fenced"})
+    assert rows(database, "orders") == []
+    assert [body["outcome"] for _, body in halfway.of("end")] == ["rollback"]
+    assert await check(service) == (200, {"outcome": "rollback"})
+
+
+async def test_checks_and_orders_at_the_same_instant_agree(service: CLIENT, database: Path) -> None:
+    """Whoever comes first, every check says what the database holds in the end."""
+    bodies = [Planned(id=f"o-{number}", customer="c").body for number in range(40)]
+    answers = await asyncio.gather(*(post(service, path, body) for body in bodies for path in ("/orders", "/check")))
+    placed = {row[0] for row in rows(database, "orders")}
+    for (_, ordered), (_, checked) in zip(answers[::2], answers[1::2], strict=True):
+        expected = ("paid", "commit") if ordered["id"] in placed else ("fenced", "rollback")
+        assert (ordered["state"], checked["outcome"]) == expected
+
+
+async def test_without_a_durable_prepare_nothing_is_done(service: CLIENT, halfway: FakeHalfway, database: Path) -> None:
+    """A refused prepare leaves no order behind and no end is sent."""
+    halfway.prepare_status = 503
+    status, _ = await order(service)
+    assert status == 503
+    assert rows(database, "orders") == []
+    assert halfway.of("end") == []
+
+
+async def test_a_lost_answer_to_the_prepare_is_asked_for_again(service: CLIENT, halfway: FakeHalfway) -> None:
+    """The second prepare is the same as the first, with the same id, so it cannot be a second transaction."""
+    halfway.breaks["prepare"] = 1
+    halfway.prepare_status = 200
+    assert (await order(service))[0] == 201
+    first, second = halfway.of("prepare")
+    assert first == second
+
+
+async def test_when_no_answer_to_the_prepare_comes_the_order_is_refused(
+    service: CLIENT, halfway: FakeHalfway, database: Path
+) -> None:
+    """It may be prepared or not: locally nothing is done, and a later check fences it."""
+    halfway.breaks["prepare"] = 2
+    assert (await order(service))[0] == 503
+    assert rows(database, "orders") == []
+    assert await check(service) == (200, {"outcome": "rollback"})
+
+
+async def test_an_end_that_is_lost_is_not_sent_again(service: CLIENT, halfway: FakeHalfway) -> None:
+    """The customer has the order; the check will tell halfway."""
+    halfway.breaks["end"] = 1
+    assert await order(service) == (201, {"id": "o-1", "state": "paid"})
+    assert len(halfway.of("end")) == 1
+    assert await check(service) == (200, {"outcome": "commit"})
+
+
+async def test_what_a_bank_transfer_comes_to_is_told_by_later_checks(service: CLIENT) -> None:
+    """First unknown; once it has arrived, commit."""
+    await order(service, "transfer")
+    async with asyncio.timeout(60):
+        while (await check(service))[1] != {"outcome": "commit"}:  # noqa: ASYNC110 - only asking tells
+            await asyncio.sleep(0.05)
+
+
+async def test_a_service_that_comes_back_knows_what_it_did(halfway: FakeHalfway, database: Path) -> None:
+    """The database is all it needs to answer."""
+    async with running(halfway, database) as service:
+        await order(service)
+    async with running(halfway, database) as service:
+        assert await check(service) == (200, {"outcome": "commit"})
+
+
+@pytest.mark.parametrize("paid, outcome", [(True, "commit"), (False, "rollback")])
+async def test_a_person_can_settle_what_awaits_its_payment_once(service: CLIENT, paid: bool, outcome: str) -> None:
+    """What stands after that is not changed by a second, different finding."""
+    await order(service, "invoice")
+    assert (await post(service, "/orders/o-1/settle", {"paid": paid}))[1]["outcome"] == outcome
+    assert (await post(service, "/orders/o-1/settle", {"paid": not paid}))[1]["outcome"] == outcome
+    assert await check(service) == (200, {"outcome": outcome})
+
+
+async def test_settling_an_absent_order_fences_it(service: CLIENT) -> None:
+    """As with a check: it is not placed afterwards."""
+    assert (await post(service, "/orders/o-1/settle", {"paid": True}))[1]["outcome"] == "rollback"
+    assert (await order(service))[1]["state"] == "fenced"
+
+
+def test_an_order_that_is_placed_twice_is_refused_whole(database: Path) -> None:
+    """The second local transaction changes nothing of the first."""
+    with closing(Database(database)) as opened:
+        assert opened.place(Planned(id="o-1", customer="first").body) == "paid"
+        with pytest.raises(FencedError):
+            opened.place(Planned(id="o-1", customer="second", payment="card-declined").body)
+    assert [row[:4] for row in rows(database, "orders")] == [("o-1", "first", "card", "paid")]

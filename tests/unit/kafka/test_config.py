@@ -1,0 +1,131 @@
+"""The librdkafka configuration of each client."""
+
+import re
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from halfway.domain.errors import ConfigurationError
+from halfway.kafka.config import KafkaConfig
+
+SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def make(**over: object) -> KafkaConfig:
+    """Give a configuration that is right but for what is given."""
+    return KafkaConfig(**{"properties": SERVERS, "max_prepare_bytes": 1_000_000, **over})  # type: ignore[arg-type]
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither repr nor str shows the operator's properties."""
+    config = make(properties={**SERVERS, "sasl.password": "hunter2"})
+    assert "hunter2" not in repr(config) + str(config)
+
+
+def test_the_operators_properties_reach_every_client() -> None:
+    """What the operator sets is passed on, over our preferences."""
+    config = make(properties={**SERVERS, "client.id": "mine", "sasl.password": "hunter2"})
+    for client in (config.producer(), config.consumer(), config.admin()):
+        assert client["bootstrap.servers"] == "127.0.0.1:1"
+        assert client["client.id"] == "mine"
+        assert client["sasl.password"] == "hunter2"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "acks",
+        "request.required.acks",
+        "enable.idempotence",
+        "transactional.id",
+        "isolation.level",
+        "partitioner",
+        "group.id",
+        "enable.auto.commit",
+        "auto.offset.reset",
+        "message.timeout.ms",
+        "delivery.timeout.ms",
+        "delivery.report.only.error",
+        "max.in.flight",
+        "batch.size",
+        "allow.auto.create.topics",
+        "test.mock.num.brokers",
+        "error_cb",
+    ],
+)
+def test_a_property_that_safety_rests_on_is_refused_by_name(name: str) -> None:
+    """The error names the property and the environment variable to remove."""
+    variable = "HALFWAY_KAFKA__" + name.upper().replace(".", "_")
+    with pytest.raises(ConfigurationError, match=rf"{re.escape(name)}.*{variable}"):
+        make(properties={**SERVERS, name: "1"})
+
+
+def test_producers_are_idempotent_and_place_keys_as_java_clients_do() -> None:
+    """What librdkafka would do otherwise loses or misplaces messages."""
+    producer = make().producer()
+    assert producer["acks"] == "all"
+    assert producer["enable.idempotence"] is True
+    assert producer["partitioner"] == "murmur2_random"
+    assert producer["message.timeout.ms"] == 5_000
+
+
+def test_consumers_never_skip_and_never_commit_by_themselves() -> None:
+    """Cursors are safe from librdkafka's defaults."""
+    consumer = make().consumer()
+    assert consumer["enable.auto.commit"] is False
+    assert consumer["auto.offset.reset"] == "earliest"
+    assert consumer["isolation.level"] == "read_committed"
+    assert consumer["group.id"] == "_halfway.cursors"
+    assert make().consumer(**{"group.id": "x"})["group.id"] == "x"
+
+
+def test_librdkafka_takes_every_configuration() -> None:
+    """Each name and value is one that librdkafka knows."""
+    config = make()
+    Producer(config.producer())
+    Producer(config.producer(**{"transactional.id": "t"}))
+    Consumer(config.consumer()).close()
+    AdminClient(config.admin())
+
+
+@pytest.mark.parametrize(
+    "over, named",
+    [
+        ({"properties": {}}, "bootstrap.servers"),
+        ({"prefix": "a b"}, "prefix"),
+        ({"shards": 0}, "shards"),
+        ({"prepare_timeout_s": 6}, "prepare_timeout_s"),
+        ({"op_retention_ms": 60_000}, "op_retention_ms"),
+        ({"min_compaction_lag_ms": 1_000}, "min_compaction_lag_ms"),
+        ({"max_compaction_lag_ms": 1_000}, "max_compaction_lag_ms"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(over: dict[str, object], named: str) -> None:
+    """The error names the setting."""
+    with pytest.raises(ConfigurationError, match=named):
+        make(**over)
+
+
+def test_what_is_accepted_can_be_stored_and_parked() -> None:
+    """Half takes the largest prepare with what the lane adds to it, parked takes more than half."""
+    config = make(max_prepare_bytes=3_000_000)
+    assert config.max_prepare_bytes < config.half_record_bytes < config.half_max_message_bytes
+    assert config.half_max_message_bytes < config.parked_max_message_bytes
+    assert config.producer()["message.max.bytes"] > config.parked_max_message_bytes
+    assert config.producer()["batch.size"] < config.half_max_message_bytes
+
+
+def test_topics_and_groups_carry_the_prefix() -> None:
+    """All that halfway makes in Kafka starts with the prefix."""
+    config = make(prefix="p.")
+    assert [config.topic(kind) for kind in ("half", "op", "parked", "groups", "owners")] == [
+        config.half_topic,
+        config.op_topic,
+        config.parked_topic,
+        config.groups_topic,
+        config.owners_topic,
+    ]
+    assert all(name.startswith("p.") for name in (config.half_topic, config.members_group, config.cursors_group))
+    with pytest.raises(ValueError, match="other"):
+        config.topic("other")

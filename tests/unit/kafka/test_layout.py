@@ -1,0 +1,179 @@
+"""What is unsafe in an internal topic is found, named, and comes with its remedy."""
+
+from dataclasses import replace
+
+import pytest
+
+from halfway.domain.errors import ConfigurationError
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.layout import FoundTopic, Problem, plans, problems
+from halfway.kafka.topics import check_broker
+
+CONFIG = KafkaConfig(properties={"bootstrap.servers": "kafka:9092"}, max_prepare_bytes=1_000_000, shards=4)
+BROKER = {"transaction.partition.verification.enable": "true", "transaction.max.timeout.ms": "900000"}
+
+
+def as_planned(config: KafkaConfig = CONFIG, brokers: int = 1) -> dict[str, FoundTopic]:
+    """Give the topics as halfway creates them."""
+    return {
+        plan.name: FoundTopic(partitions=plan.partitions, replication=plan.replication, settings=plan.settings)
+        for plan in plans(config, brokers)
+    }
+
+
+def found_problems(found: dict[str, FoundTopic], config: KafkaConfig = CONFIG, brokers: int = 1) -> list[Problem]:
+    return problems(plans(config, brokers), found, bootstrap="kafka:9092")
+
+
+def changed(topic: str, setting: str, value: str) -> dict[str, FoundTopic]:
+    found = as_planned()
+    found[topic] = replace(found[topic], settings={**found[topic].settings, setting: value})
+    return found
+
+
+@pytest.mark.parametrize("brokers", [1, 2, 3, 5])
+def test_what_halfway_creates_is_safe(brokers: int) -> None:
+    """A plan has no problems of its own, whatever the cluster's size."""
+    assert found_problems(as_planned(brokers=brokers), brokers=brokers) == []
+
+
+def test_three_brokers_make_three_replicas_with_two_in_sync() -> None:
+    """One broker may be lost; where there is one broker only, there is one replica."""
+    for plan in plans(CONFIG, 3):
+        assert (plan.replication, plan.settings["min.insync.replicas"]) == (3, "2")
+    for plan in plans(CONFIG, 1):
+        assert (plan.replication, plan.settings["min.insync.replicas"]) == (1, "1")
+
+
+def test_the_plan_is_the_designs_table() -> None:
+    """Cleanup, retention and partitions by topic."""
+    planned = {plan.kind: plan for plan in plans(CONFIG, 1)}
+    assert {kind: plan.partitions for kind, plan in planned.items()} == {
+        "half": 4,
+        "op": 4,
+        "parked": 4,
+        "groups": 1,
+        "owners": 4,
+    }
+    assert {kind: plan.settings["cleanup.policy"] for kind, plan in planned.items()} == {
+        "half": "compact",
+        "op": "compact,delete",
+        "parked": "compact",
+        "groups": "compact",
+        "owners": "compact",
+    }
+    assert planned["op"].settings["retention.ms"] == str(7 * 24 * 3_600_000)
+    assert all(plan.settings["min.compaction.lag.ms"] == "900000" for plan in planned.values())
+    assert all(plan.settings["segment.ms"] == "3600000" for plan in planned.values())
+
+
+@pytest.mark.parametrize(
+    "topic, setting, value, needed",
+    [
+        ("half", "cleanup.policy", "delete", "compact"),
+        ("half", "cleanup.policy", "compact,delete", "compact"),
+        ("op", "cleanup.policy", "compact", "compact,delete"),
+        ("op", "retention.ms", "3600000", "at least 604800000"),
+        ("op", "retention.bytes", "1000", "-1"),
+        ("parked", "cleanup.policy", "delete", "compact"),
+        ("half", "min.compaction.lag.ms", "0", "at least 900000"),
+        ("half", "max.compaction.lag.ms", str(2**63 - 1), "at most 86400000"),
+        ("half", "segment.ms", "604800000", "at most 86400000"),
+        ("half", "delete.retention.ms", "0", "at least 900000"),
+        ("half", "max.message.bytes", "1000", f"at least {CONFIG.half_max_message_bytes}"),
+        ("parked", "max.message.bytes", "1000", f"at least {CONFIG.parked_max_message_bytes}"),
+        ("groups", "unclean.leader.election.enable", "true", "false"),
+        ("owners", "message.timestamp.type", "LogAppendTime", "CreateTime"),
+        ("half", "min.insync.replicas", "2", "at most 1"),
+    ],
+)
+def test_an_unsafe_setting_is_named_with_its_remedy(topic: str, setting: str, value: str, needed: str) -> None:
+    """Topic, setting, value found, value needed, and the command that alters it."""
+    name = CONFIG.topic(topic)
+    problem = found_problems(changed(name, setting, value))[0]
+    assert (problem.topic, problem.setting, problem.found, problem.needed) == (name, setting, value, needed)
+    assert f"kafka-configs.sh --bootstrap-server kafka:9092 --alter --entity-type topics --entity-name {name}" in str(
+        problem
+    )
+    assert f"--add-config {setting}=" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    "topic, setting, value",
+    [
+        ("op", "cleanup.policy", "delete, compact"),
+        ("op", "retention.ms", "-1"),
+        ("op", "retention.ms", str(30 * 24 * 3_600_000)),
+        ("half", "min.compaction.lag.ms", "3600000"),
+        ("half", "segment.ms", "60000"),
+        ("parked", "max.message.bytes", "10000000"),
+    ],
+)
+def test_a_setting_that_is_safer_than_needed_is_accepted(topic: str, setting: str, value: str) -> None:
+    """An operator may keep op longer, roll segments sooner, and so on."""
+    assert found_problems(changed(CONFIG.topic(topic), setting, value)) == []
+
+
+def test_parked_must_take_whatever_half_takes() -> None:
+    """A half topic that an operator made larger needs a parked topic that is larger still."""
+    found = changed(CONFIG.half_topic, "max.message.bytes", "20000000")
+    (problem,) = found_problems(found)
+    assert (problem.topic, problem.setting) == (CONFIG.parked_topic, "max.message.bytes")
+    assert "20000000" in problem.needed
+
+
+def test_another_number_of_partitions_is_refused() -> None:
+    """The shard count cannot change: the remedy is the old one."""
+    (problem, *_) = found_problems(as_planned(), replace(CONFIG, shards=8))
+    assert (problem.setting, problem.found, problem.needed) == ("partitions", "4", "8")
+    assert "HALFWAY_SHARDS=4" in problem.remedy
+
+
+def test_too_few_replicas_are_refused_and_no_setting_that_they_cannot_fulfil_is_asked_for() -> None:
+    """One replica where there are three brokers is unsafe; two in sync of one would stop all writes."""
+    unsafe = found_problems(as_planned(brokers=1), brokers=3)
+    assert {problem.setting for problem in unsafe} == {"replication factor"}
+    assert len(unsafe) == 5
+
+
+def test_three_replicas_need_two_in_sync_even_while_a_broker_is_down() -> None:
+    """What is needed follows from the replicas that there are, not from the brokers that answer."""
+    found = as_planned(brokers=3)
+    assert found_problems(found, brokers=2) == []
+    half = found[CONFIG.half_topic]
+    found[CONFIG.half_topic] = replace(half, settings={**half.settings, "min.insync.replicas": "1"})
+    (problem,) = found_problems(found, brokers=2)
+    assert (problem.setting, problem.needed) == ("min.insync.replicas", "at least 2")
+
+
+def test_a_missing_topic_is_a_problem() -> None:
+    """While running, a topic that went away is told like any other problem."""
+    found = as_planned()
+    del found[CONFIG.op_topic]
+    (problem,) = found_problems(found)
+    assert (problem.topic, problem.found) == (CONFIG.op_topic, "missing")
+
+
+def test_a_list_is_put_in_brackets_for_the_command() -> None:
+    """kafka-configs.sh would take a comma for the end of a setting."""
+    (problem,) = found_problems(changed(CONFIG.op_topic, "cleanup.policy", "delete"))
+    assert problem.remedy.endswith("cleanup.policy=[compact,delete]")
+
+
+def test_a_current_broker_is_accepted() -> None:
+    """Nothing is wrong with the defaults of Kafka 3.6 and later."""
+    check_broker(1, BROKER, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({}, r"broker 1 is older than Kafka 3\.6"),
+        ({**BROKER, "transaction.partition.verification.enable": "false"}, "verification.enable is false"),
+        ({**BROKER, "transaction.max.timeout.ms": "30000"}, "transaction.max.timeout.ms is 30000"),
+    ],
+)
+def test_a_broker_that_cannot_carry_the_transactions_is_refused(settings: dict[str, str | None], named: str) -> None:
+    """The broker and what it lacks are named."""
+    with pytest.raises(ConfigurationError, match=named):
+        check_broker(1, settings, CONFIG)

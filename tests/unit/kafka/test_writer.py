@@ -1,0 +1,242 @@
+"""The writer of single records against a producer that fails as the broker of a test does not."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.writer import RecordWriter
+
+LONG_S = 30.0
+Report = Callable[[KafkaError | None, Any], None]
+
+
+class Delivered:
+    """A delivered message, as far as the writer looks at it."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def offset(self) -> int:
+        return self._offset
+
+    def topic(self) -> str:
+        return "t"
+
+
+class ScriptedProducer:
+    """Holds what is produced until the test says what became of it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.held: list[Report] = []
+        self.events: list[Callable[[], object]] = []
+        self.refuse: Exception | None = None
+        self.purged = False
+        self._wake = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def produce(self, _topic: str, *, on_delivery: Report, **_record: Any) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.held.append(on_delivery)
+
+    def poll(self, timeout: float) -> int:
+        self._wake.wait(timeout)
+        self._wake.clear()
+        events, self.events = self.events, []
+        for event in events:
+            event()
+        return len(events)
+
+    def purge(self, **_how: bool) -> None:
+        self.purged = True
+        error = KafkaError(KafkaError._PURGE_INFLIGHT)
+        for report in self.held:
+            self.events.append(partial(report, error, Delivered(-1)))
+        self.held.clear()
+
+    def deliver(self, *offsets: int) -> None:
+        """Deliver the oldest messages, all in one poll."""
+        for offset in offsets:
+            report = self.held.pop(0)
+            self.events.append(partial(report, None, Delivered(offset)))
+        self._wake.set()
+
+    def fail(self, code: int) -> None:
+        report, error = self.held.pop(0), KafkaError(code)
+        self.events.append(partial(report, error, Delivered(-1)))
+        self._wake.set()
+
+    def die(self) -> None:
+        """Report a fatal error, as librdkafka does."""
+        error = KafkaError(KafkaError._FATAL, "scripted", fatal=True)
+        self.refuse = KafkaException(error)
+        self.events.append(partial(self.config["error_cb"], error))
+        self._wake.set()
+
+
+class Bench:
+    """A writer over scripted producers."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.producers: list[ScriptedProducer] = []
+        settings: dict[str, Any] = {"properties": {"bootstrap.servers": "unused:1"}, "max_prepare_bytes": 1_000}
+        config = KafkaConfig(**(settings | fields))
+        self.writer = RecordWriter(config, name="test", make_producer=self._make)
+
+    def _make(self, config: dict[str, Any]) -> Any:
+        self.producers.append(ScriptedProducer(config))
+        return self.producers[-1]
+
+    def append(self, *, size: int = 10, within_s: float = LONG_S) -> asyncio.Task[int]:
+        deadline = asyncio.get_running_loop().time() + within_s
+        return asyncio.create_task(
+            self.writer.append("t", 0, key=b"", value=b"x" * size, headers=[], deadline=deadline)
+        )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread does."""
+    async with asyncio.timeout(LONG_S):
+        while not condition():  # noqa: ASYNC110 - the other thread knows nothing of the loop
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def make_bench() -> AsyncIterator[Callable[..., Bench]]:
+    """Make benches whose writers are stopped in the end."""
+    benches: list[Bench] = []
+
+    def make(**fields: Any) -> Bench:
+        benches.append(Bench(**fields))
+        benches[-1].writer.start()
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        await bench.writer.stop()
+
+
+async def test_each_caller_gets_its_own_offset(make_bench: Callable[..., Bench]) -> None:
+    """Many reports of one poll reach the callers they belong to."""
+    bench = make_bench()
+    tasks = [bench.append() for _ in range(5)]
+    await until(lambda: len(bench.producers[0].held) == 5)
+    bench.producers[0].deliver(7, 8, 9, 10, 11)
+    assert await asyncio.gather(*tasks) == [7, 8, 9, 10, 11]
+    assert bench.writer.in_flight == (0, 0)
+
+
+async def test_a_failed_delivery_is_ambiguous(make_bench: Callable[..., Bench]) -> None:
+    """A time-out in flight may have stored the record or not."""
+    bench = make_bench()
+    task = bench.append()
+    await until(lambda: len(bench.producers[0].held) == 1)
+    bench.producers[0].fail(KafkaError._MSG_TIMED_OUT)
+    with pytest.raises(OutcomeUnknownError):
+        await task
+
+
+async def test_a_record_that_the_broker_finds_too_large_was_not_stored(make_bench: Callable[..., Bench]) -> None:
+    """The broker refuses it before it stores anything."""
+    bench = make_bench()
+    task = bench.append()
+    await until(lambda: len(bench.producers[0].held) == 1)
+    bench.producers[0].fail(KafkaError.MSG_SIZE_TOO_LARGE)
+    with pytest.raises(MessageTooLargeError):
+        await task
+
+
+async def test_a_fatal_error_replaces_the_producer_and_what_was_in_flight_is_ambiguous(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """The next append goes to a new producer; those in flight hear that it is not known."""
+    bench = make_bench()
+    lost = [bench.append() for _ in range(3)]
+    await until(lambda: len(bench.producers[0].held) == 3)
+    bench.producers[0].die()
+    for error in await asyncio.gather(*lost, return_exceptions=True):
+        assert isinstance(error, OutcomeUnknownError)
+    assert bench.producers[0].purged
+    next_one = bench.append()
+    await until(lambda: len(bench.producers) == 2 and len(bench.producers[1].held) == 1)
+    bench.producers[1].deliver(3)
+    assert await next_one == 3
+    assert bench.writer.in_flight == (0, 0)
+
+
+async def test_an_append_while_the_producer_is_replaced_is_not_stored(make_bench: Callable[..., Bench]) -> None:
+    """A fatal producer refuses at once: the caller may try again."""
+    bench = make_bench()
+    bench.producers[0].refuse = KafkaException(KafkaError(KafkaError._FATAL))
+    with pytest.raises(OverloadedError):
+        await bench.append()
+    assert bench.writer.in_flight == (0, 0)
+
+
+async def test_records_in_flight_are_bounded(make_bench: Callable[..., Bench]) -> None:
+    """One more than the bound is refused at once, and taken again after a delivery."""
+    bench = make_bench(half_in_flight=2)
+    first, second = bench.append(), bench.append()
+    await until(lambda: len(bench.producers[0].held) == 2)
+    with pytest.raises(OverloadedError):
+        await bench.append()
+    bench.producers[0].deliver(0)
+    assert await first == 0
+    third = bench.append()
+    await until(lambda: len(bench.producers[0].held) == 2)
+    bench.producers[0].deliver(1, 2)
+    assert (await second, await third) == (1, 2)
+
+
+async def test_bytes_in_flight_are_bounded_but_one_record_always_fits(make_bench: Callable[..., Bench]) -> None:
+    """A record above the bound is taken when nothing else is in flight."""
+    bench = make_bench(half_in_flight_bytes=100)
+    large = bench.append(size=150)
+    await until(lambda: len(bench.producers[0].held) == 1)
+    with pytest.raises(OverloadedError):
+        await bench.append(size=1)
+    bench.producers[0].deliver(0)
+    assert await large == 0
+
+
+async def test_past_the_deadline_it_is_not_known_and_still_counts_as_in_flight(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """Callers that give up do not make room for more than Kafka takes."""
+    bench = make_bench()
+    with pytest.raises(OutcomeUnknownError):
+        await bench.append(within_s=0.05)
+    assert bench.writer.in_flight == (1, 10)
+    bench.producers[0].deliver(0)
+    await until(lambda: bench.writer.in_flight == (0, 0))
+
+
+async def test_with_no_time_left_nothing_is_produced(make_bench: Callable[..., Bench]) -> None:
+    """A deadline that has passed is an error that tells that nothing was stored."""
+    bench = make_bench()
+    with pytest.raises(OverloadedError):
+        await bench.append(within_s=-1)
+    assert len(bench.producers[0]) == 0
+
+
+async def test_stopping_tells_those_who_wait() -> None:
+    """What is still in flight after the prepare time-out is ambiguous; nothing new is taken."""
+    bench = Bench(prepare_timeout_s=0.1)
+    bench.writer.start()
+    task = bench.append()
+    await until(lambda: len(bench.producers[0].held) == 1)
+    await bench.writer.stop()
+    with pytest.raises(OutcomeUnknownError):
+        await task
+    with pytest.raises(OverloadedError):
+        await bench.append()
