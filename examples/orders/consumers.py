@@ -83,6 +83,7 @@ class TopicConsumer(threading.Thread):
             self.error = error
         finally:
             self._consumer.close()
+            self._producer.close()
 
     def stop(self) -> None:
         """End the thread and leave the consumer group."""

@@ -7,19 +7,16 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich import progress as bars
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
 
 from examples.orders.consumers import TopicConsumer
-from examples.orders.judge import FENCED, Evidence, Problem, orders_by_state, resolved_by
+from examples.orders.judge import Evidence, Problem, orders_by_state, resolved_by
 from examples.orders.plan import Fault
 
-MEANINGS = {
-    "paid": "paid: its four messages are sent",
-    "failed": "payment failed: nothing is sent",
-    "awaiting": "awaits a payment that never came: nothing is sent",
-    FENCED: "never placed (a check came first): nothing is sent",
-}
+MEANINGS = {"awaiting": "awaiting payment"}
 SHOWN_PROBLEMS = 20
 
 
@@ -36,15 +33,10 @@ class Progress:
         """Show nothing before `with`."""
         self._console = console
         self._bars = bars.Progress(
-            bars.SpinnerColumn(),
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(),
-            bars.TextColumn("{task.fields[count]}"),
-            bars.TimeElapsedColumn(),
-            console=console,
-            transient=True,
+            bars.TextColumn("{task.description}"), bars.BarColumn(30), bars.TextColumn("{task.fields[count]}")
         )
-        self._doing = self._bars.add_task("", total=None, count="")
+        self._doing = Spinner("dots")
+        self._live = Live(Group(self._doing, self._bars), console=console, transient=True)
         self._placing = self._bars.add_task("orders placed", total=orders, count="0")
         self._waiting = self._bars.add_task("transactions resolved", total=orders, count="")
         self._reading = self._bars.add_task("messages read", total=None, count="0")
@@ -53,17 +45,17 @@ class Progress:
         self._said = ""
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        self._live.stop()
 
     def say(self, what: str) -> None:
         """Say what goes on; where there is no terminal, each thing once on a line of its own."""
-        self._bars.update(self._doing, description=what)
+        self._doing.update(text=what)
         if not self._console.is_terminal and what != self._said:
             self._console.print(what, highlight=False)
         self._said = what
@@ -80,7 +72,7 @@ class Progress:
     async def watch(self, demo: Watched) -> None:
         """Count what the consumers read, until cancelled."""
         while True:
-            read = ", ".join(f"{consumer.topic} {len(consumer.seen)}" for consumer in demo.consumers)
+            read = ", ".join(f"{len(consumer.seen)} {consumer.topic}" for consumer in demo.consumers)
             self._bars.update(self._reading, count=read)
             await asyncio.sleep(0.2)
 
@@ -127,7 +119,7 @@ def _faults(happened: Mapping[Fault, int], kills: int) -> Table:
 
 
 def _orders(evidence: Evidence) -> Table:
-    table = Table("Order", "database", *evidence.seen, title="Orders and messages", title_justify="left")
+    table = Table("Orders", "database", *evidence.seen, title="Orders and their messages", title_justify="left")
     for state, count, messages in orders_by_state(evidence):
         cells = (str(messages[topic]) for topic in evidence.seen)
         table.add_row(MEANINGS.get(state, state), str(count), *cells)

@@ -209,7 +209,7 @@ async def run(orders: Sequence[Planned], seed: int, console: Console) -> dict[st
             stack.enter_context(progress)
             demo = Demo(orders, stack, directory, progress)
             evidence = await demo.tell()
-            progress.say("everything is stopped")
+            progress.say("everything is being stopped")
     except asyncio.CancelledError:
         shutil.rmtree(directory, ignore_errors=True)
         raise

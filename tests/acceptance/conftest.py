@@ -83,7 +83,9 @@ def new_coordinator(
 async def connect() -> AsyncIterator[Connect]:
     """Give a factory of REST clients."""
     timeout = aiohttp.ClientTimeout(total=90)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    # A connection that is kept is a dead one after a restart, and a POST over it is not repeated by itself.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         yield lambda coordinator: Rest(session, coordinator.url, coordinator.health_url)
 
 

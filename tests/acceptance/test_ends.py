@@ -350,23 +350,26 @@ class TestBatch:
                 {"id": first, "outcome": "commit"},
                 {"id": f"nobody-{uuid4()}", "outcome": "commit"},
                 {"id": second, "outcome": "rollback"},
-                {"id": first, "outcome": "rollback"},
-                {"id": second, "outcome": "unknown"},
+                {"id": first, "outcome": "COMMIT"},
             ],
         )
 
         body = answer.expect(200)
         prepares, ends = body["prepare"], body["end"]
         assert [item["status"] for item in prepares] == [201, 404, 201, 422]
-        assert prepares[1]["body"]["error_code"] == "unknown_group"
+        assert prepares[1]["problem"]["error_code"] == "unknown_group"
         assert prepares[2]["body"]["id"] == own
-        statuses = [item["status"] for item in ends]
-        assert statuses[:3] == [200, 404, 200]
-        assert statuses[3:] == [409, 409]
+        assert [item["status"] for item in ends] == [200, 404, 200, 422]
         assert [record.value for record in await cluster.read(topic)] == [b"first"]
 
-        more = await rest.batch(end=[{"id": prepares[0]["body"]["id"], "outcome": "commit"}])
-        assert more.expect(200)["end"][0]["status"] == 200
+        more = await rest.batch(
+            end=[
+                {"id": prepares[0]["body"]["id"], "outcome": "commit"},
+                {"id": first, "outcome": "rollback"},
+                {"id": second, "outcome": "unknown"},
+            ]
+        )
+        assert [item["status"] for item in more.expect(200)["end"]] == [200, 409, 409]
         assert {record.value for record in await cluster.read(topic)} == {b"first", b"a"}
 
     async def test_a_large_one_is_done_as_a_whole(self, rest: Rest, cluster: Cluster, quiet: str, topic: str) -> None:

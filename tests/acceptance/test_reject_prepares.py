@@ -34,7 +34,7 @@ async def test_prepares_are_rejected_while_ends_and_checks_go_on(
         prepare=[{"group": group, "messages": [message(topic)]}], end=[{"id": committed, "outcome": "commit"}]
     )
     items = batch.expect(200)
-    assert (items["prepare"][0]["status"], items["prepare"][0]["body"]["error_code"]) == (403, "prepares_rejected")
+    assert (items["prepare"][0]["status"], items["prepare"][0]["problem"]["error_code"]) == (403, "prepares_rejected")
     assert items["end"][0]["status"] == 200
     assert (await rest.rollback(rolled_back))["changed"] is True
     shown = await rest.until(checked, "committed")

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from tests.contract.instance import Backend, Instance, running
 from tests.contract.on_memory import MemoryBackend
@@ -21,9 +22,9 @@ def contract_config(kafka: "Kafka") -> "KafkaConfig":
     return new_config(kafka.bootstrap_servers)
 
 
-@pytest.fixture(params=["memory", "kafka"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["memory", "kafka"])
 async def backend(request: pytest.FixtureRequest) -> Backend:
-    """Give a log for instances."""
+    """Give a log for the instances of a module."""
     if request.param == "memory":
         return MemoryBackend()
     from tests.contract.on_kafka import KafkaBackend
@@ -33,8 +34,11 @@ async def backend(request: pytest.FixtureRequest) -> Backend:
     return kafka_backend
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def instance(backend: Backend) -> AsyncIterator[Instance]:
-    """Give an instance that serves all shards."""
+    """Give an instance that serves all shards to all tests of a module: each has ids and topics of its own.
+
+    A module with tests that start instances themselves has none of this one: they would share the shards.
+    """
     async with running(backend) as one:
         yield one

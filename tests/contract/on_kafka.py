@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.records import Half, Op, Parked
 from halfway.domain.transaction import State
 from halfway.kafka.cluster import KafkaCluster
@@ -47,9 +48,15 @@ class KafkaBackend:
         self._admin = AdminClient({"bootstrap.servers": self._servers})
 
     async def ensure(self) -> None:
+        """Create the internal topics; a broker that has just started may need a moment for its consumer groups."""
         topics = InternalTopics(self._config)
         try:
-            await topics.ensure()
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        return await topics.ensure()
+                    except KafkaUnavailableError:
+                        await asyncio.sleep(0.2)
         finally:
             topics.close()
 

@@ -8,6 +8,8 @@ from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, R
 from halfway.domain.records import Message
 from tests.contract.instance import Backend, Instance, half_of, new_id
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 AWKWARD = (
     Message(topic="a", key=None, value=None),
     Message(topic="a", key=b"", value=b""),

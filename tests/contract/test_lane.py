@@ -2,7 +2,6 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from halfway.domain.errors import NotWrittenError, TopicUnavailableError
@@ -11,6 +10,8 @@ from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Ori
 from halfway.domain.transaction import Cause, State
 from halfway.service import writes
 from tests.contract.instance import Backend, Instance, half_of, new_id
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_a_commit_writes_messages_marker_and_tombstone(instance: Instance, backend: Backend) -> None:
@@ -202,15 +203,3 @@ async def test_a_missing_topic_holds_up_nobody_else(instance: Instance, backend:
     assert instance.states[0].state_of(gone.id) is State.PREPARED
     assert await backend.stored("op", 0, gone.id) == []
     assert len(instance.listener.events) == before, "the incarnation goes on"
-
-
-async def test_a_shard_that_is_not_owned_is_not_written(instance: Instance, backend: Backend) -> None:
-    half = half_of(new_id())
-    await instance.prepare(0, half)
-    write = instance.commit_of(0, half)
-    with pytest.raises(NotWrittenError):
-        await instance.lane.submit(msgspec.structs.replace(write, shard=7))
-    await instance.stop()
-    with pytest.raises(NotWrittenError):
-        await instance.lane.submit(write)
-    assert await backend.stored("op", 0, half.id) == []

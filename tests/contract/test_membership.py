@@ -2,17 +2,19 @@
 
 import asyncio
 
+import msgspec
+import pytest
+
 from halfway.domain.entries import key_index
-from halfway.domain.records import Message, OpKind
+from halfway.domain.errors import NotWrittenError
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode, Group, Message, OpKind
 from halfway.domain.transaction import Cause, State
 from halfway.service import writes
 from halfway.service.ports import Cursors
-from tests.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id, running
+from tests.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, eventually, half_of, new_id, running
 
-
-async def test_every_shard_is_acquired_once(instance: Instance) -> None:
-    assert sorted(instance.listener.events) == [("acquired", shard) for shard in range(SHARDS)]
-    assert [instance.states[shard].shard for shard in range(SHARDS)] == list(range(SHARDS))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_a_restart_finds_pending_parked_ended_and_checked(backend: Backend) -> None:
@@ -78,32 +80,6 @@ async def test_a_restart_from_committed_cursors_finds_the_same(backend: Backend)
         assert second.states[1].state_of(pending.id) is State.PREPARED
 
 
-async def test_the_tail_brings_what_others_append(instance: Instance, backend: Backend) -> None:
-    """A paused former owner may still append a prepare it was asked for."""
-    half = half_of(new_id())
-    offset = await backend.foreign_prepare(1, half)
-    await eventually(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
-    assert instance.pending(1, half.id).offset == offset
-    await instance.tailed(1)
-    assert instance.states[1].half_tail > offset
-
-
-async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_can_be_buried(
-    instance: Instance, backend: Backend
-) -> None:
-    half = half_of(new_id())
-    await instance.prepare(0, half)
-    await instance.write(instance.commit_of(0, half))
-    late = await backend.foreign_prepare(0, half)
-    await instance.tailed(0)
-    assert instance.states[0].state_of(half.id) is State.COMMITTED
-    assert (half.id, late) in instance.states[0].strays()
-    await instance.write(
-        writes.buried(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
-    )
-    assert half.id not in {name for name, _ in instance.states[0].strays()}
-
-
 async def test_a_stray_of_a_former_run_is_seen_after_a_restart(backend: Backend) -> None:
     half = half_of(new_id(), at=backend.now_ms())
     async with running(backend) as first:
@@ -113,29 +89,6 @@ async def test_a_stray_of_a_former_run_is_seen_after_a_restart(backend: Backend)
     async with running(backend) as second:
         assert second.states[0].state_of(half.id) is State.COMMITTED
         assert (half.id, late) in second.states[0].strays()
-
-
-async def test_own_writes_come_again_by_the_tail_and_change_nothing(instance: Instance) -> None:
-    half = half_of(new_id())
-    await instance.prepare(0, half)
-    await instance.park(0, half, reason="no verdict")
-    await instance.resume(0, half)
-    await instance.tailed(0)
-    assert instance.states[0].state_of(half.id) is State.PREPARED
-    await instance.write(instance.commit_of(0, half))
-    await instance.tailed(0)
-    assert instance.states[0].state_of(half.id) is State.COMMITTED
-    assert half.id not in {name for name, _ in instance.states[0].strays()}
-
-
-async def test_the_tail_comes_to_the_end_though_the_last_records_are_not_its_own_kind(instance: Instance) -> None:
-    """Barriers and control records stand at the end: a read barrier must get past them."""
-    for shard in range(SHARDS):
-        await instance.tailed(shard)
-    half = half_of(new_id())
-    await instance.prepare(0, half)
-    await instance.write(instance.commit_of(0, half))
-    await instance.tailed(0)
 
 
 async def test_stop_waits_for_what_is_in_flight_and_releases(backend: Backend) -> None:
@@ -168,10 +121,73 @@ async def test_a_stop_past_its_deadline_drops_the_shards(backend: Backend) -> No
         assert set(second.states) == set(range(SHARDS))
 
 
-async def test_an_instance_that_is_stopped_can_be_followed_by_many(backend: Backend) -> None:
+async def test_groups_outlive_an_instance(backend: Backend) -> None:
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    kept, deleted = (
+        Group(
+            name=new_id("group"),
+            mode=CheckMode.PULL,
+            urls=(),
+            topics=("orders",),
+            policy=PolicyOverrides(max_checks=3),
+            created_at=1,
+            updated_at=2,
+        )
+        for _ in range(2)
+    )
+    async with backend.ports() as first:
+        for group in (kept, deleted):
+            await first.groups.put(group, deadline=deadline)
+        await first.groups.delete(deleted.name, deadline=deadline)
+    async with backend.ports() as second:
+        assert second.groups.get(kept.name) == kept
+        assert second.groups.get(deleted.name) is None
+
+
+async def test_recovery_begins_at_the_cursors(backend: Backend) -> None:
+    """What stands before the half cursor is not read: a pending half there is not found."""
+    before, after = half_of(new_id("before")), half_of(new_id("after"))
+    async with running(backend) as first:
+        await first.half_log.append(0, before, deadline=first.deadline())
+        offset = await first.half_log.append(0, after, deadline=first.deadline())
+        await first.tailed(0)
+        await first.cursors.commit({0: Cursors(half=offset, op=0)})
+    async with running(backend) as second:
+        assert second.states[0].find(after.id) is not None
+        assert second.states[0].find(before.id) is None
+
+
+async def test_the_cursors_of_a_shard_that_had_nothing_to_do_never_go_back(backend: Backend) -> None:
     half = half_of(new_id())
     async with running(backend) as first:
         await first.prepare(1, half)
+        await first.write(first.commit_of(1, half))
+        cursors = await committed_cursors(first, 1)
     for _ in range(2):
         async with running(backend) as later:
-            assert later.states[1].state_of(half.id) is State.PREPARED
+            now = await committed_cursors(later, 1)
+            assert now.half >= cursors.half
+            assert now.op >= cursors.op
+            cursors = now
+
+
+async def committed_cursors(instance: Instance, shard: int) -> Cursors:
+    """Commit the cursors as a scan does."""
+    await instance.tailed(shard)
+    state = instance.states[shard]
+    cursors = Cursors(half=state.half_cursor, op=state.op_cursor)
+    await instance.cursors.commit({shard: cursors})
+    return cursors
+
+
+async def test_a_shard_that_is_not_owned_is_not_written(backend: Backend) -> None:
+    half = half_of(new_id())
+    async with running(backend) as instance:
+        await instance.prepare(0, half)
+        write = instance.commit_of(0, half)
+        with pytest.raises(NotWrittenError):
+            await instance.lane.submit(msgspec.structs.replace(write, shard=7))
+        await instance.stop()
+        with pytest.raises(NotWrittenError):
+            await instance.lane.submit(write)
+    assert await backend.stored("op", 0, half.id) == []

@@ -6,8 +6,9 @@ import pytest
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.policy import OnExhausted, PolicyOverrides
 from halfway.domain.records import CheckMode, Group
-from halfway.service.ports import Cursors
-from tests.contract.instance import Backend, Instance, facts, half_of, new_id, running
+from tests.contract.instance import Backend, Instance, facts, new_id
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WHOLE = Group(
     name="",
@@ -67,17 +68,6 @@ async def test_a_deleted_group_is_gone(instance: Instance) -> None:
     assert group.name not in {one.name for one in instance.groups.all()}
 
 
-async def test_groups_outlive_an_instance(backend: Backend) -> None:
-    kept, deleted = named(WHOLE), named(PLAIN)
-    async with running(backend) as first:
-        for group in (kept, deleted):
-            await first.groups.put(group, deadline=first.deadline())
-        await first.groups.delete(deleted.name, deadline=first.deadline())
-    async with running(backend) as second:
-        assert second.groups.get(kept.name) == kept
-        assert second.groups.get(deleted.name) is None
-
-
 async def test_a_put_past_its_deadline_fails(instance: Instance) -> None:
     with pytest.raises(KafkaUnavailableError):
         await instance.groups.put(named(WHOLE), deadline=instance.deadline(-1))
@@ -105,42 +95,3 @@ async def test_a_description_past_its_deadline_fails(instance: Instance, backend
     topic = await backend.create_topic("there")
     with pytest.raises(KafkaUnavailableError):
         await instance.topics.describe([topic], deadline=instance.deadline(-1))
-
-
-async def test_recovery_begins_at_the_cursors(backend: Backend) -> None:
-    """What stands before the half cursor is not read: a pending half there is not found."""
-    before, after = half_of(new_id("before")), half_of(new_id("after"))
-    async with running(backend) as first:
-        await first.half_log.append(0, before, deadline=first.deadline())
-        offset = await first.half_log.append(0, after, deadline=first.deadline())
-        await first.tailed(0)
-        await first.cursors.commit({0: Cursors(half=offset, op=0)})
-    async with running(backend) as second:
-        assert second.states[0].find(after.id) is not None
-        assert second.states[0].find(before.id) is None
-        await second.cursors.commit({0: Cursors(half=0, op=0)})
-    async with running(backend) as third:
-        assert third.states[0].find(before.id) is not None
-
-
-async def test_the_cursors_of_a_shard_that_had_nothing_to_do_never_go_back(backend: Backend) -> None:
-    half = half_of(new_id())
-    async with running(backend) as first:
-        await first.prepare(1, half)
-        await first.write(first.commit_of(1, half))
-        cursors = await committed_cursors(first, 1)
-    for _ in range(2):
-        async with running(backend) as later:
-            now = await committed_cursors(later, 1)
-            assert now.half >= cursors.half
-            assert now.op >= cursors.op
-            cursors = now
-
-
-async def committed_cursors(instance: Instance, shard: int) -> Cursors:
-    """Commit the cursors as a scan does."""
-    await instance.tailed(shard)
-    state = instance.states[shard]
-    cursors = Cursors(half=state.half_cursor, op=state.op_cursor)
-    await instance.cursors.commit({shard: cursors})
-    return cursors

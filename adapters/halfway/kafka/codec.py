@@ -165,6 +165,8 @@ def encode_op(op: Op) -> bytes:
         _CAUSE[op.cause],
         long(op.prepared_at),
         long(op.at),
+        long(len(op.fingerprint)),
+        op.fingerprint,
         long(op.checks),
         optional_long(op.checked_at),
         boolean(op.commit_verdict),

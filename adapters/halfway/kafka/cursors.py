@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 _TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.2
+_POLL_S: Final = 0.05
+_COORDINATOR_MS: Final = 6_000
 
 
 class KafkaCursors:
@@ -33,6 +35,8 @@ class KafkaCursors:
         self._config = config
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-cursors")
         self._consumer: Consumer | None = None
+        self._unanswered = 0
+        self._failure: KafkaError | None = None
         self._newest: dict[int, Cursors] = {}
         self._committing: asyncio.Task[None] | None = None
 
@@ -87,7 +91,17 @@ class KafkaCursors:
         return self._thread.submit(run)
 
     def _open(self) -> None:
-        self._consumer = Consumer(self._config.consumer())
+        self._consumer = Consumer(
+            self._config.consumer(
+                on_commit=self._answered,
+                **{
+                    # How long a commit waits for the group's coordinator to be found, and then for its answer; closing
+                    # the consumer waits for them too.
+                    "session.timeout.ms": _COORDINATOR_MS,
+                    "socket.timeout.ms": round(_TIMEOUT_S * 1000),
+                },
+            )
+        )
 
     def _close(self) -> None:
         if self._consumer is not None:
@@ -103,9 +117,21 @@ class KafkaCursors:
                 TopicPartition(self._config.op_topic, shard, cursor.op),
             )
         ]
-        _sound(consumer.commit(offsets=offsets, asynchronous=False))
-        # Its log lines and errors wait to be taken.
-        consumer.poll(0)
+        # A commit that blocks would do so for as long as librdkafka looks for the group's coordinator.
+        consumer.commit(offsets=offsets, asynchronous=True)
+        self._unanswered += 1
+        deadline = time.monotonic() + _TIMEOUT_S
+        while self._unanswered:
+            if time.monotonic() > deadline:
+                raise KafkaUnavailableError("Kafka did not answer in time")
+            consumer.poll(_POLL_S)
+        if self._failure is not None:
+            raise KafkaException(self._failure)
+
+    def _answered(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        """Take the answer to a commit; they come in the order of the commits."""
+        self._unanswered -= 1
+        self._failure = error or next((place.error for place in places if place.error is not None), None)
 
     def _load(self, consumer: Consumer, shards: Sequence[int]) -> dict[int, Cursors]:
         half, op = self._config.half_topic, self._config.op_topic

@@ -93,7 +93,7 @@ class Destinations:
                     found.update(await self._ask(missing))
             except TimeoutError:
                 raise KafkaUnavailableError(f"Kafka did not describe {', '.join(missing)} in time") from None
-        return found
+        return {name: found[name] for name in names}
 
     async def _ask(self, names: Sequence[str]) -> dict[str, TopicFacts | None]:
         partitions = self._partitions(names, EXISTENCE_S)

@@ -68,7 +68,7 @@ class LaneTransaction:
         for place, offsets in self._offsets.items():
             offsets.sort()
             if len(offsets) != self._produced[place] or offsets[0] < 0:
-                raise ProducerFailedError("delivery reports", f"offsets of {place[0]}[{place[1]}] are not known")
+                raise ProducerFailedError("offsets", f"those of {place[0]}[{place[1]}] are not known")
             places[place] = iter(offsets)
         half, op, parked = self._half, self._op, self._parked
         return [

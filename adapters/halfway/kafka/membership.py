@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import structlog
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from halfway.domain.records import Half
 from halfway.kafka.acquire import Acquired, AcquireError, Acquisition, CursorLoader
@@ -36,9 +38,19 @@ _SETTLED_S: Final = 60.0
 _FENCED_HEARTBEATS: Final = 1.5
 _FRESH_POLLS: Final = 2
 _LOOK_AGAIN_S: Final = 0.05
+_REACH_S: Final = 2.0
 _AFTERWARDS_S: Final = 2.0
 _WATCH_S: Final = 1.0
 _STALL_FACTOR: Final = 2
+
+
+def _reachable(config: KafkaConfig) -> bool:
+    """Whether a broker answers; blocks for a short time."""
+    try:
+        AdminClient(config.admin()).list_topics(config.half_topic, timeout=_REACH_S)
+    except KafkaException:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +101,7 @@ class KafkaMembership:
         self._begun_at = 0.0
         self._failures = 0
         self._pause_s = 0.0
+        self._stalled = False
         self._last_error: str | None = None
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -226,7 +239,10 @@ class KafkaMembership:
         while not self._stopping:
             self._changed.clear()
             try:
-                if self._pause_s:
+                if self._stalled:
+                    self._stalled = False
+                    await self._leave()
+                elif self._pause_s:
                     await self._pause()
                 elif self._incarnation is None:
                     await self._begin()
@@ -255,7 +271,7 @@ class KafkaMembership:
         except ProducerFailedError as error:
             self._failed(str(error))
             log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._pause_s, 1))
-            self._group.leave_group()  # whoever can serve shall have the shards
+            await self._leave()
             return
         if self._stopping:
             for producer in producers:
@@ -299,8 +315,7 @@ class KafkaMembership:
         self._tell_lost(sorted(incarnation.shards))
         incarnation.shards.clear()
         self._failed(str(error), fenced=error.fenced)
-        if error.stalled:
-            self._group.leave_group()
+        self._stalled = error.stalled
         self._changed.set()
 
     def _failed(self, error: str, *, fenced: bool = False) -> None:
@@ -316,6 +331,14 @@ class KafkaMembership:
         if fenced:
             self._pause_s = max(self._pause_s, _FENCED_HEARTBEATS * self._group.heartbeat_s)
         self._failures += 1
+
+    async def _leave(self) -> None:
+        """Leave the group until there is an incarnation again: others may be able to serve the shards.
+
+        Where Kafka answers nobody they are not, and leaving would only cost the time of a session when it is back.
+        """
+        if await self._blocking(_reachable, self._config):
+            self._group.leave_group()
 
     async def _pause(self) -> None:
         """Wait as long as the last failure asks for, and for a fresh poll of the group."""

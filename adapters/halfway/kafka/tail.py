@@ -25,6 +25,8 @@ OnAppended = Callable[[int, Records, int], None]
 _POLL_S: Final = 0.1
 _OUTSTANDING: Final = 8
 _PAUSE_S: Final = 0.5
+# Kafka tells that a partition ends here, behind a control record, only with an empty answer.
+_PROMPT: Final = {"fetch.wait.max.ms": 50}
 
 
 class Tail:
@@ -74,7 +76,7 @@ class Tail:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        reader = PartitionReader(self._config)
+        reader = PartitionReader(self._config, **_PROMPT)
         try:
             while not self._stopped.is_set():
                 try:

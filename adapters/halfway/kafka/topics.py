@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 _POLL_S: Final = 0.1
 _AGAIN_S: Final = 0.2
+_GROUP_S: Final = 2.0
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 _REFUSED: Final = frozenset(
     {
@@ -218,11 +219,21 @@ class _Session:
 
     def _verify_groups(self) -> None:
         for group in (self._config.cursors_group, self._config.members_group):
-            request = self._admin.describe_consumer_groups(
-                [group], include_authorized_operations=True, request_timeout=self._left()
-            )[group]
-            described = self._result(request, "Describe", f"consumer group {group}")
+            described = self._described_group(group)
             self._demand((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
+
+    def _described_group(self, group: str) -> Any:
+        """Describe a group; in a new cluster its coordinator is made by the first question, which then goes astray."""
+        while True:
+            request = self._admin.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=min(self._left(), _GROUP_S)
+            )[group]
+            try:
+                return self._result(request, "Describe", f"consumer group {group}")
+            except KafkaUnavailableError:
+                if time.monotonic() > self._deadline:
+                    raise
+                time.sleep(_AGAIN_S)
 
     def _demand(self, needed: Sequence[Any], allowed: Sequence[Any] | None, thing: str) -> None:
         """Refuse to start where an operation is not allowed; a broker that does not tell allows it until it is used."""
@@ -332,7 +343,7 @@ class _Session:
 
     def _write_layout(self) -> None:
         failures: list[KafkaError | None] = []
-        producer = Producer(self._config.producer())
+        producer = Producer(self._config.producer(**{"message.timeout.ms": round(self._left() * 1000)}))
         layout = Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
         producer.produce(
             self._config.owners_topic,

@@ -86,14 +86,16 @@ def problem(error: HalfwayError) -> dict[str, Any]:
     status, title = status_of(type(error))
     if status == STATUS[rest_errors.InternalError][0] and not isinstance(error, rest_errors.InternalError):
         error = rest_errors.InternalError()
-    return {
-        **error.fields,
+    document: dict[str, Any] = {
         "type": f"urn:halfway:problem:{error.code}",
         "title": title,
         "status": status,
         "detail": error.detail,
         "error_code": error.code,
     }
+    for name, value in error.fields.items():
+        document.setdefault(name, value)
+    return document
 
 
 def encoded(document: dict[str, Any]) -> bytes:

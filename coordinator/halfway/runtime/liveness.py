@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import Final
 
@@ -24,8 +25,7 @@ class LoopLag:
 
     async def watch(self) -> None:
         """Measure until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + _EVERY_S
+            due = time.monotonic() + _EVERY_S
             await asyncio.sleep(_EVERY_S)
-            self._delays.append(max(0.0, loop.time() - due))
+            self._delays.append(max(0.0, time.monotonic() - due))

@@ -15,9 +15,10 @@ from prometheus_client import (
     Histogram,
     Info,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Metrics:
 
     def __init__(self) -> None:
         """Make every metric in a registry of its own."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which nobody reads
         self.registry = CollectorRegistry()
         registry = self.registry
         self._groups = _Groups()
@@ -206,8 +208,11 @@ class _Gauges(Collector):
         yield from self._by_group()
         payloads = self._shards.payloads
         yield _gauge("halfway_payload_cache_bytes", "Payloads held in memory", payloads.bytes)
-        yield _gauge("halfway_payload_cache_hits", "Payloads found in memory since the start", payloads.hits)
-        yield _gauge("halfway_payload_cache_misses", "Payloads read back from Kafka since the start", payloads.misses)
+        for name, text, count in (
+            ("halfway_payload_cache_hits", "Payloads found in memory", payloads.hits),
+            ("halfway_payload_cache_misses", "Payloads read back from Kafka", payloads.misses),
+        ):
+            yield CounterMetricFamily(name, text, value=count)
         yield _gauge("halfway_resolving", "Ids that wait for the lane or are in it", len(self._shards.claims))
         yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight)
 

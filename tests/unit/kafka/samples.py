@@ -43,6 +43,7 @@ OP = Op(
     cause=Cause.OPERATOR,
     prepared_at=HALF.prepared_at,
     at=1_755_000_003_000,
+    fingerprint=HALF.fingerprint,
     checks=4,
     checked_at=1_755_000_002_000,
     commit_verdict=False,

@@ -77,6 +77,7 @@ OPS = st.builds(
     cause=st.sampled_from(Cause),
     prepared_at=INT64,
     at=INT64,
+    fingerprint=BYTES,
     checks=INT32,
     checked_at=st.none() | INT64,
     commit_verdict=st.booleans(),

@@ -1,0 +1,195 @@
+"""The composition root: settings in, a running coordinator out, everything stopped once and in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import structlog
+from aiohttp import web
+
+from halfway.domain.errors import ConfigurationError, ShardUnavailableError
+from halfway.rest.api import Api, ApiLimits
+from halfway.rest.calls import refusal
+from halfway.rest.problems import CONTENT_TYPE
+from halfway.rest.second_port import Reason, SecondPort
+from halfway.rest.server import HttpServer
+from halfway.runtime.backend import Backend, running
+from halfway.runtime.liveness import LoopLag
+from halfway.runtime.logging import configure
+from halfway.runtime.metrics import Metrics
+
+if TYPE_CHECKING:
+    from halfway.runtime.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - to be reached, not to listen
+_LOOK_EVERY_S: Final = 0.05
+_LAGGING_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """Where a coordinator that is ready listens."""
+
+    url: str
+    health_url: str
+
+
+def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> int:
+    """Run the coordinator until SIGTERM or SIGINT and return the exit status; a second signal ends it at once."""
+    configure(form=settings.log_format, level=settings.log_level)
+    try:
+        _run_loop(_serve(settings, on_ready))
+    except ConfigurationError as error:
+        click.echo(f"halfway: {error.detail}", err=True)
+        return 1
+    return 0
+
+
+def _run_loop(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+class _Stage:
+    """How far this instance has come, for two ports that answer all the time."""
+
+    def __init__(self, lag: LoopLag) -> None:
+        self.backend: Backend | None = None
+        self.api: Api | None = None
+        self.stopping = False
+        self._lag = lag
+
+    def reasons(self) -> list[Reason]:
+        if self.stopping:
+            return [Reason(check="stopping", detail="this instance is stopping")]
+        if self.backend is None or self.api is None:
+            return [Reason(check="kafka", detail="Kafka is not reached, or its topics are not verified yet")]
+        found = [Reason(check="shards", detail=detail) for detail in self.backend.not_ready()]
+        if self._lag.worst_s > _LAGGING_S:
+            found.append(Reason(check="event_loop", detail=f"it was late by {self._lag.worst_s:.1f} s"))
+        return found
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.api is not None:
+            return await self.api(request)
+        told = refusal(ShardUnavailableError("this instance is starting: try again"))
+        return web.Response(
+            status=told.status, body=told.body, headers={**dict(told.headers), "Content-Type": CONTENT_TYPE}
+        )
+
+
+async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
+    stopping = asyncio.Event()
+    _on_signals(stopping)
+    lag, metrics = LoopLag(), Metrics()
+    metrics.show_lag(lag)
+    stage = _Stage(lag)
+    async with AsyncExitStack() as stack:
+        watching = asyncio.create_task(lag.watch())
+        stack.callback(watching.cancel)
+        health = HttpServer(SecondPort(reasons=stage.reasons, metrics=metrics.render))
+        stack.push_async_callback(health.stop)
+        await _listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
+        server = HttpServer(stage)
+        stack.push_async_callback(server.stop)
+        await _listen(server, settings.host, settings.port, "HALFWAY_PORT")
+        ready = Ready(url=_url(settings.host, server.port), health_url=_url(settings.health_host, health.port))
+        log.info("listening", url=ready.url, health_url=ready.health_url)
+
+        serving = asyncio.ensure_future(_serving(settings, stage, metrics, ready, on_ready, server, stopping))
+        halt = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait({serving, halt}, return_when=asyncio.FIRST_COMPLETED)
+        halt.cancel()
+        if not serving.done() and stage.backend is None:
+            serving.cancel()  # still waiting for Kafka: nothing is in flight
+        try:
+            await serving
+        except asyncio.CancelledError:
+            log.info("stopped_before_it_was_ready")
+    log.info("stopped")
+
+
+async def _serving(
+    settings: Settings,
+    stage: _Stage,
+    metrics: Metrics,
+    ready: Ready,
+    on_ready: Callable[[Ready], None] | None,
+    server: HttpServer,
+    stopping: asyncio.Event,
+) -> None:
+    """Run the backend and take requests until told to stop; then finish what is in flight, within the limit."""
+    loop = asyncio.get_running_loop()
+    instance_url = settings.instance_url or f"http://{socket.gethostname()}:{server.port}"
+    async with running(settings, settings.kafka_config(instance_url), metrics) as backend:
+        api = Api(
+            backend.coordinator,
+            internal_prefix=settings.kafka_prefix,
+            observer=metrics,
+            limits=ApiLimits(
+                request_timeout_s=settings.request_timeout_s,
+                max_body_bytes=settings.max_body_bytes,
+                max_requests=settings.max_requests,
+                max_batch_items=settings.max_batch_items,
+            ),
+        )
+        metrics.show(backend.coordinator.shards, api)
+        stage.backend, stage.api = backend, api
+        announcing = asyncio.create_task(_announce(stage, ready, on_ready))
+        await stopping.wait()
+        announcing.cancel()
+
+        stage.stopping = True
+        log.info("stopping", within_s=settings.shutdown_timeout_s)
+        deadline = loop.time() + settings.shutdown_timeout_s
+        await server.close_port()
+        await backend.coordinator.drain()
+        await api.drain(deadline)
+
+
+async def _announce(stage: _Stage, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
+    """Say once that this instance is ready."""
+    while stage.reasons():  # noqa: ASYNC110 - readiness has many sources, none of which tells
+        await asyncio.sleep(_LOOK_EVERY_S)
+    log.info("ready", url=ready.url, health_url=ready.health_url)
+    if on_ready is not None:
+        on_ready(ready)
+
+
+def _on_signals(stopping: asyncio.Event) -> None:
+    def told() -> None:
+        if stopping.is_set():
+            log.warning("stopped_at_once")
+            os._exit(1)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told)
+
+
+async def _listen(server: HttpServer, host: str, port: int, setting: str) -> None:
+    try:
+        await server.start(host, port)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        reason = "is taken by another process" if taken else f"cannot be listened on ({error.strerror or error})"
+        raise ConfigurationError(f"port {port} of {host} {reason}: choose another with {setting}") from error
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{_LOCAL.get(host, host)}:{port}"

@@ -1,0 +1,63 @@
+"""The port `Membership` while an instance runs: what the tail brings."""
+
+import pytest
+
+from halfway.domain.transaction import State
+from halfway.service import writes
+from tests.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_every_shard_is_acquired_once(instance: Instance) -> None:
+    assert sorted(instance.listener.events) == [("acquired", shard) for shard in range(SHARDS)]
+    assert [instance.states[shard].shard for shard in range(SHARDS)] == list(range(SHARDS))
+
+
+async def test_the_tail_brings_what_others_append(instance: Instance, backend: Backend) -> None:
+    """A paused former owner may still append a prepare it was asked for."""
+    half = half_of(new_id())
+    offset = await backend.foreign_prepare(1, half)
+    await eventually(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
+    assert instance.pending(1, half.id).offset == offset
+    await instance.tailed(1)
+    assert instance.states[1].half_tail > offset
+
+
+async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_can_be_buried(
+    instance: Instance, backend: Backend
+) -> None:
+    half = half_of(new_id())
+    await instance.prepare(0, half)
+    await instance.write(instance.commit_of(0, half))
+    late = await backend.foreign_prepare(0, half)
+    await instance.tailed(0)
+    assert instance.states[0].state_of(half.id) is State.COMMITTED
+    assert (half.id, late) in instance.states[0].strays()
+    await instance.write(
+        writes.buried(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
+    )
+    assert half.id not in {name for name, _ in instance.states[0].strays()}
+
+
+async def test_own_writes_come_again_by_the_tail_and_change_nothing(instance: Instance) -> None:
+    half = half_of(new_id())
+    await instance.prepare(0, half)
+    await instance.park(0, half, reason="no verdict")
+    await instance.resume(0, half)
+    await instance.tailed(0)
+    assert instance.states[0].state_of(half.id) is State.PREPARED
+    await instance.write(instance.commit_of(0, half))
+    await instance.tailed(0)
+    assert instance.states[0].state_of(half.id) is State.COMMITTED
+    assert half.id not in {name for name, _ in instance.states[0].strays()}
+
+
+async def test_the_tail_comes_to_the_end_though_the_last_records_are_not_its_own_kind(instance: Instance) -> None:
+    """Barriers and control records stand at the end: a read barrier must get past them."""
+    for shard in range(SHARDS):
+        await instance.tailed(shard)
+    half = half_of(new_id())
+    await instance.prepare(0, half)
+    await instance.write(instance.commit_of(0, half))
+    await instance.tailed(0)

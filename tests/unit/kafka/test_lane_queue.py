@@ -1,0 +1,105 @@
+"""What waits for the lane leaves in order, in batches that are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from halfway.domain.errors import OverloadedError
+from halfway.domain.records import Message
+from halfway.kafka.lane_queue import Batch, BatchLimits, LaneQueue, Release, Submission
+from halfway.service.ports import LaneWrite, Written
+
+LIMITS = BatchLimits(ends=3, payload_bytes=100, records=1_000)
+
+
+def submission(name: str, *sizes: int) -> Submission:
+    messages = tuple(Message(topic="t", value=b"x" * size) for size in sizes)
+    write = LaneWrite(shard=0, id=name, group="g", state="committed", prepared_at=1, messages=messages, deadline=0)
+    future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
+    return Submission(write, future, 0)
+
+
+def names(batch: Batch) -> list[str]:
+    assert isinstance(batch, list)
+    return [item.write.id for item in batch]
+
+
+async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
+    """First in, first out; the rest makes the next batch."""
+    queue = LaneQueue(10, LIMITS)
+    for name in "abcd":
+        queue.put(submission(name))
+    assert names(queue.take(0)) == ["a", "b", "c"]
+    assert names(queue.take(0)) == ["d"]
+    assert queue.take(0) is None
+
+
+async def test_a_batch_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> None:
+    """One end always fits; the next only where the sum stays within the limit."""
+    queue = LaneQueue(10, LIMITS)
+    for name, size in (("a", 500), ("b", 60), ("c", 40), ("d", 1)):
+        queue.put(submission(name, size))
+    assert names(queue.take(0)) == ["a"]
+    assert names(queue.take(0)) == ["b", "c"]
+    assert names(queue.take(0)) == ["d"]
+
+
+async def test_a_batch_is_bounded_in_records() -> None:
+    """An end counts as its messages and the three records that halfway keeps."""
+    queue = LaneQueue(10, BatchLimits(ends=10, payload_bytes=1_000, records=10))
+    for name in "abc":
+        queue.put(submission(name, 1, 1))
+    assert names(queue.take(0)) == ["a", "b"]
+
+
+async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
+    """Releases are few, and must come through."""
+    queue = LaneQueue(2, LIMITS)
+    queue.put(submission("a"))
+    queue.put(submission("b"))
+    with pytest.raises(OverloadedError):
+        queue.put(submission("c"))
+    assert queue.put(Release(shards=[1]))
+    assert len(queue) == 3
+
+
+async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
+    """Its Kafka transaction holds nothing else."""
+    queue = LaneQueue(10, LIMITS)
+    release = Release(shards=[1, 2])
+    queue.put(submission("a"))
+    queue.put(release)
+    queue.put(submission("b"))
+    assert names(queue.take(0)) == ["a"]
+    assert queue.take(0) is release
+    assert names(queue.take(0)) == ["b"]
+
+
+async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
+    """Whoever closes answers for what was still waiting."""
+    queue = LaneQueue(10, LIMITS)
+    first = submission("a")
+    queue.put(first)
+    assert queue.close() == [first]
+    assert not queue.put(submission("b"))
+    assert queue.take(60) is None
+    assert queue.closed
+
+
+async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
+    """Nobody waits for the time-out."""
+    queue = LaneQueue(10, LIMITS)
+    taken: list[Batch] = []
+    reader = threading.Thread(target=lambda: taken.extend(queue.take(60) for _ in range(2)))
+    reader.start()
+    queue.put(submission("a"))
+    while not taken:
+        await asyncio.sleep(0.001)
+    queue.close()
+    await asyncio.to_thread(reader.join, 30)
+    assert not reader.is_alive()
+    assert names(taken[0]) == ["a"]
+    assert taken[1] is None

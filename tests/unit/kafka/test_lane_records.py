@@ -1,0 +1,75 @@
+"""A lane write becomes records with the headers of DESIGN sections 1 and 4."""
+
+from __future__ import annotations
+
+from halfway.domain.records import Half, Message, Op, OpKind, Parked
+from halfway.domain.transaction import Cause
+from halfway.kafka.codec import decode_half, decode_op, decode_parked
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane_records import encode, oversized
+from halfway.service.ports import TOMBSTONE, LaneWrite
+
+CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
+MESSAGES = (
+    Message(topic="orders", key=b"k", value=b"v", headers=(("h", b"1"), ("h", None)), partition=3),
+    Message(topic="points", key=None, value=None),
+)
+HALF = Half(id="a-1", group="g", messages=MESSAGES, prepared_at=7, since=7, fingerprint=b"f" * 16)
+OP = Op(
+    kind=OpKind.COMMITTED, id="a-1", group="g", half_offset=1, cause=Cause.PRODUCER, prepared_at=7, at=8, messages=()
+)
+
+
+def write(**fields: object) -> LaneWrite:
+    settings: dict[str, object] = {
+        "shard": 2,
+        "id": "a-1",
+        "group": "g",
+        "state": "committed",
+        "prepared_at": 7,
+        "deadline": 0,
+    }
+    return LaneWrite(**(settings | fields))  # type: ignore[arg-type]
+
+
+def test_real_messages_keep_what_they_had_and_can_be_told_apart() -> None:
+    first, second = encode(write(messages=MESSAGES)).real
+    assert (first.topic, first.key, first.value, first.partition) == ("orders", b"k", b"v", 3)
+    assert first.headers == [
+        ("h", b"1"),
+        ("h", None),
+        ("halfway-transaction-id", b"a-1"),
+        ("halfway-message", b"1/2"),
+        ("halfway-prepared-at", b"7"),
+    ]
+    assert (second.topic, second.key, second.value, second.partition) == ("points", None, None, -1)
+    assert ("halfway-message", b"2/2") in second.headers
+
+
+def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
+    ended = encode(write(op=OP, half=TOMBSTONE))
+    assert ended.key == b"a-1"
+    assert ended.real == []
+    assert ended.parked is None
+    assert ended.half is not None
+    assert ended.half.value is None
+    assert ended.op is not None
+    assert decode_op(ended.op.value) == OP
+    assert ended.op.headers == [("halfway-kind", b"op"), ("halfway-group", b"g"), ("halfway-state", b"committed")]
+    parked = Parked(half=HALF, reason="asked enough", parked_at=9, checks=15)
+    kept = encode(write(half=HALF, parked=parked))
+    assert kept.op is None
+    assert kept.half is not None
+    assert decode_half(kept.half.value) == HALF
+    assert kept.parked is not None
+    assert decode_parked(kept.parked.value) == parked
+
+
+def test_the_topic_of_a_record_that_the_producer_would_refuse_is_named() -> None:
+    """What `produce` would refuse half way through a batch is found before the Kafka transaction begins."""
+    large = write(messages=(MESSAGES[0], Message(topic="points", value=b"x" * 10_000)), op=OP)
+    assert oversized(large, encode(large), CONFIG, 9_000) == "points"
+    assert oversized(large, encode(large), CONFIG, 20_000) is None
+    parked = Parked(half=HALF, reason="r" * 10_000, parked_at=9, checks=15)
+    parking = write(parked=parked, op=OP, half=TOMBSTONE)
+    assert oversized(parking, encode(parking), CONFIG, 9_000) == CONFIG.parked_topic
