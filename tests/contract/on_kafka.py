@@ -89,6 +89,7 @@ class KafkaBackend:
         settings = {"max.message.bytes": "100000", "cleanup.policy": "compact" if compacted else "delete"}
         futures = self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
         await asyncio.wrap_future(futures[name])
+        await asyncio.to_thread(self._wait_for, name)
         return name
 
     async def delete_topic(self, name: str) -> None:
@@ -116,6 +117,13 @@ class KafkaBackend:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def _wait_for(self, name: str) -> None:
+        """Wait until the broker tells of a topic: it answers a creation before that."""
+        until = time.monotonic() + PATIENCE_S
+        while name not in self._admin.list_topics(timeout=10).topics:
+            assert time.monotonic() < until, f"topic {name} did not appear"
+            time.sleep(0.02)
 
     def _produce(self, shard: int, half: Half) -> int:
         offsets: list[int | None] = []

@@ -18,6 +18,7 @@ log = structlog.get_logger()
 _POLL_S: Final = 0.1
 _HEARTBEATS: Final = 6
 _SAY_AGAIN_S: Final = 30.0
+_PAUSE_S: Final = 1.0
 
 Command = Literal["join", "leave"]
 
@@ -45,6 +46,7 @@ class GroupMember:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._joined = False
+        self._wanted = False
         self._said: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name="halfway-members", daemon=True)
         self.polls = 0
@@ -82,6 +84,14 @@ class GroupMember:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._be_member()
+            except Exception:
+                log.exception("membership_thread_failed")
+                self._closed.wait(_PAUSE_S)
+
+    def _be_member(self) -> None:
         consumer = Consumer(
             self._config.consumer(
                 **{
@@ -96,7 +106,7 @@ class GroupMember:
         subscribed = False
         try:
             while not self._closed.is_set():
-                wanted = self._wanted(subscribed=subscribed)
+                wanted = self._is_wanted()
                 if wanted and not subscribed:
                     consumer.subscribe(
                         [self._config.half_topic],
@@ -113,17 +123,14 @@ class GroupMember:
                 error = None if message is None else message.error()
                 if error is not None:
                     self._say(error)
-        except Exception:
-            log.exception("membership_thread_failed")
         finally:
             self._joined = False
             consumer.close()
 
-    def _wanted(self, *, subscribed: bool) -> bool:
-        wanted = subscribed
+    def _is_wanted(self) -> bool:
         while not self._commands.empty():
-            wanted = self._commands.get() == "join"
-        return wanted
+            self._wanted = self._commands.get() == "join"
+        return self._wanted
 
     def _say(self, error: KafkaError) -> None:
         now = time.monotonic()

@@ -74,7 +74,13 @@ class Incarnation:
         self._suspects = SuspectLane(context, for_suspects, rehearsal, self._lane_failed)
         self.lane = LaneThread(context, (first, second), self._suspects, self._lane_failed)
         self.tail = Tail(
-            context.config, incarnation_id, context.loop, on_appended, self._foreign_barrier, self._record_skipped
+            context.config,
+            incarnation_id,
+            context.loop,
+            on_appended,
+            self._foreign_barrier,
+            self._tail_failed,
+            self._record_skipped,
         )
 
     def start(self) -> None:
@@ -163,6 +169,9 @@ class Incarnation:
                     "tail", f"shard {shard} was acquired by another incarnation", code=KafkaError.PRODUCER_FENCED
                 )
             )
+
+    def _tail_failed(self, error: str) -> None:
+        self.fail(ProducerFailedError("tail", error))
 
     def _record_skipped(self, topic: str, reason: str) -> None:
         self._loop.post(self._observer.skipped_record, topic, reason)

@@ -217,7 +217,11 @@ class KafkaLane:
         self._thread, self._shards = None, set()
 
     def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
-        """Queue a write for the next Kafka transaction; see `service.ports.Lane.submit`."""
+        """Queue a write for the next Kafka transaction; see `service.ports.Lane.submit`.
+
+        A future that its caller cancels is dropped where its Kafka transaction has not begun; else it may stand all the
+        same, and nobody hears of it: whoever must know shields it.
+        """
         thread, loop = self._thread, self._loop
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
         if thread is None or loop is None or write.shard not in self._shards:

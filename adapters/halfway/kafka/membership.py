@@ -189,9 +189,9 @@ class KafkaMembership:
             incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
-        """Stop taking ends of shards, finish those in flight in good time before `deadline` (of the loop), then release.
+        """Stop taking ends of shards, finish those in flight, then release, all of it by `deadline` (of the loop).
 
-        What is not finished by then is dropped, and not released.
+        What is not finished in good time before it is dropped, and not released.
         """
         self._assigned -= shards
         while self._acquiring & shards:

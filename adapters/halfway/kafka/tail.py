@@ -39,14 +39,16 @@ class Tail:
         loop: Loop,
         on_appended: OnAppended,
         on_foreign_barrier: Callable[[int], None],
+        on_failed: Callable[[str], None],
         skipped: Callable[[str, str], None],
     ) -> None:
-        """Both callbacks come on the loop's thread; `skipped` counts a record by topic and reason, on any thread."""
+        """The callbacks `on_…` come on the loop's thread; `skipped` counts a record by topic and reason, on any."""
         self._config = config
         self._incarnation = incarnation
         self._loop = loop
         self._on_appended = on_appended
         self._on_foreign_barrier = on_foreign_barrier
+        self._on_failed = on_failed
         self._skipped = skipped
         self._changes: deque[tuple[int, int | None]] = deque()
         self._stopped = threading.Event()
@@ -76,8 +78,9 @@ class Tail:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        reader = PartitionReader(self._config, **_PROMPT)
+        reader: PartitionReader | None = None
         try:
+            reader = PartitionReader(self._config, **_PROMPT)
             while not self._stopped.is_set():
                 try:
                     self._change(reader)
@@ -88,10 +91,12 @@ class Tail:
                     moved = {(self._config.half_topic, shard) for shard in self._batch}
                 for place in moved:
                     self._post(place[1], reader.positions.get(place))
-        except Exception:
+        except Exception as error:
             log.exception("tail_thread_failed")
+            self._loop.post(self._on_failed, repr(error))
         finally:
-            reader.close()
+            if reader is not None:
+                reader.close()
 
     def _change(self, reader: PartitionReader) -> None:
         topic = self._config.half_topic

@@ -20,7 +20,7 @@ url_option = click.option(
 )
 token_option = click.option("--token", envvar="HALFWAY_TOKEN", help="Sent as Authorization: Bearer.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 200)
 
 
 class Remote:
@@ -87,7 +87,10 @@ def _show(answer: Any, *, as_json: bool) -> None:
 
 
 def _rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    table = Table(*columns)
+    table = Table(box=None)
+    for column in columns:
+        # An id is there to be copied: it is never cut.
+        table.add_column(column, no_wrap=column in ("id", "group", "state"), overflow="fold")
     for row in rows:
         cells = (row.get(column) for column in columns)
         table.add_row(*("" if cell is None else cell if isinstance(cell, str) else json.dumps(cell) for cell in cells))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -92,14 +91,11 @@ async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
 async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
     """Nobody waits for the time-out."""
     queue = LaneQueue(10, LIMITS)
-    taken: list[Batch] = []
-    reader = threading.Thread(target=lambda: taken.extend(queue.take(60) for _ in range(2)))
-    reader.start()
-    queue.put(submission("a"))
-    while not taken:
-        await asyncio.sleep(0.001)
-    queue.close()
-    await asyncio.to_thread(reader.join, 30)
-    assert not reader.is_alive()
-    assert names(taken[0]) == ["a"]
-    assert taken[1] is None
+    async with asyncio.timeout(30):
+        reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
+        queue.put(submission("a"))
+        assert names(await reading) == ["a"]
+        reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
+        await asyncio.sleep(0.01)
+        queue.close()
+        assert await reading is None
