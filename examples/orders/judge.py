@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 COMMITTED, ROLLED_BACK = "committed", "rolled_back"
-FENCED = "never placed"
+FENCED = "fenced off by a check"
+NOT_TAKEN = "never taken"
 UNHEARD_OF = "not in the database"
 
 
@@ -14,11 +15,12 @@ UNHEARD_OF = "not in the database"
 class Evidence:
     """What was found when everything had come to rest.
 
-    `orders` gives the state of each order, `fenced` the orders that a check kept out of the database. `seen` and
-    `dead` list order ids by topic as often as they were read. `flawed` gives the orders whose message in a topic its
-    consumer cannot digest. `transactions` are halfway's own lists.
+    `sent` are the orders that customers sent, `orders` gives the state of each that was placed, `fenced` those that a
+    check kept out of the database. `seen` and `dead` list order ids by topic as often as they were read. `flawed`
+    gives the orders whose message in a topic its consumer cannot digest. `transactions` are halfway's own lists.
     """
 
+    sent: Collection[str]
     orders: Mapping[str, str]
     fenced: Collection[str]
     seen: Mapping[str, Sequence[str]]
@@ -33,7 +35,11 @@ class Evidence:
 
     def state_of(self, order: str) -> str:
         """Return what the database says of an order."""
-        return self.orders.get(order, FENCED if order in self.fenced else UNHEARD_OF)
+        if order in self.orders:
+            return self.orders[order]
+        if order in self.fenced:
+            return FENCED
+        return NOT_TAKEN if order in self.sent else UNHEARD_OF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +82,13 @@ def _transactions(evidence: Evidence) -> Iterator[tuple[str, set[str]]]:
     )
     yield "committed, but not paid", committed - evidence.paid
     yield "paid, but not committed", evidence.paid - committed
+    yield "neither placed nor fenced off", set(states) - set(evidence.orders) - set(evidence.fenced)
 
 
 def orders_by_state(evidence: Evidence) -> list[tuple[str, int, dict[str, int]]]:
     """Return for each state the number of orders and of messages in each topic, duplicates included."""
-    states = Counter(evidence.orders.values())
-    states[FENCED] = len(set(evidence.fenced) - set(evidence.orders))
-    rows = {state: Counter[str]() for state in ("paid", "failed", "awaiting", FENCED, UNHEARD_OF)}
+    states = Counter(evidence.state_of(order) for order in {*evidence.sent, *evidence.orders, *evidence.fenced})
+    rows = {state: Counter[str]() for state in ("paid", "failed", "awaiting", FENCED, NOT_TAKEN, UNHEARD_OF)}
     for topic, ids in evidence.seen.items():
         for order in ids:
             rows[evidence.state_of(order)][topic] += 1

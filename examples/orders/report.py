@@ -119,7 +119,7 @@ def _faults(happened: Mapping[Fault, int], kills: int) -> Table:
 
 
 def _orders(evidence: Evidence) -> Table:
-    table = Table("Orders", "database", *evidence.seen, title="Orders and their messages", title_justify="left")
+    table = Table("Orders", "number", *evidence.seen, title="Orders and their messages", title_justify="left")
     for state, count, messages in orders_by_state(evidence):
         cells = (str(messages[topic]) for topic in evidence.seen)
         table.add_row(MEANINGS.get(state, state), str(count), *cells)

@@ -189,6 +189,7 @@ class Demo:
         for seen in dead_letters.seen:
             dead.setdefault(seen.dead_letter_of, []).append(seen.key)
         return Evidence(
+            sent={order.id for order in self._orders},
             orders=orders,
             fenced=fenced,
             seen={consumer.topic: [seen.key for seen in consumer.seen] for consumer in consumers},

@@ -250,7 +250,9 @@ class OrderService:
 
 def _end_with_stdin() -> None:
     """Stop this process when the one that holds the other end of its standard input is gone, however it ended."""
-    sys.stdin.buffer.read()
+    # Not through `sys.stdin`: its lock, held here, would keep the interpreter from ending.
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

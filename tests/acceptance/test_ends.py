@@ -186,13 +186,14 @@ class TestAfterTheOutcomeHorizon:
         await rest.rollback(made[1])
         await rest.commit(own)
 
-        for transaction in made:
-            await eventually(partial(rest.get, transaction), lambda answer: answer.status == 410)
-        await eventually(lambda: rest.get(own), lambda answer: answer.status == 404)
         for restarted in (False, True):
             if restarted:
                 forgetful.stop()
                 forgetful.start()
+            # Recovery may have read more than it needs; the scan forgets it.
+            for transaction in made:
+                await eventually(partial(rest.get, transaction), lambda answer: answer.status == 410)
+            await eventually(lambda: rest.get(own), lambda answer: answer.status == 404)
             for transaction in made:
                 for outcome in ("commit", "rollback", "unknown"):
                     problem = (await rest.end(transaction, outcome)).refused(410, "outcome_expired")

@@ -1,6 +1,7 @@
 """What is pending, parked and lately ended can be found."""
 
 import asyncio
+from io import BytesIO
 
 import pytest
 
@@ -148,7 +149,7 @@ async def test_malformed_requests_are_the_callers_fault_and_named(rest: Rest, gr
     good = {"group": group, "messages": [message(topic)]}
 
     async def post(data: bytes, content_type: str = "application/json") -> tuple[int, Json]:
-        async with rest.session.post(url, data=data, headers={"Content-Type": content_type}) as response:
+        async with rest.session.post(url, data=BytesIO(data), headers={"Content-Type": content_type}) as response:
             assert response.content_type == "application/problem+json", (data[:80], response.status)
             return response.status, await response.json(content_type=None)
 

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ign
 
 from halfway.domain.records import Half, Op, OpKind, Parked
 from halfway.kafka import codec
+from tests.acceptance.waiting import eventually
 
 READ_WITHIN_S = 60.0
 _ANSWER_WITHIN_S = 20.0
@@ -70,6 +71,8 @@ class Cluster:
         ]
         for done in self._admin.create_topics(new, operation_timeout=_ANSWER_WITHIN_S).values():
             await asyncio.to_thread(done.result, _ANSWER_WITHIN_S)
+        # The controller has it; the broker that is asked learns of it a moment later.
+        await eventually(self.topic_names, lambda there: there.issuperset(names))
 
     async def delete_topic(self, name: str) -> None:
         for done in self._admin.delete_topics([name], operation_timeout=_ANSWER_WITHIN_S).values():

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, cast
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -150,12 +150,24 @@ class KafkaBackend:
             numbers = (
                 [partition] if partition is not None else list(raw.list_topics(topic, 10).topics[topic].partitions)
             )
-            ends = {number: raw.get_watermark_offsets(TopicPartition(topic, number), 10)[1] for number in numbers}
+            ends = {number: _end(raw, TopicPartition(topic, number)) for number in numbers}
             consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
             return _read_until(consumer, ends)
         finally:
             raw.close()
             consumer.close()
+
+
+def _end(consumer: Consumer, partition: TopicPartition) -> int:
+    """Give the end of a partition; that of a topic made just now may still be without its leader."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return consumer.get_watermark_offsets(partition, 10)[1]
+        except KafkaException:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 def _read_until(consumer: Consumer, ends: Mapping[int, int]) -> list[Message]:

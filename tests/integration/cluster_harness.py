@@ -30,7 +30,12 @@ PATIENCE_S = 60.0
 
 def config_for(bootstrap_servers: str, **fields: object) -> KafkaConfig:
     """Make a configuration with topics of its own."""
-    settings: dict[str, object] = {"prefix": f"_t{uuid4().hex[:8]}.", "shards": 2, "max_prepare_bytes": 1_000_000}
+    settings: dict[str, object] = {
+        "prefix": f"_t{uuid4().hex[:8]}.",
+        "shards": 2,
+        "max_prepare_bytes": 1_000_000,
+        "session_timeout_s": 6,  # the least that a broker takes by default
+    }
     settings |= fields
     return KafkaConfig(properties={"bootstrap.servers": bootstrap_servers}, **settings)  # type: ignore[arg-type]
 

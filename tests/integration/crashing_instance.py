@@ -19,6 +19,7 @@ async def main(bootstrap_servers: str, prefix: str, shards: str, topic: str) -> 
         prefix=prefix,
         shards=int(shards),
         max_prepare_bytes=1_000_000,
+        session_timeout_s=6,
     )
     instance = Instance(config)
     await instance.start()

@@ -181,8 +181,11 @@ async def test_a_lane_that_was_closed_by_a_failure_hands_its_waiting_ends_back(c
         await instance.serves(range(4))
 
 
-async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_not_hang() -> None:
+async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not ready, no incarnation, and an error to show; stopping works all the same."""
+    monkeypatch.setattr("halfway.kafka.incarnation.INITIALISE_S", 1.0)
     config = config_for("127.0.0.1:9")
     instance = Instance(config)
     await instance.start()

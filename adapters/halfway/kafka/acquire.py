@@ -256,6 +256,8 @@ class Acquisition:
         for shard, state in states.items():
             barrier = barriers[self.config.half_topic, shard]
             state.advance_tail(barrier + 1)
+            # Where op had nothing to read, its cursor must not go back to the beginning.
+            state.op_tail = max(state.op_tail, barriers[self.config.op_topic, shard] + 1)
             state.settle()
             acquired.append(Acquired(shard=shard, state=state, barrier=barrier))
         return acquired

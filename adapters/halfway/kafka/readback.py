@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,7 @@ Place = tuple[str, int]
 MAX_WAITING: Final = 2_000
 _BATCH: Final = 500
 _POLL_S: Final = 0.1
+_WARM_S: Final = 1.0
 _SEEK_OVER: Final = 200
 """Records that are rather read over than sought over: a seek costs a round trip."""
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
@@ -121,12 +123,16 @@ class RecordReader:
                     "auto.offset.reset": "error",
                     # Only what is asked for: nothing is fetched ahead, and little with it.
                     "queued.min.messages": 1,
+                    "fetch.wait.max.ms": 50,
                     "fetch.queue.backoff.ms": 5,
                     "max.partition.fetch.bytes": 256 * 1024,
                 }
             )
         )
         try:
+            # Without metadata the first read would wait for librdkafka's own look, up to a second.
+            with suppress(KafkaException):
+                consumer.list_topics(self._config.half_topic, timeout=_WARM_S)
             while batch := self._next():
                 self._read_batch(consumer, batch)
         finally:

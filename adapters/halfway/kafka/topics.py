@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _POLL_S: Final = 0.1
+_LOOK_S: Final = 0.02
 _AGAIN_S: Final = 0.2
 _GROUP_S: Final = 2.0
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
@@ -171,7 +172,8 @@ class _Session:
     def _wait(self, future: Future[T]) -> T:
         """Return a request's result; serve the client's events meanwhile, which tell of refused credentials."""
         while not future.done():
-            self._admin.poll(_POLL_S)
+            wait([future], _LOOK_S)
+            self._admin.poll(0)
             if self._refusal is not None:
                 raise ConfigurationError(
                     f"Kafka at {self._bootstrap} refuses the connection: {self._refusal.str()}: check the credentials, "
@@ -318,7 +320,14 @@ class _Session:
     def _read_layout(self) -> Layout | None:
         """Return what was written down, from partition 0 of owners; None where nothing was."""
         consumer = Consumer(
-            self._config.consumer(**{"enable.partition.eof": True, "isolation.level": "read_uncommitted"})
+            self._config.consumer(
+                **{
+                    "enable.partition.eof": True,
+                    "isolation.level": "read_uncommitted",
+                    # The end of the partition is told after an empty fetch, which takes this long.
+                    "fetch.wait.max.ms": 10,
+                }
+            )
         )
         layout: Layout | None = None
         try:

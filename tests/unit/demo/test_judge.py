@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from examples.orders.judge import FENCED, UNHEARD_OF, Evidence, judge, orders_by_state, resolved_by
+from examples.orders.judge import FENCED, NOT_TAKEN, UNHEARD_OF, Evidence, judge, orders_by_state, resolved_by
 
 AGREED = Evidence(
+    sent={"a", "b", "c", "d", "e", "f"},
     orders={"a": "paid", "b": "paid", "c": "failed", "d": "awaiting"},
     fenced={"e"},
     seen={"coupon": ["a", "b"], "cart": ["b", "a"]},
@@ -45,9 +46,9 @@ def test_a_doubled_message_is_found_though_the_count_may_fit() -> None:
     }
 
 
-@pytest.mark.parametrize("order", ["c", "d", "e", "z"])
+@pytest.mark.parametrize("order", ["c", "d", "e", "f", "z"])
 def test_an_invented_message_is_found(order: str) -> None:
-    """A message of an order that failed, awaits payment, was fenced off or was never heard of."""
+    """A message of an order that failed, awaits payment, was fenced off, was never taken or never heard of."""
     assert found(replace(AGREED, seen={"coupon": ["a", "b"], "cart": ["a", "b", order]})) == {
         ("cart", "invented", (order,))
     }
@@ -88,6 +89,12 @@ def test_an_outcome_that_the_database_contradicts_is_found() -> None:
     }
 
 
+def test_a_transaction_of_an_order_that_left_no_trace_is_found() -> None:
+    """Whatever was prepared is placed or fenced off in the end."""
+    transactions = [*AGREED.transactions, {"id": "f", "state": "rolled_back", "cause": "policy"}]
+    assert found(replace(AGREED, transactions=transactions)) == {("halfway", "neither placed nor fenced off", ("f",))}
+
+
 def test_the_table_puts_each_message_beside_the_state_of_its_order() -> None:
     """Messages of failed and unknown orders show in their own rows, duplicates are counted."""
     rows = orders_by_state(replace(AGREED, seen={"coupon": ["a", "a", "b", "c"], "cart": ["e", "z"]}))
@@ -96,6 +103,7 @@ def test_the_table_puts_each_message_beside_the_state_of_its_order() -> None:
         ("failed", 1, {"coupon": 1, "cart": 0}),
         ("awaiting", 1, {"coupon": 0, "cart": 0}),
         (FENCED, 1, {"coupon": 0, "cart": 1}),
+        (NOT_TAKEN, 1, {"coupon": 0, "cart": 0}),
         (UNHEARD_OF, 0, {"coupon": 0, "cart": 1}),
     ]
 

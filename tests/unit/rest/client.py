@@ -1,0 +1,135 @@
+"""A REST interface over ports in memory, and a client that sends what it is told, byte by byte if need be."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from halfway.memory import Memory
+from halfway.rest.api import Api, ApiLimits
+from halfway.rest.server import HttpServer
+from halfway.service.coordinator import Coordinator
+from halfway.service.requests import ServiceLimits
+
+HOST = "127.0.0.1"
+SHOP: dict[str, Any] = {"check": {"urls": ["http://shop:9000/check"]}, "topics": ["orders", "coupons"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back; `body` is the parsed JSON, None where there was none."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def error_code(self) -> str | None:
+        return self.body.get("error_code") if isinstance(self.body, dict) else None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The wrong fields that a problem names, with what it says of each."""
+        return {error["field"]: error["detail"] for error in self.body["errors"]}
+
+
+class Requests:
+    """A `RequestObserver` that counts."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, int]] = Counter()
+
+    def answered(self, operation: str, status: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.counts[operation, status] += 1
+
+
+class RestWorld:
+    """One interface on a free port, and a client of it."""
+
+    def __init__(self, limits: ApiLimits | None = None, *, reject_prepares: bool = False) -> None:
+        self.memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
+        limits_of_service = ServiceLimits(shards=2, reject_prepares=reject_prepares)
+        self.coordinator = Coordinator(limits=limits_of_service, **self.memory.ports)
+        self.requests = Requests()
+        self.api = Api(self.coordinator, internal_prefix="_halfway.", observer=self.requests, limits=limits)
+        self._server = HttpServer(self.api)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.memory.membership.start(self.coordinator.listener)
+        await self._server.start(HOST, 0)
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.session.close()
+        await self.coordinator.drain()
+        await self._server.stop()
+        await self.memory.membership.stop(deadline=asyncio.get_running_loop().time() + 5)
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        assert self._session is not None
+        return self._session
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        raw: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send a body as JSON, or the bytes of `raw` as if they were JSON."""
+        data = raw if body is None else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json"} if data is not None else {}
+        async with self.session.request(method, self.url + path, data=data, headers={**sent, **(headers or {})}) as got:
+            text = await got.read()
+            return Answer(status=got.status, body=json.loads(text) if text else None, headers=got.headers.copy())
+
+    async def put_shop(self, **changes: object) -> Answer:
+        answer = await self.call("PUT", "/v1/groups/shop", {**SHOP, **changes})
+        assert answer.status in {200, 201}, answer
+        return answer
+
+    async def prepare(self, *messages: Mapping[str, object], **fields: object) -> Answer:
+        wanted = list(messages) or [{"topic": "orders", "value": "v"}]
+        return await self.call("POST", "/v1/transactions", {"group": "shop", "messages": wanted, **fields})
+
+    async def prepared(self, *messages: Mapping[str, object], **fields: object) -> str:
+        answer = await self.prepare(*messages, **fields)
+        assert answer.status == 201, answer
+        return str(answer.body["id"])
+
+    async def end(self, transaction_id: str, outcome: str, **fields: object) -> Answer:
+        return await self.call("POST", f"/v1/transactions/{transaction_id}/end", {"outcome": outcome, **fields})
+
+    async def show(self, transaction_id: str) -> Answer:
+        return await self.call("GET", f"/v1/transactions/{transaction_id}")
+
+    async def send(self, data: bytes) -> bytes:
+        """Send bytes on a connection of their own and return everything that comes back until it is closed."""
+        reader, writer = await asyncio.open_connection(HOST, self.port)
+        try:
+            writer.write(data)
+            await writer.drain()
+            return await asyncio.wait_for(reader.read(), 30)
+        finally:
+            writer.close()

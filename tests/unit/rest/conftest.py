@@ -1,0 +1,34 @@
+"""The REST interface on a real socket, over a coordinator with its ports in memory."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+import pytest
+
+from halfway.rest.api import ApiLimits
+from tests.unit.rest.client import RestWorld
+
+
+class NewWorld(Protocol):
+    """Makes interfaces with limits of their own, which end with the test."""
+
+    async def __call__(self, limits: ApiLimits | None = None, *, reject_prepares: bool = False) -> RestWorld: ...
+
+
+@pytest.fixture
+async def new_world() -> AsyncIterator[NewWorld]:
+    async with AsyncExitStack() as stack:
+
+        async def make(limits: ApiLimits | None = None, *, reject_prepares: bool = False) -> RestWorld:
+            return await stack.enter_async_context(RestWorld(limits, reject_prepares=reject_prepares))
+
+        yield make
+
+
+@pytest.fixture
+async def world(new_world: NewWorld) -> RestWorld:
+    """Give an interface with the group `shop`, which may write to `orders` and `coupons`."""
+    world = await new_world()
+    await world.put_shop()
+    return world
