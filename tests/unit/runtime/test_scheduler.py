@@ -1,0 +1,61 @@
+"""The scan's schedule: one job for each shard that is served, armed again when the wall clock jumps."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from halfway.runtime.scheduler import ScannedShards, ScanScheduler, SystemClock
+from tests.unit.service.world import SHARDS, World
+
+
+class Scans:
+    """Counts the scans of a coordinator."""
+
+    def __init__(self, world: World) -> None:
+        self.shards = world.coordinator.shards
+        self.seen: list[int] = []
+
+    async def scan(self, shard: int, now: int) -> None:
+        assert abs(now - time.time() * 1000) < 60_000
+        self.seen.append(shard)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = await World.start()
+    yield world
+    await world.stop()
+
+
+async def test_a_shard_is_scanned_while_it_is_served(world: World) -> None:
+    """Armed when acquired, disarmed when lost."""
+    scans = Scans(world)
+    scheduler = ScanScheduler(scans, SystemClock(), interval_s=0.02)  # type: ignore[arg-type] # what it calls is there
+    scheduler.start()
+    listener = ScannedShards(world.coordinator.listener, scheduler.arm, scheduler.disarm)
+    for shard in range(SHARDS):
+        scheduler.arm(shard)
+    await world.until(lambda: set(scans.seen) == set(range(SHARDS)))
+    listener.lost(0)
+    await listener.revoked(1)
+    await asyncio.sleep(0.05)
+    before = len(scans.seen)
+    await asyncio.sleep(0.1)
+    assert len(scans.seen) == before
+    await scheduler.stop()
+
+
+async def test_a_clock_that_is_set_back_does_not_stop_the_scan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of all shards served are armed again when wall time moves against monotonic time."""
+    scheduler = ScanScheduler(world.coordinator, SystemClock(), interval_s=3600)
+    scheduler.start()
+    armed: list[int] = []
+    monkeypatch.setattr(scheduler, "arm", armed.append)
+    await asyncio.sleep(0)
+    real = time.time
+    monkeypatch.setattr("halfway.runtime.scheduler.time.time", lambda: real() - 3600)
+    await world.until(lambda: sorted(armed) == list(range(SHARDS)))
+    monkeypatch.undo()
+    await scheduler.stop()

@@ -1,0 +1,135 @@
+"""Settings: one typed model from environment and file; what is wrong is named with its value and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from halfway.domain.errors import ConfigurationError
+from halfway.domain.policy import OnExhausted
+from halfway.runtime.settings import load
+
+BOOTSTRAP = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
+
+
+def test_environment_reaches_every_part() -> None:
+    """Kafka properties, limits, nested policy and ports arrive where they are used."""
+    settings = load(
+        BOOTSTRAP
+        | {
+            "HALFWAY_KAFKA__SASL_PASSWORD": "open sesame",
+            "HALFWAY_KAFKA_PREFIX": "_other.",
+            "HALFWAY_SHARDS": "4",
+            "HALFWAY_POLICY__MAX_CHECKS": "3",
+            "HALFWAY_POLICY__ON_EXHAUSTED": "rollback",
+            "HALFWAY_REJECT_PREPARES": "true",
+            "HALFWAY_OUTCOME_HORIZON_S": "60",
+        }
+    )
+    config, limits = settings.kafka_config("http://here"), settings.limits()
+    assert config.properties == {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "open sesame"}
+    assert (config.prefix, config.shards, config.outcome_horizon_s) == ("_other.", 4, 60)
+    assert (limits.shards, limits.outcome_horizon_s, limits.reject_prepares) == (4, 60, True)
+    assert limits.default_policy.max_checks == 3
+    assert limits.default_policy.on_exhausted is OnExhausted.ROLLBACK
+
+
+def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
+    """A TOML file gives what the environment does not."""
+    file = tmp_path / "halfway.toml"
+    lines = (
+        "shards = 3",
+        "port = 9000",
+        "[kafka]",
+        '"bootstrap.servers" = "file:9092"',
+        "enable_ssl_certificate_verification = true",
+        "[policy]",
+        "max_checks = 9",
+        "max_age_s = 100",
+    )
+    file.write_text("\n".join(lines))
+    settings = load(
+        {"HALFWAY_PORT": "9001", "HALFWAY_CONFIG_FILE": str(file), "HALFWAY_POLICY__MAX_CHECKS": "8"},
+    )
+    assert (settings.shards, settings.port) == (3, 9001)
+    assert (settings.policy.max_checks, settings.policy.max_age_s) == (8, 100)
+    assert settings.kafka_config("").properties["enable.ssl.certificate.verification"] == "true"
+
+
+@pytest.mark.parametrize(
+    "variable,value",
+    [
+        ("HALFWAY_PORT", "eighty"),
+        ("HALFWAY_PORT", "70000"),
+        ("HALFWAY_SHARDS", "0"),
+        ("HALFWAY_SCAN_INTERVAL_S", "-1"),
+        ("HALFWAY_SCAN_INTERVAL_S", "nan"),
+        ("HALFWAY_POLICY__ON_EXHAUSTED", "explode"),
+        ("HALFWAY_LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_wrong_value_is_named(variable: str, value: str) -> None:
+    """The message has the variable and the value that was given."""
+    with pytest.raises(ConfigurationError) as raised:
+        load(BOOTSTRAP | {variable: value})
+    assert variable in raised.value.detail
+    assert repr(value) in raised.value.detail
+
+
+@pytest.mark.parametrize("variable", ["HALFWAY_PROT", "HALFWAY_POLICY__MAX_CHEKS", "HALFWAY_PORT__X", "HALFWAY_KAFKA"])
+def test_an_unknown_variable_is_named(variable: str) -> None:
+    """A misspelt setting does not pass in silence."""
+    with pytest.raises(ConfigurationError, match=variable):
+        load(BOOTSTRAP | {variable: "1"})
+
+
+def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
+    """The same for the file."""
+    file = tmp_path / "halfway.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ConfigurationError, match="PROT"):
+        load(BOOTSTRAP, file=file)
+
+
+@pytest.mark.parametrize("text", ["port = ", "\x00", "port = 1\nport = 2\n"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, text: str) -> None:
+    """The message says which file."""
+    file = tmp_path / "halfway.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"halfway\.toml"):
+        load(BOOTSTRAP, file=file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The message says which file, and why."""
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml.*No such file"):
+        load(BOOTSTRAP, file=tmp_path / "nowhere.toml")
+
+
+def test_secrets_do_not_show() -> None:
+    """Neither the settings nor the Kafka configuration print a property's value, and no error does."""
+    settings = load(BOOTSTRAP | {"HALFWAY_KAFKA__SASL_PASSWORD": "open sesame"})
+    assert "open sesame" not in repr(settings)
+    assert "open sesame" not in repr(settings.kafka_config(""))
+    with pytest.raises(ConfigurationError) as raised:
+        load(BOOTSTRAP | {"HALFWAY_KAFKA__SASL_PASSWORD": "open sesame", "HALFWAY_PORT": "x"})
+    assert "open sesame" not in raised.value.detail
+
+
+def test_kafka_properties_that_safety_rests_on_are_refused() -> None:
+    """The message names the property and the variable to remove."""
+    settings = load(BOOTSTRAP | {"HALFWAY_KAFKA__ACKS": "1"})
+    with pytest.raises(ConfigurationError, match="HALFWAY_KAFKA__ACKS"):
+        settings.kafka_config("")
+
+
+@pytest.mark.parametrize(
+    "over,match",
+    [
+        ({"HALFWAY_POLICY__MAX_AGE_S": "604800"}, "max_age_s"),
+        ({"HALFWAY_MAX_BODY_BYTES": "1000"}, "max_prepare_bytes"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(over: dict[str, str], match: str) -> None:
+    """A policy that outlives the op topic, and a body limit below a prepare's."""
+    with pytest.raises(ConfigurationError, match=match):
+        load(BOOTSTRAP | over)
