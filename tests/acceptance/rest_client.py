@@ -146,9 +146,9 @@ class Rest:
     async def get(self, transaction_id: str, *, retry: bool = False) -> Answer:
         return await self.call("GET", f"/transactions/{transaction_id}", retry=retry)
 
-    async def show(self, transaction_id: str) -> Json:
+    async def show(self, transaction_id: str, *, retry: bool = False) -> Json:
         """Give all that is known of a transaction that is known."""
-        return (await self.get(transaction_id)).expect(200)
+        return (await self.get(transaction_id, retry=retry)).expect(200)
 
     async def until(self, transaction_id: str, *states: str) -> Json:
         """Wait until a transaction is in one of the states, and give all that is known of it then."""

@@ -60,6 +60,7 @@ class TestKafka:
         await until_true(lambda: "kafka" in coordinator.log.lower(), what="it says that it waits")
         coordinator.terminate()
         assert await coordinator.exited() == 0
+        print(coordinator.log)
 
     async def test_wrong_credentials_end_it_and_are_not_logged(
         self, new_coordinator: NewCoordinator, guarded_kafka: GuardedKafka

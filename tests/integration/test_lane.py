@@ -221,8 +221,10 @@ async def test_a_message_that_its_topic_refuses_ends_one_incarnation_and_stays_a
         assert small in str(refused[0])
         for number in range(20, 30):
             more = half(f"good-{number}", Message(topic=small, value=b"good-%02d" % number))
-            with pytest.raises(MessageTooLargeError):
-                await instance.write_until_known(commit_of(0, bad, 0))
+            another = half(f"bad-{number}", Message(topic=small, value=b"x" * (100_000 + number)))
+            for one in (bad, another):
+                with pytest.raises(MessageTooLargeError):
+                    await instance.write_until_known(commit_of(0, one, 0))
             await instance.write_until_known(commit_of(0, more, 0))
         assert len(instance.observer.failures) == 1
         _set_topic(config, small, "max.message.bytes", "200000")

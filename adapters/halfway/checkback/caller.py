@@ -184,7 +184,8 @@ class HttpCheckCaller:
         attempt = await self._post(session, target, body, headers, deadline)
         if attempt.stale:
             attempt = await self._post(session, target, body, headers, deadline)
-        attempt.detail = f"{target.host}:{target.port}: {attempt.detail}"
+        place = f"{target.host}:{target.port}"
+        attempt.detail = f"{place}: {attempt.detail}" if attempt.detail else f"{place} answered"
         return attempt
 
     async def _post(

@@ -59,11 +59,12 @@ class LaneContext:
     """`message.max.bytes` of the lane's producers."""
 
 
-def topics_of(write: LaneWrite) -> Sequence[str]:
-    """Return the real topics of a write, each once."""
-    if len(write.messages) == 1:
-        return (write.messages[0].topic,)
-    return list(dict.fromkeys(message.topic for message in write.messages))
+def largest_by_topic(write: LaneWrite) -> dict[str, int]:
+    """Return the real topics of a write, each with the size of its largest message in bytes."""
+    largest: dict[str, int] = {}
+    for message in write.messages:
+        largest[message.topic] = max(largest.get(message.topic, 0), message.size)
+    return largest
 
 
 def admit(context: LaneContext, batch: Sequence[Submission], answers: list[Answer]) -> list[tuple[Submission, Encoded]]:

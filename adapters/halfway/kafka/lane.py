@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
-from halfway.kafka.admission import LaneContext, admit, topics_of
+from halfway.kafka.admission import LaneContext, admit, largest_by_topic
 from halfway.kafka.codec import KIND_OWNER, record_headers
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane_queue import BatchLimits, LaneQueue, Release, Submission
@@ -144,7 +144,7 @@ class LaneThread:
         now = time.monotonic()
         trusted: list[Submission] = []
         for submission in batch:
-            route = quarantine.route(submission.write.id, topics_of(submission.write), now)
+            route = quarantine.route(submission.write.id, largest_by_topic(submission.write), now)
             if route is Route.LANE:
                 trusted.append(submission)
             elif isinstance(route, HalfwayError):
@@ -173,7 +173,7 @@ class LaneThread:
         if failure.fenced:
             return
         writes = [submission.write for submission, _ in admitted]
-        topics = {topic for write in writes for topic in topics_of(write)}
+        topics = {message.topic for write in writes for message in write.messages}
         self._context.quarantine.suspect(topics, (write.id for write in writes), time.monotonic())
 
     def _release(self, release: Release) -> None:

@@ -2,13 +2,14 @@
 
 After a Kafka transaction of the lane has failed, its topics and its ids are suspects: ends that carry them are kept
 out of the lane and tried alone. A suspect that proves good is cleared; one that proves bad is refused until its
-back-off is over, then tried again. Times are seconds on a monotonic clock and come in as parameters.
+back-off is over, then tried again. Where a topic is good but refused one message, it is watched for a while: messages
+that may meet the same fate are tried apart too. Times are seconds on a monotonic clock and come in as parameters.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,6 +23,7 @@ from halfway.domain.errors import (
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
+FIRST_WATCH_S = 10.0
 FORGET_AFTER_S = 3600.0
 MAX_IDS = 10_000
 
@@ -52,19 +54,42 @@ class Route(Enum):
     ALONE = "alone"
 
 
+class _Watch:
+    """Messages of a topic that are tried apart: those of at least `size` bytes, until a time."""
+
+    __slots__ = ("count", "size", "until")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size = 0
+        self.until = 0.0
+
+    def extend(self, size: int, now: float) -> None:
+        self.size = min(self.size, size) if now < self.until else size
+        self.until = now + min(MAX_BACKOFF_S, FIRST_WATCH_S * 2**self.count)
+        self.count = min(self.count + 1, 30)
+
+
 class _Suspect:
     """One topic or one id: how often it was found bad, and until when it is refused."""
 
-    __slots__ = ("alone", "blame", "failures", "since", "until")
+    __slots__ = ("alone", "blame", "failures", "since", "suspected", "until", "watch")
 
     def __init__(self, now: float) -> None:
         self.alone = False
+        self.suspected = True
+        self.watch = _Watch()
         self.blame: Blame | None = None
         self.failures = 0
         self.since = now
         self.until = now
 
+    def concerns(self, size: int, now: float) -> bool:
+        """Whether a write with messages of at most `size` bytes for this topic must be tried apart."""
+        return self.suspected or (now < self.watch.until and size >= self.watch.size)
+
     def found_bad(self, blame: Blame, now: float) -> None:
+        self.suspected = True
         self.blame = blame
         self.until = now + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
         self.failures = min(self.failures + 1, 30)
@@ -86,16 +111,11 @@ class Quarantine:
         """Whether there is any suspect."""
         return bool(self._topics or self._ids)
 
-    def topics(self) -> list[str]:
-        """Return the topics under suspicion."""
-        with self._lock:
-            return list(self._topics)
-
     def suspect(self, topics: Iterable[str], ids: Iterable[str], now: float) -> None:
         """Suspect the topics and ids of a Kafka transaction that failed; what is known of them stays."""
         with self._lock:
             for topic in topics:
-                self._topics.setdefault(topic, _Suspect(now))
+                self._topics.setdefault(topic, _Suspect(now)).suspected = True
             for transaction_id in ids:
                 self._ids.setdefault(transaction_id, _Suspect(now))
             self._bound(now)
@@ -107,10 +127,17 @@ class Quarantine:
                 self._ids.setdefault(transaction_id, _Suspect(now)).alone = True
             self._bound(now)
 
-    def route(self, transaction_id: str, topics: Sequence[str], now: float) -> Route | HalfwayError:
-        """Tell where a write goes, or with which error it is refused while a back-off lasts."""
+    def route(self, transaction_id: str, topics: Mapping[str, int], now: float) -> Route | HalfwayError:
+        """Tell where a write goes, or with which error it is refused while a back-off lasts.
+
+        `topics` has the size of the largest message for each topic of the write.
+        """
         with self._lock:
-            suspects = [self._topics[topic] for topic in topics if topic in self._topics]
+            suspects = [
+                suspect
+                for topic, size in topics.items()
+                if (suspect := self._known(topic, now)) is not None and suspect.concerns(size, now)
+            ]
             mine = self._ids.get(transaction_id)
             if mine is not None:
                 suspects.insert(0, mine)
@@ -143,17 +170,38 @@ class Quarantine:
             self._bound(now)
             return blame.error(suspect.until - now)
 
-    def clear_topics(self, topics: Iterable[str]) -> None:
-        """Trust topics again: messages were written to them."""
+    def watch(self, topic: str, size: int, now: float) -> None:
+        """Try messages of at least `size` bytes for a good topic apart, twice as long each time."""
         with self._lock:
-            for topic in topics:
-                self._topics.pop(topic, None)
+            suspect = self._topics.setdefault(topic, _Suspect(now))
+            suspect.suspected, suspect.since = False, now
+            suspect.watch.extend(size, now)
+
+    def clear_topic(self, topic: str, size: int, now: float) -> None:
+        """Trust a topic again: messages of up to `size` bytes were written to it. A watch over all sizes goes on."""
+        with self._lock:
+            suspect = self._topics.get(topic)
+            if suspect is None:
+                return
+            if suspect.watch.size and size >= suspect.watch.size:
+                suspect.watch.until = now
+            if now < suspect.watch.until:
+                suspect.suspected, suspect.blame, suspect.failures, suspect.until = False, None, 0, now
+            else:
+                del self._topics[topic]
 
     def clear_ids(self, ids: Iterable[str]) -> None:
         """Trust ids again: they were written."""
         with self._lock:
             for transaction_id in ids:
                 self._ids.pop(transaction_id, None)
+
+    def _known(self, topic: str, now: float) -> _Suspect | None:
+        suspect = self._topics.get(topic)
+        if suspect is not None and not suspect.suspected and now > suspect.watch.until + MAX_BACKOFF_S:
+            del self._topics[topic]
+            return None
+        return suspect
 
     def _bound(self, now: float) -> None:
         for table in (self._topics, self._ids):

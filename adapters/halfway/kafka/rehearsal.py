@@ -53,6 +53,11 @@ class Verdict:
         """Whether the whole topic is bad, rather than one of the messages."""
         return self.code not in _OF_A_MESSAGE
 
+    @property
+    def of_the_size(self) -> bool:
+        """Whether a message is too large."""
+        return self.code in _TOO_LARGE
+
     def blame(self) -> Blame:
         """Say it to callers."""
         if self.code in _TOO_LARGE:

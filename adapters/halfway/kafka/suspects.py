@@ -21,7 +21,7 @@ from halfway.domain.errors import (
     OverloadedError,
     TopicUnavailableError,
 )
-from halfway.kafka.admission import LaneContext, admit, still_wanted
+from halfway.kafka.admission import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane_queue import BatchLimits, LaneQueue, Release, Submission
 from halfway.kafka.lane_records import Encoded, Real
@@ -121,7 +121,7 @@ class SuspectLane:
         alone: list[list[Submission]] = []
         now = time.monotonic()
         for submission in batch:
-            route = self._context.quarantine.route(submission.write.id, (), now)
+            route = self._context.quarantine.route(submission.write.id, {}, now)
             if route is Route.ALONE:
                 alone.append([submission])
             else:
@@ -186,7 +186,7 @@ class SuspectLane:
 
     def _blame(self, work: Work, verdict: Verdict) -> HalfwayError:
         write, now = work[0].write, time.monotonic()
-        log.warning("end_refused", id=write.id, topic=verdict.topic, detail=verdict.detail)
+        log.info("end_refused", id=write.id, topic=verdict.topic, detail=verdict.detail)
         if verdict.of_the_topic:
             return verdict.blame().error(self._context.quarantine.backoff_of(verdict.topic, now))
         return self._context.quarantine.blame_id(write.id, verdict.blame(), now)
@@ -195,15 +195,17 @@ class SuspectLane:
         """Find the bad ones among writes to one topic: all where the topic is bad, else by halving."""
         if not works:
             return []
+        quarantine = self._context.quarantine
+        largest = max(largest_by_topic(work[0].write)[topic] for work in works)
         verdict = self._rehearsal.attempt(topic, [m for _, encoded in works for m in _of(encoded, topic)])
         if verdict is None:
-            self._context.quarantine.clear_topics([topic])
+            quarantine.clear_topic(topic, largest, time.monotonic())
             return []
         if verdict.of_the_topic:
-            self._context.quarantine.blame_topic(verdict.blame(), time.monotonic())
+            quarantine.blame_topic(verdict.blame(), time.monotonic())
             return [(work, verdict) for work in works]
-        self._context.quarantine.clear_topics([topic])
         if len(works) == 1:
+            quarantine.watch(topic, largest if verdict.of_the_size else 0, time.monotonic())
             return [(works[0], verdict)]
         middle = len(works) // 2
         return self._culprits(topic, works[:middle]) + self._culprits(topic, works[middle:])

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from halfway.domain.errors import MessageTooLargeError, TopicUnavailableError
-from halfway.kafka.quarantine import FIRST_BACKOFF_S, FORGET_AFTER_S, MAX_BACKOFF_S, MAX_IDS, Blame, Quarantine, Route
+from halfway.kafka.quarantine import (
+    FIRST_BACKOFF_S,
+    FIRST_WATCH_S,
+    FORGET_AFTER_S,
+    MAX_BACKOFF_S,
+    MAX_IDS,
+    Blame,
+    Quarantine,
+    Route,
+)
 
 GONE = Blame(refusal=TopicUnavailableError, topic="orders", detail="orders cannot be written")
 LARGE = Blame(refusal=MessageTooLargeError, topic="orders", detail="too large")
@@ -18,16 +27,16 @@ def quarantine() -> Quarantine:
 
 def test_without_suspects_everything_goes_to_the_lane(quarantine: Quarantine) -> None:
     assert not quarantine
-    assert quarantine.route("a", ["orders"], 0) is Route.LANE
+    assert quarantine.route("a", {"orders": 10}, 0) is Route.LANE
 
 
 def test_topics_and_ids_of_a_failed_batch_are_suspects(quarantine: Quarantine) -> None:
     """By topic, whatever the id; by id, whatever the topic."""
     quarantine.suspect(["orders"], ["a"], 0)
     assert quarantine
-    assert quarantine.route("b", ["points", "orders"], 0) is Route.SUSPECT
-    assert quarantine.route("a", ["points"], 0) is Route.SUSPECT
-    assert quarantine.route("b", ["points"], 0) is Route.LANE
+    assert quarantine.route("b", {"points": 10, "orders": 10}, 0) is Route.SUSPECT
+    assert quarantine.route("a", {"points": 10}, 0) is Route.SUSPECT
+    assert quarantine.route("b", {"points": 10}, 0) is Route.LANE
 
 
 def test_a_bad_topic_is_refused_twice_as_long_each_time(quarantine: Quarantine) -> None:
@@ -38,10 +47,10 @@ def test_a_bad_topic_is_refused_twice_as_long_each_time(quarantine: Quarantine) 
         assert isinstance(error, TopicUnavailableError)
         assert error.fields["topic"] == "orders"
         assert error.retry_after_s == pytest.approx(wait)
-        refused = quarantine.route("any", ["orders"], now + wait * 0.99)
+        refused = quarantine.route("any", {"orders": 10}, now + wait * 0.99)
         assert isinstance(refused, TopicUnavailableError)
-        assert quarantine.route("any", ["orders"], now + wait) is Route.SUSPECT
-        assert quarantine.route("any", ["points"], now) is Route.LANE
+        assert quarantine.route("any", {"orders": 10}, now + wait) is Route.SUSPECT
+        assert quarantine.route("any", {"points": 10}, now) is Route.LANE
         now, wait = now + wait, min(MAX_BACKOFF_S, wait * 2)
     assert wait == MAX_BACKOFF_S
 
@@ -49,41 +58,65 @@ def test_a_bad_topic_is_refused_twice_as_long_each_time(quarantine: Quarantine) 
 def test_a_bad_id_is_refused_while_others_to_its_topic_are_not(quarantine: Quarantine) -> None:
     quarantine.suspect(["orders"], ["a", "b"], 0)
     quarantine.blame_id("a", LARGE, 0)
-    quarantine.clear_topics(["orders"])
-    assert isinstance(quarantine.route("a", ["orders"], 0.5), MessageTooLargeError)
-    assert quarantine.route("b", ["orders"], 0.5) is Route.SUSPECT
-    assert quarantine.route("c", ["orders"], 0.5) is Route.LANE
-    assert quarantine.route("a", ["orders"], FIRST_BACKOFF_S) is Route.SUSPECT
+    quarantine.clear_topic("orders", 10, 0)
+    assert isinstance(quarantine.route("a", {"orders": 10}, 0.5), MessageTooLargeError)
+    assert quarantine.route("b", {"orders": 10}, 0.5) is Route.SUSPECT
+    assert quarantine.route("c", {"orders": 10}, 0.5) is Route.LANE
+    assert quarantine.route("a", {"orders": 10}, FIRST_BACKOFF_S) is Route.SUSPECT
 
 
 def test_what_proved_good_is_trusted_again(quarantine: Quarantine) -> None:
     quarantine.suspect(["orders"], ["a"], 0)
-    quarantine.clear_topics(["orders", "unknown"])
+    quarantine.clear_topic("orders", 10, 0)
+    quarantine.clear_topic("unknown", 10, 0)
     quarantine.clear_ids(["a", "unknown"])
     assert not quarantine
-    assert quarantine.route("a", ["orders"], 0) is Route.LANE
+    assert quarantine.route("a", {"orders": 10}, 0) is Route.LANE
 
 
 def test_ids_that_failed_together_are_tried_one_by_one(quarantine: Quarantine) -> None:
     quarantine.suspect([], ["a", "b"], 0)
     quarantine.isolate(["a"], 0)
-    assert quarantine.route("a", [], 0) is Route.ALONE
-    assert quarantine.route("b", [], 0) is Route.SUSPECT
+    assert quarantine.route("a", {}, 0) is Route.ALONE
+    assert quarantine.route("b", {}, 0) is Route.SUSPECT
 
 
 def test_suspecting_again_keeps_what_is_known(quarantine: Quarantine) -> None:
     """A failed batch around a topic that is refused does not open it again."""
     quarantine.blame_topic(GONE, 0)
     quarantine.suspect(["orders"], [], 0.1)
-    assert isinstance(quarantine.route("a", ["orders"], 0.2), TopicUnavailableError)
+    assert isinstance(quarantine.route("a", {"orders": 10}, 0.2), TopicUnavailableError)
+
+
+def test_a_good_topic_that_refused_a_message_is_watched_for_messages_of_that_size(quarantine: Quarantine) -> None:
+    """Smaller ones go to the lane, others are tried apart until one of that size was written or time has passed."""
+    quarantine.suspect(["orders"], ["a"], 0)
+    quarantine.watch("orders", 500, 0)
+    assert quarantine.route("b", {"orders": 499}, 1) is Route.LANE
+    assert quarantine.route("b", {"orders": 500}, 1) is Route.SUSPECT
+    quarantine.watch("orders", 400, 1)
+    quarantine.clear_topic("orders", 399, 1)
+    assert quarantine.route("b", {"orders": 400}, FIRST_WATCH_S + 2) is Route.SUSPECT
+    assert quarantine.route("b", {"orders": 400}, 2 * FIRST_WATCH_S + 1) is Route.LANE
+    quarantine.watch("orders", 400, 2)
+    quarantine.clear_topic("orders", 400, 2)
+    assert quarantine.route("b", {"orders": 400}, 2) is Route.LANE
+
+
+def test_a_topic_that_refused_a_message_for_another_reason_is_watched_for_all(quarantine: Quarantine) -> None:
+    """What was written meanwhile does not end it: the next bad one cannot be told from it."""
+    quarantine.watch("orders", 0, 0)
+    quarantine.clear_topic("orders", 1_000, 1)
+    assert quarantine.route("b", {"orders": 0}, FIRST_WATCH_S / 2) is Route.SUSPECT
+    assert quarantine.route("b", {"orders": 0}, FIRST_WATCH_S) is Route.LANE
 
 
 def test_suspects_are_bounded_in_number_and_in_time(quarantine: Quarantine) -> None:
     """The oldest are forgotten first."""
     quarantine.suspect(["orders"], [f"id-{number}" for number in range(MAX_IDS + 5)], 0)
-    assert quarantine.route("id-4", [], 0) is Route.LANE
-    assert quarantine.route("id-5", [], 0) is Route.SUSPECT
+    assert quarantine.route("id-4", {}, 0) is Route.LANE
+    assert quarantine.route("id-5", {}, 0) is Route.SUSPECT
     quarantine.suspect([], ["new"], FORGET_AFTER_S + 1)
-    assert quarantine.route("id-5", [], 0) is Route.LANE
-    assert quarantine.route("any", ["orders"], 0) is Route.LANE
-    assert quarantine.route("new", [], 0) is Route.SUSPECT
+    assert quarantine.route("id-5", {}, 0) is Route.LANE
+    assert quarantine.route("any", {"orders": 10}, 0) is Route.LANE
+    assert quarantine.route("new", {}, 0) is Route.SUSPECT
