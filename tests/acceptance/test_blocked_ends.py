@@ -81,9 +81,7 @@ async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_p
     (await rest.put_group(group, topics=[doomed], urls=[endpoint.url], policy={**policy, **hasty})).expect(200)
     (await rest.check(transaction)).expect(202)
 
-    shown = await eventually(
-        lambda: rest.show(transaction, retry=True), lambda shown: shown["state"] != "prepared"
-    )
+    shown = await eventually(lambda: rest.show(transaction, retry=True), lambda shown: shown["state"] != "prepared")
 
     assert shown["state"] == "parked"
     assert "commit" in shown["reason"]

@@ -12,7 +12,13 @@ from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]  # they are there
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from halfway.domain.records import Half, Op, OpKind, Parked
 from halfway.kafka import codec
@@ -77,6 +83,12 @@ class Cluster:
     async def delete_topic(self, name: str) -> None:
         for done in self._admin.delete_topics([name], operation_timeout=_ANSWER_WITHIN_S).values():
             await asyncio.to_thread(done.result, _ANSWER_WITHIN_S)
+
+    async def config(self, name: str) -> dict[str, str | None]:
+        """Give every setting of a topic."""
+        (told,) = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values()
+        entries = await asyncio.to_thread(told.result, _ANSWER_WITHIN_S)
+        return {setting: entry.value for setting, entry in entries.items()}
 
     async def topic_names(self) -> set[str]:
         metadata = await asyncio.to_thread(self._admin.list_topics, timeout=_ANSWER_WITHIN_S)

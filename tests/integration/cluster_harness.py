@@ -95,13 +95,17 @@ class SmallService:
     events: list[tuple[str, int]] = field(default_factory=list)
     refuse: Callable[[LaneWrite], bool] = lambda _write: False
     hold: asyncio.Event | None = None
+    errors: list[str] = field(default_factory=list)
 
     def acquired(self, shard: int, state: ShardState) -> None:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
-        state = self.states[shard]
+        state = self.states.get(shard)
+        if state is None:
+            self.errors.append(f"appended to shard {shard}, which is not served")
+            return
         for offset, transaction_id, half in records:
             state.apply_half(offset, transaction_id, half)
         state.advance_tail(position)
@@ -195,6 +199,7 @@ async def running(config: KafkaConfig, *, serving: Iterable[int] | None = None) 
         yield instance
     finally:
         await instance.stop()
+    assert instance.service.errors == []
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:

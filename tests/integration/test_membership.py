@@ -23,6 +23,7 @@ from tests.integration.cluster_harness import (
     create_topics,
     eventually,
     half,
+    prepare,
     read_topic,
     running,
 )
@@ -164,6 +165,16 @@ async def test_what_is_not_finished_in_time_is_dropped_and_not_released(config: 
     assert all(value is not None for value in last.values())
     async with running(config):
         pass
+
+
+async def test_nothing_is_appended_to_a_shard_that_the_service_has_given_back(config: KafkaConfig) -> None:
+    """Stopping while the tail is behind: the service never hears of a shard again after it was done with it."""
+    async with running(config) as instance:
+        for shard in range(4):
+            many = [half(f"p-{shard}-{number}") for number in range(5_000)]
+            await asyncio.to_thread(prepare, config, shard, *many)
+        await instance.stop()
+        assert instance.service.errors == []
 
 
 async def test_a_lane_that_was_closed_by_a_failure_hands_its_waiting_ends_back(config: KafkaConfig) -> None:

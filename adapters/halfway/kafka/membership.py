@@ -206,11 +206,9 @@ class KafkaMembership:
             return
         owned = sorted(shards & incarnation.shards)
         finish_by = self._before(deadline)
-        finished = await asyncio.gather(*(self._finish(shard, finish_by) for shard in owned))
+        finished = await asyncio.gather(*(self._finish(incarnation, shard, finish_by) for shard in owned))
         if incarnation.failed:
             return
-        for shard in owned:
-            incarnation.drop(shard)
         ready = [shard for shard, done in zip(owned, finished, strict=True) if done]
         released = bool(ready) and await incarnation.release(ready, deadline)
         log.info("shards_given_back", shards=owned, finished=ready, released=released)
@@ -219,8 +217,11 @@ class KafkaMembership:
         """Return a deadline that leaves some of the time for what comes afterwards."""
         return deadline - min(_AFTERWARDS_S, (deadline - self._loop.asyncio.time()) / 4)
 
-    async def _finish(self, shard: int, deadline: float) -> bool:
-        """Let the service finish what is in flight for a shard; where it does not in time, the shard is dropped."""
+    async def _finish(self, incarnation: Incarnation, shard: int, deadline: float) -> bool:
+        """Let the service finish what is in flight for a shard, then drop it; whether it finished in time.
+
+        It is dropped in the same step in which the service is done: nothing more must be appended to it.
+        """
         try:
             async with asyncio.timeout_at(deadline):
                 await self._listener.revoked(shard)
@@ -229,8 +230,11 @@ class KafkaMembership:
         except Exception:
             log.exception("revoke_failed", shard=shard)
         else:
+            incarnation.drop(shard)
             return True
-        self._tell_lost([shard])
+        incarnation.drop(shard)
+        if not incarnation.failed:  # else it has been told already
+            self._tell_lost([shard])
         return False
 
     # --- keeping an incarnation, and the shards that are assigned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from itertools import count
 from secrets import token_hex
@@ -81,6 +82,8 @@ class Api:
         )
         self._ids = count(1)
         self._instance = token_hex(6)
+        # The log costs more than a refusal to write it: asked once.
+        self._log_requests = logging.getLogger(__name__).isEnabledFor(logging.DEBUG)
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -121,7 +124,10 @@ class Api:
                 self._idle.set()
         seconds = loop.time() - began
         self._observer.answered(name, given.status, seconds)
-        log.debug("request_answered", operation=name, status=given.status, request_id=request_id, seconds=seconds)
+        if self._log_requests:
+            log.debug(
+                "request_answered", operation=name, status=int(given.status), request_id=request_id, seconds=seconds
+            )
         return self._response(given, request_id, allowed)
 
     async def drain(self, deadline: float) -> None:

@@ -7,12 +7,13 @@ that every wrong field is named.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 import jsonschema
 import msgspec
+from jsonschema.exceptions import ValidationError as SchemaError
 
 from halfway.domain.errors import InvalidRequestError
 from halfway.rest import models, schemas
@@ -96,8 +97,7 @@ class Validation:
     def _explained(self, model: type[Any], body: bytes) -> Sequence[tuple[str, str]]:
         try:
             document = json.loads(body, parse_constant=_no_constant)
-            errors = self._judges[model].iter_errors(document)
-            return list(dict.fromkeys(islice((one for error in errors for one in told(error)), MAX_ERRORS)))
+            return list(islice(_distinct(self._judges[model].iter_errors(document)), MAX_ERRORS))
         except RecursionError:
             raise MalformedJsonError("the body is nested too deep") from None
         except ValueError as error:
@@ -141,6 +141,15 @@ def refused(field: str, detail: str) -> InvalidRequestError:
 def _meta(kind: Any) -> msgspec.Meta:
     meta: msgspec.Meta = kind.__metadata__[0]
     return meta
+
+
+def _distinct(errors: Iterable[SchemaError]) -> Iterator[tuple[str, str]]:
+    seen = set()
+    for error in errors:
+        for one in told(error):
+            if one not in seen:
+                seen.add(one)
+                yield one
 
 
 def _of_strings(holds: Callable[[str], bool]) -> Callable[[object], bool]:

@@ -54,7 +54,8 @@ async def test_ends_of_one_batch_share_a_kafka_transaction(world: RestWorld) -> 
 async def test_its_items_are_bounded(new_world: NewWorld) -> None:
     world = await new_world(ApiLimits(max_batch_items=3))
     await world.put_shop()
-    for body in ({"prepare": [ITEM] * 2, "end": [{}] * 2}, {}, {"prepare": [], "end": []}):
+    wrong: list[dict[str, object]] = [{"prepare": [ITEM] * 2, "end": [{}] * 2}, {}, {"prepare": [], "end": []}]
+    for body in wrong:
         answer = await world.call("POST", "/v1/batch", body)
         assert (answer.status, answer.error_code) == (422, "invalid_request")
         assert "1 to 3" in answer.body["detail"]

@@ -135,7 +135,13 @@ class TestPrepareAndEnd:
 
 class TestLooking:
     async def test_a_prepared_transaction_is_shown_with_its_messages(self, world: RestWorld) -> None:
-        message = {"topic": "orders", "key": "k", "value": "v", "headers": [{"name": "h", "value": None}], "partition": 2}
+        message = {
+            "topic": "orders",
+            "key": "k",
+            "value": "v",
+            "headers": [{"name": "h", "value": None}],
+            "partition": 2,
+        }
         transaction = await world.prepared(message)
         shown = (await world.show(transaction)).body
         assert shown["messages"] == [message]
@@ -172,7 +178,7 @@ class TestLooking:
 
     async def test_due_checks_are_fetched_and_ended_by_their_check_id(self, world: RestWorld) -> None:
         await world.put_shop(check={"mode": "pull"})
-        message = {"topic": "orders", "key": None, "value": "v", "headers": [], "partition": None}
+        message: dict[str, object] = {"topic": "orders", "key": None, "value": "v", "headers": [], "partition": None}
         transaction = await world.prepared(message)
         polling = asyncio.create_task(world.call("GET", "/v1/groups/shop/checks?wait_s=20&max=5"))
         world.memory.clock.advance(7)
@@ -208,7 +214,9 @@ ROUND_TRIPS = {
 async def test_data_arrives_as_it_was_sent(world: RestWorld, given: object, stored: bytes | None) -> None:
     """Keys, values and header values, in each of their forms."""
     headers = [{"name": "h", "value": given}, {"name": "h", "value": "again"}]
-    await world.end(await world.prepared({"topic": "orders", "key": given, "value": given, "headers": headers}), "commit")
+    await world.end(
+        await world.prepared({"topic": "orders", "key": given, "value": given, "headers": headers}), "commit"
+    )
     (record,) = world.memory.records("orders")
     assert (record.key, record.value) == (stored, stored)
     assert [header for header in record.headers if header[0] == "h"] == [("h", stored), ("h", b"again")]

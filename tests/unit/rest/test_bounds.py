@@ -1,0 +1,289 @@
+"""What is bounded: bodies, requests in flight, stalled clients, connections; and what is not HTTP."""
+
+import asyncio
+import contextlib
+import json
+import re
+
+import pytest
+
+from halfway.domain.errors import ShuttingDownError
+from halfway.rest.api import ApiLimits
+from halfway.rest.server import HttpServer
+from tests.unit.rest.client import HOST, RestWorld
+from tests.unit.rest.conftest import NewWorld
+
+POST = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+BODY = b'{"group":"shop","messages":[{"topic":"orders","value":"v"}]}'
+
+
+def problem_of(response: bytes) -> tuple[int, dict[str, object]]:
+    """Give the status and the problem document of a raw response."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head, response
+    document: dict[str, object] = json.loads(body)
+    return int(head.split()[1]), document
+
+
+async def test_a_body_over_the_limit_is_413(new_world: NewWorld) -> None:
+    """Whether its length is announced or not, and exactly at the limit it is read."""
+    world = await new_world(ApiLimits(max_body_bytes=1000))
+    await world.put_shop()
+    at_the_limit = BODY + b" " * (1000 - len(BODY))
+    assert (await world.call("POST", "/v1/transactions", raw=at_the_limit)).status == 201
+    answer = await world.call("POST", "/v1/transactions", raw=at_the_limit + b" ")
+    assert (answer.status, answer.error_code, answer.body["limit"]) == (413, "body_too_large", 1000)
+
+    chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"200\r\n" + b" " * 512 + b"\r\n200\r\n" + b" " * 512
+    status, problem = problem_of(await world.send(chunked))
+    assert (status, problem["error_code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+async def test_another_media_type_is_415(world: RestWorld, media_type: str) -> None:
+    answer = await world.call("POST", "/v1/transactions", raw=BODY, headers={"Content-Type": media_type})
+    assert (answer.status, answer.error_code) == (415, "unsupported_media_type")
+
+
+async def test_a_body_without_a_media_type_is_415(world: RestWorld) -> None:
+    head = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    status, problem = problem_of(await world.send(head % len(BODY) + BODY))
+    assert (status, problem["error_code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "Application/JSON", "application/json"])
+async def test_json_is_taken_with_parameters_and_in_any_case(world: RestWorld, media_type: str) -> None:
+    answer = await world.call("POST", "/v1/transactions", raw=BODY, headers={"Content-Type": media_type})
+    assert answer.status == 201
+
+
+async def test_a_compressed_body_is_415(world: RestWorld) -> None:
+    answer = await world.call("POST", "/v1/transactions", raw=BODY, headers={"Content-Encoding": "gzip"})
+    assert (answer.status, answer.error_code) == (415, "unsupported_media_type")
+
+
+async def test_more_requests_than_may_be_in_flight_are_429_before_their_body_is_read(new_world: NewWorld) -> None:
+    world = await new_world(ApiLimits(max_requests=1))
+    await world.put_shop()
+    _, slow = await asyncio.open_connection(HOST, world.port)
+    try:
+        slow.write(POST + b"Content-Length: 100\r\n\r\n{")
+        await slow.drain()
+        async with asyncio.timeout(20):
+            while not world.api.in_flight:  # noqa: ASYNC110  nothing tells when the request has come
+                await asyncio.sleep(0.01)
+        answer = await world.call("POST", "/v1/transactions", raw=BODY)
+        assert (answer.status, answer.error_code) == (429, "overloaded")
+        assert int(answer.headers["Retry-After"]) >= 1
+        poll = await world.call("GET", "/v1/groups/nobody/checks")
+        assert poll.status == 404, "a poll takes no place"
+    finally:
+        slow.close()
+    async with asyncio.timeout(20):
+        while world.api.in_flight:  # noqa: ASYNC110  nor when it is gone
+            await asyncio.sleep(0.01)
+    assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
+
+
+async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> None:
+    world = await new_world(ApiLimits(max_body_bytes=1000, max_body_bytes_in_flight=1000))
+    await world.put_shop()
+    slow = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(2)]
+    try:
+        for number, writer in enumerate(slow, 1):
+            writer.write(POST + b"Content-Length: 900\r\n\r\n{")
+            await writer.drain()
+            async with asyncio.timeout(20):
+                while world.api.in_flight < number:  # noqa: ASYNC110  nothing tells when the request has come
+                    await asyncio.sleep(0.01)
+        answer = await world.call("POST", "/v1/transactions", raw=BODY)
+        assert (answer.status, answer.error_code) == (429, "overloaded")
+    finally:
+        for writer in slow:
+            writer.close()
+
+
+async def test_a_body_that_does_not_come_is_408(new_world: NewWorld) -> None:
+    world = await new_world(ApiLimits(request_timeout_s=0.2))
+    status, problem = problem_of(await world.send(POST + b"Connection: close\r\nContent-Length: 100\r\n\r\n{"))
+    assert (status, problem["error_code"]) == (408, "body_timeout")
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on(world: RestWorld) -> None:
+    reader, writer = await asyncio.open_connection(HOST, world.port)
+    try:
+        head = POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(BODY))
+        async with asyncio.timeout(20):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(BODY)
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 201 ")
+    finally:
+        writer.close()
+
+
+BAD_HTTP = {
+    "no HTTP": b"hello\r\n\r\n",
+    "a long line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+    "a long header": b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\nHost: h\r\n" + b"X: x\r\n" * 1000 + b"\r\n",
+    "two lengths": POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+    "length and chunks": POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a negative length": POST + b"Content-Length: -1\r\n\r\n",
+    "a bad chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "a space before the colon": b"GET / HTTP/1.1\r\nHost : h\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", BAD_HTTP.values(), ids=BAD_HTTP.keys())
+async def test_what_is_not_http_is_a_problem_of_400(world: RestWorld, sent: bytes) -> None:
+    """And says nothing of what was sent."""
+    status, problem = problem_of(await world.send(sent))
+    assert (status, problem["error_code"]) in {(400, "bad_http"), (400, "malformed_json")}
+    assert "xxxx" not in json.dumps(problem)
+    assert (await world.call("GET", "/v1/groups")).status == 200
+
+
+async def test_paths_and_methods_that_there_are_not_are_problems(world: RestWorld) -> None:
+    for path in (
+        "/",
+        "/v1",
+        "/v1/nothing",
+        "/v1/groups/",
+        "/v1/transactions/x/y",
+        "/v1//x",
+        "/v2/groups",
+        "/V1/groups",
+    ):
+        answer = await world.call("GET", path)
+        assert (answer.status, answer.error_code) == (404, "unknown_path"), path
+    for method, path in (("DELETE", "/v1/transactions/x"), ("PATCH", "/v1/groups/x"), ("GET", "/v1/batch")):
+        answer = await world.call(method, path)
+        assert (answer.status, answer.error_code) == (405, "method_not_allowed")
+        assert answer.headers["Allow"] == ", ".join(answer.body["allowed"])
+
+
+async def test_head_is_answered_as_get_without_a_body(world: RestWorld) -> None:
+    answer = await world.call("HEAD", "/v1/groups")
+    assert (answer.status, answer.body) == (200, None)
+
+
+async def test_a_request_keeps_its_id_or_gets_one(world: RestWorld) -> None:
+    given = await world.call("GET", "/v1/nothing", headers={"X-Request-Id": "abc-1"})
+    assert given.headers["X-Request-Id"] == given.body["instance"] == "abc-1"
+    made = [(await world.call("GET", "/v1/groups", headers={"X-Request-Id": "a b"})) for _ in range(2)]
+    assert len({answer.headers["X-Request-Id"] for answer in made}) == 2
+    assert all(re.fullmatch(r"[0-9a-f]+-[0-9a-f]+", answer.headers["X-Request-Id"]) for answer in made)
+
+
+async def test_an_unforeseen_error_is_500_and_tells_nothing_of_the_inside(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the inside")
+
+    monkeypatch.setattr(world.coordinator, "prepare", broken)
+    answer = await world.prepare()
+    assert (answer.status, answer.error_code) == (500, "internal")
+    assert "inside" not in json.dumps(answer.body)
+    batch = await world.call("POST", "/v1/batch", {"prepare": [json.loads(BODY)]})
+    assert batch.body["prepare"][0]["problem"]["error_code"] == "internal"
+    assert "inside" not in json.dumps(batch.body)
+
+
+async def test_a_client_that_goes_away_does_not_stop_its_prepare(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+    append = world.memory.half_log.append
+
+    async def slow(*args: object, **named: object) -> int:
+        began.set()
+        await go_on.wait()
+        return await append(*args, **named)  # type: ignore[arg-type]  # passed through
+
+    monkeypatch.setattr(world.memory.half_log, "append", slow)
+    _, writer = await asyncio.open_connection(HOST, world.port)
+    body = BODY[:-1] + b',"id":"mine"}'
+    writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    async with asyncio.timeout(20):
+        await began.wait()
+        writer.close()
+        await writer.wait_closed()
+        go_on.set()
+        while (await world.show("mine")).status != 200:  # noqa: ASYNC110  nobody is left to be told
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stop_takes_nothing_more_and_waits_for_what_is_in_flight(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+    append = world.memory.half_log.append
+
+    async def slow(*args: object, **named: object) -> int:
+        began.set()
+        await go_on.wait()
+        return await append(*args, **named)  # type: ignore[arg-type]  # passed through
+
+    monkeypatch.setattr(world.memory.half_log, "append", slow)
+    in_flight = asyncio.create_task(world.prepare())
+    await began.wait()
+    draining = asyncio.create_task(world.api.drain(asyncio.get_running_loop().time() + 30))
+    await asyncio.sleep(0)
+    late = await world.call("GET", "/v1/groups")
+    assert (late.status, late.error_code) == (503, ShuttingDownError.code)
+    assert late.headers["Connection"] == "close"
+    assert int(late.headers["Retry-After"]) >= 1
+    assert not draining.done()
+    go_on.set()
+    assert (await in_flight).status == 201
+    async with asyncio.timeout(20):
+        await draining
+
+
+async def test_a_stop_ends_at_its_deadline(world: RestWorld) -> None:
+    _, slow = await asyncio.open_connection(HOST, world.port)
+    try:
+        slow.write(POST + b"Content-Length: 100\r\n\r\n{")
+        await slow.drain()
+        async with asyncio.timeout(20):
+            while not world.api.in_flight:  # noqa: ASYNC110  nothing tells when the request has come
+                await asyncio.sleep(0.01)
+            await world.api.drain(asyncio.get_running_loop().time() + 0.1)
+    finally:
+        slow.close()
+
+
+async def test_connections_are_bounded(world: RestWorld) -> None:
+    """One more is closed at once; those that are there go on."""
+    server = HttpServer(world.api, max_connections=2)
+    port = await server.start(HOST, 0)
+    try:
+        held = [await asyncio.open_connection(HOST, port) for _ in range(2)]
+        for reader, writer in held:
+            writer.write(b"GET /v1/groups HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        reader, surplus = await asyncio.open_connection(HOST, port)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            surplus.write(b"GET /v1/groups HTTP/1.1\r\nHost: h\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(), 20)
+        assert answer == b""
+        for open_one in (surplus, *(writer for _, writer in held)):
+            open_one.close()
+    finally:
+        await server.stop()
+
+
+async def test_requests_are_counted_by_operation_and_status(world: RestWorld) -> None:
+    await world.prepared()
+    await world.call("GET", "/v1/nothing")
+    await world.show("nobody")
+    assert world.requests.counts == {
+        ("putGroup", 201): 1,
+        ("prepare", 201): 1,
+        ("none", 404): 1,
+        ("getTransaction", 404): 1,
+    }
