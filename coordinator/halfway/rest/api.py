@@ -197,6 +197,11 @@ class Api:
             return b""
         content = request.content
         limit = self._limits.max_body_bytes
+        if content.is_eof() and content.exception() is None:
+            whole = content.read_nowait()  # a small body comes with its headers: nothing to wait for
+            if len(whole) > limit:
+                raise BodyTooLargeError(limit)
+            return whole
         body = bytearray()
         try:
             async with asyncio.timeout_at(deadline):

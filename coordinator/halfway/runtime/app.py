@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ log = structlog.get_logger(__name__)
 _LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - to be reached, not to listen
 _LOOK_EVERY_S: Final = 0.05
 _LAGGING_S: Final = 5.0
+_CLOSING_S: Final = 15.0
+"""What closing everything may take beyond the time for finishing what is in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +159,8 @@ async def _serving(
 
         stage.stopping = True
         log.info("stopping", within_s=settings.shutdown_timeout_s)
-        deadline = loop.time() + settings.shutdown_timeout_s
+        deadline = backend.leave_by = loop.time() + settings.shutdown_timeout_s
+        _end_by_force_after(settings.shutdown_timeout_s + _CLOSING_S)
         await server.close_port()
         await backend.coordinator.drain()
         await api.drain(deadline)
@@ -169,6 +173,18 @@ async def _announce(stage: _Stage, ready: Ready, on_ready: Callable[[Ready], Non
     log.info("ready", url=ready.url, health_url=ready.health_url)
     if on_ready is not None:
         on_ready(ready)
+
+
+def _end_by_force_after(seconds: float) -> None:
+    """End the process where closing hangs; on a thread, as the event loop may be what hangs."""
+
+    def end() -> None:
+        log.error("stop_timed_out", after_s=seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _on_signals(stopping: asyncio.Event) -> None:
