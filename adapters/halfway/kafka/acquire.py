@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -38,6 +38,7 @@ from halfway.service.ports import Cursors
 log = structlog.get_logger()
 
 _ASK_S: Final = 10.0
+_LOOK_S: Final = 0.5
 _SKEW_MS: Final = 60_000
 """How far the clocks of instances may differ: op is read from that much before the horizon."""
 _PARALLEL: Final = 8
@@ -115,7 +116,7 @@ class Acquisition:
         reader: PartitionReader | None = None
         try:
             ids = [f"{self.config.prefix}owner.{shard}" for shard in self.shards]
-            producers = initialised(self.config, ids, self.deadline)  # step 1
+            producers = initialised(self.config, ids, self.deadline, self.cancelled)  # step 1
             self._check("fencing other acquirers")
             reader = PartitionReader(self.config, **_QUICK)
             self._settle_owners(reader)  # steps 2 and 3
@@ -158,7 +159,8 @@ class Acquisition:
             unfenced = [owner for name, owner in former.items() if name not in fenced]
             if unfenced:
                 log.info("fencing_former_owner", incarnations=[owner.incarnation for owner in unfenced])
-                fence(self.config, [one for owner in unfenced for one in owner.lane_ids], self.deadline)
+                lane_ids = [one for owner in unfenced for one in owner.lane_ids]
+                fence(self.config, lane_ids, self.deadline, self.cancelled)
                 fenced.update(owner.incarnation for owner in unfenced)
             elif reached:
                 break
@@ -185,7 +187,9 @@ class Acquisition:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
         asked = {TopicPartition(topic, shard): latest for shard in self.shards}
         futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
-        return {(one.topic, one.partition): future.result(_ASK_S + 1).offset for one, future in futures.items()}
+        while wait(futures.values(), _LOOK_S).not_done:
+            self._check("asking for the end offsets")
+        return {(one.topic, one.partition): future.result().offset for one, future in futures.items()}
 
     # --- step 4
 
@@ -239,7 +243,8 @@ class Acquisition:
 
     def _fold(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> list[Acquired]:
         """Fold from the cursors up to the barriers."""
-        states = {shard: ShardState(shard) for shard in self.shards}
+        horizon_ms = round(self.config.outcome_horizon_s * 1000)
+        states = {shard: ShardState(shard, horizon_ms=horizon_ms) for shard in self.shards}
         handle = self._fold_into(states)
         reader.add(self._starts(reader))
         targets = {place: offset + 1 for place, offset in barriers.items()}

@@ -93,7 +93,13 @@ class MemoryMembership:
         log.parked.append(BARRIER_KEY, barrier, headers)
         for partition in (log.half, log.op, log.parked):
             partition.mark()
-        state = fold(shard, log, self._cursors.load(shard), remember_since=now - self._horizon_ms)
+        state = fold(
+            shard,
+            log,
+            self._cursors.load(shard),
+            remember_since=now - self._horizon_ms,
+            horizon_ms=self._horizon_ms,
+        )
         state.advance_tail(position)
         state.settle()
         incarnation.shards.add(shard)
@@ -144,9 +150,11 @@ class _Tail:
         return records, self._position
 
 
-def fold(shard: int, log: ShardLog, cursors: Cursors, *, remember_since: int) -> ShardState:
+def fold(
+    shard: int, log: ShardLog, cursors: Cursors, *, remember_since: int, horizon_ms: int | None = None
+) -> ShardState:
     """Fold half and op from their cursors, op further back for outcomes since a time (ms), and all of parked."""
-    state = ShardState(shard)
+    state = ShardState(shard, horizon_ms=horizon_ms)
     for parked in log.parked.records:
         if parked.value is None or isinstance(parked.value, Parked):
             state.apply_parked(parked.offset, parked.key, parked.value)

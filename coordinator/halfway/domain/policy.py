@@ -143,12 +143,12 @@ def decide(
     if now >= facts.since + round(policy.max_age_s * 1000):
         return _exhausted(policy, facts, f"older than max_age_s {policy.max_age_s:g}")
     due = next_check_at(policy, facts, jitter=jitter)
-    if now >= due:
-        if facts.checks >= policy.max_checks:
-            return _exhausted(policy, facts, f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})")
-        return Check()
+    if now >= due and facts.checks >= policy.max_checks:
+        return _exhausted(policy, facts, f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})")
     if end_offset - facts.offset > reanchor_after:
         return ReAnchor()
+    if now >= due:
+        return Check()
     return Wait(until=next_look_at(policy, facts, jitter=jitter))
 
 

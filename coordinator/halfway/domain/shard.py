@@ -25,9 +25,14 @@ __all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "key_index"
 class ShardState:
     """The fold of one shard. All times are milliseconds since the epoch."""
 
-    def __init__(self, shard: int) -> None:
-        """Start empty: nothing read."""
+    def __init__(self, shard: int, *, horizon_ms: int | None = None) -> None:
+        """Start empty: nothing read.
+
+        After the outcome horizon (`horizon_ms`; None for an endless one) an outcome is forgotten, and a client may use
+        its id again: a record of a transaction that was prepared so much later begins a new life of the id.
+        """
         self.shard = shard
+        self._horizon_ms = horizon_ms
         self._halves: dict[str, Pending] = {}
         self._parked: dict[str, ParkedEntry] = {}
         self._ended: dict[str, Ended] = {}
@@ -110,12 +115,12 @@ class ShardState:
         """Apply a record of half[s], a tombstone where `half` is None."""
         if half is None:
             self._half_tombstone(offset, transaction_id)
-        elif offset <= self._tombstones.get(transaction_id, -1):
-            return
-        elif half.origin is Origin.LANE:
-            self._half_of_lane(offset, half)
-        else:
-            self._half_of_prepare(offset, half)
+        elif offset > self._tombstones.get(transaction_id, -1):
+            self._begin_later_life(transaction_id, half.prepared_at)
+            if half.origin is Origin.LANE:
+                self._half_of_lane(offset, half)
+            else:
+                self._half_of_prepare(offset, half)
 
     def _half_tombstone(self, offset: int, transaction_id: str) -> None:
         if offset > self._tombstones.get(transaction_id, -1):
@@ -164,7 +169,8 @@ class ShardState:
     def apply_op(self, offset: int, op: Op) -> None:
         """Apply a record of op[s]."""
         self.op_tail = max(self.op_tail, offset + 1)
-        if op.id in self._ended:
+        self._begin_later_life(op.id, op.prepared_at)
+        if op.id in self._ended or self._is_of_earlier_life(op):
             return
         note = self._notes.get(op.id)
         if note is not None and offset <= note.offset:
@@ -188,6 +194,7 @@ class ShardState:
             self._parked_tombstones[transaction_id] = offset
             self._drop_parked(transaction_id)
             return
+        self._begin_later_life(transaction_id, parked.half.prepared_at)
         if transaction_id in self._ended:
             return
         if held is None:
@@ -211,6 +218,19 @@ class ShardState:
         late = held.offset > (-1 if tombstone is None else tombstone) and held.offset != op.half_offset
         if late and held.origin is Origin.PREPARE:
             self._stray(op.id, held.offset)
+
+    def _begin_later_life(self, transaction_id: str, prepared_at: int) -> None:
+        """Forget an outcome that was past the horizon when a transaction with its id was prepared again."""
+        ended = self._ended.get(transaction_id)
+        if ended is not None and self._horizon_ms is not None and prepared_at >= ended.at + self._horizon_ms:
+            del self._ended[transaction_id]
+            self._notes.pop(transaction_id, None)
+            self._strays.pop(transaction_id, None)
+
+    def _is_of_earlier_life(self, op: Op) -> bool:
+        """Whether an op was past the horizon when what is held under its id was prepared."""
+        held = self._halves.get(op.id) or self._parked.get(op.id)
+        return held is not None and self._horizon_ms is not None and held.prepared_at >= op.at + self._horizon_ms
 
     # --- positions and forgetting
 

@@ -119,6 +119,17 @@ class Settings(BaseSettings):
                 f"max_body_bytes {self.max_body_bytes} is below max_prepare_bytes {self.max_prepare_bytes}: "
                 "no prepare of that size could arrive"
             )
+        policy = self.policy
+        if policy.max_interval_s < policy.check_interval_s:
+            raise ValueError(
+                f"policy.max_interval_s {policy.max_interval_s:g} is below policy.check_interval_s "
+                f"{policy.check_interval_s:g}: raise the one or lower the other"
+            )
+        if policy.first_check_after_s >= policy.max_age_s:
+            raise ValueError(
+                f"policy.first_check_after_s {policy.first_check_after_s:g} is not below policy.max_age_s "
+                f"{policy.max_age_s:g}: no check would ever be sent"
+            )
         if self.policy.max_age_s > self.max_age_limit_s:
             raise ValueError(
                 f"policy.max_age_s {self.policy.max_age_s:g} could outlive op_retention_ms {self.op_retention_ms}: "

@@ -13,7 +13,7 @@ import structlog
 
 from halfway.domain.errors import AlreadyEndedError, HalfwayError, InvalidRequestError, NotPendingError, OverloadedError
 from halfway.domain.records import CheckMode, Group
-from halfway.domain.shard import Ended, ParkedEntry, Pending
+from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending
 from halfway.domain.transaction import Action, Cause, Outcome, State, transition
 from halfway.service.breaker import Breaker
 from halfway.service.ending import WRITE_LIMIT_S, Act
@@ -35,6 +35,10 @@ log = structlog.get_logger(__name__)
 
 _ACTIONS = {Outcome.COMMIT: Action.COMMIT, Outcome.ROLLBACK: Action.ROLLBACK, Outcome.UNKNOWN: Action.UNKNOWN}
 _RETRY_MS = 1000
+_LOST_MS = 60_000
+"""A check of which nothing is heard for this long, longer than any call may take, is looked at again."""
+_HAND_OUT_S = 2.0
+_ATTEMPT_DIGITS = 6
 
 
 class _Desk:
@@ -49,6 +53,9 @@ class _Desk:
         self.turn = 0
         self.polls = 0
         self.arrival = asyncio.Event()
+        self.slot_at = 0
+        self.slot_taken = 0
+        self.slot_size = limits.check_queue
         self.breaker = Breaker(
             failures=limits.breaker_failures, open_s=limits.breaker_open_s, max_open_s=limits.breaker_max_open_s
         )
@@ -62,6 +69,15 @@ class _Desk:
         else:
             self.due.append((number, transaction_id))
         self.arrival.set()
+
+    def defer(self, earliest: int) -> int:
+        """Return when to offer a check again: as many a second as may be queued, so that a backlog costs little."""
+        if self.slot_at < earliest:
+            self.slot_at, self.slot_taken = earliest, 0
+        self.slot_taken += 1
+        if self.slot_taken > self.slot_size:
+            self.slot_at, self.slot_taken = self.slot_at + _RETRY_MS, 1
+        return self.slot_at
 
     def take(self) -> tuple[int, str]:
         number, transaction_id = self.due.popleft()
@@ -92,6 +108,8 @@ class CheckDesk:
         self._observer = observer
         self._desks: dict[str, _Desk] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unrecorded: dict[str, int] = {}
+        self._recording: set[str] = set()
         self._closed = False
 
     def _desk(self, group: str) -> _Desk:
@@ -108,16 +126,22 @@ class CheckDesk:
         now = self._clock.now_ms()
         group = self._groups.find(entry.group)
         if self._closed or (len(desk.due) >= self._limits.check_queue and not first):
-            shard.agenda.put(entry.id, now + _RETRY_MS)
+            shard.agenda.put(entry.id, desk.defer(now + _RETRY_MS))
         elif group is not None and group.mode is CheckMode.PULL:
+            # It is looked at again whatever becomes of the queue: its age may end, or its group change its mode.
+            self._look_later(shard, entry, now)
             desk.add(shard.number, entry.id, first=first)
-            policy = self._groups.policy(entry.group)
-            shard.agenda.put(entry.id, entry.since + round(policy.max_age_s * 1000))
         elif desk.breaker.open and now < (again := desk.breaker.retry_at(now)) and not first:
-            shard.agenda.put(entry.id, again)
+            shard.agenda.put(entry.id, desk.defer(again))
         else:
+            self._look_later(shard, entry, now)
             desk.add(shard.number, entry.id, first=first)
             self._run(entry.group, desk)
+
+    def _look_later(self, shard: Shard, entry: Pending, now: int) -> None:
+        """Have the scan look at a transaction again even if nothing more is heard of its check."""
+        policy = self._groups.policy(entry.group)
+        shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
 
     def _run(self, name: str, desk: _Desk) -> None:
         """Start checks while the group has both free places and checks that are due."""
@@ -125,11 +149,11 @@ class CheckDesk:
             number, transaction_id = desk.take()
             shard = self._shards.find(number)
             entry = None if shard is None else shard.state.find(transaction_id)
-            if shard is None or not isinstance(entry, Pending):
+            if shard is None or not isinstance(entry, Pending) or transaction_id in self._shards.claims:
                 continue
             now = self._clock.now_ms()
             if not desk.breaker.admits(now):
-                shard.agenda.put(transaction_id, desk.breaker.retry_at(now))
+                shard.agenda.put(transaction_id, desk.defer(desk.breaker.retry_at(now)))
                 continue
             desk.running += 1
             desk.asked.add(transaction_id)
@@ -150,19 +174,20 @@ class CheckDesk:
                 desk.breaker.reached()
             else:
                 desk.breaker.failed(now)
-            self._run(name, desk)
-        try:
-            still = shard.state.find(entry.id)
-            if reply is not None and isinstance(still, Pending):
-                await self._judge(shard, still, reply, now)
-        finally:
-            desk.asked.discard(entry.id)
-        self._again(shard, entry.id)
+            try:
+                self._run(name, desk)
+                if reply is not None:
+                    await self._judge(shard.number, entry.id, reply, now)
+            finally:
+                desk.asked.discard(entry.id)
+                self._again(shard.number, entry.id)
 
-    async def _ask(self, desk: _Desk, shard: Shard, entry: Pending) -> CheckReply:
-        """Send one check, to the group's endpoints in turn."""
+    async def _ask(self, desk: _Desk, shard: Shard, entry: Pending) -> CheckReply | None:
+        """Send one check, to the group's endpoints in turn; None where it was overtaken before it could be sent."""
         loop = asyncio.get_running_loop()
         half = await self._ending.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
+        if not self._is_open(shard.number, entry.id):
+            return None
         group = self._groups.find(entry.group)
         urls = () if group is None else group.urls
         desk.turn += 1
@@ -191,8 +216,28 @@ class CheckDesk:
         self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - began)
         return reply
 
-    async def _judge(self, shard: Shard, entry: Pending, reply: CheckReply, now: int) -> None:
-        """Take what came back: a verdict goes through the lane, anything else is counted where it was sent."""
+    def _is_open(self, number: int, transaction_id: str) -> bool:
+        """Whether a transaction is prepared and nobody resolves it at this moment."""
+        return self._pending(number, transaction_id) is not None and transaction_id not in self._shards.claims
+
+    def _pending(self, number: int, transaction_id: str) -> Pending | None:
+        """Return a transaction that is prepared in the shard as it is served now, None otherwise."""
+        shard = self._shards.find(number)
+        entry = None if shard is None else shard.state.find(transaction_id)
+        return entry if isinstance(entry, Pending) else None
+
+    async def _judge(self, number: int, transaction_id: str, reply: CheckReply, now: int) -> None:
+        """Take what came back: a verdict goes through the lane, anything else is counted where it was sent.
+
+        The shard may have been recovered while the check was under way: what counts is how it is served now.
+        """
+        try:
+            await self._shards.serving(number, deadline=_limit())
+        except HalfwayError:
+            return  # whoever serves the shard next asks again
+        entry = self._pending(number, transaction_id)
+        if entry is None:
+            return
         entry.attempts += 1
         entry.checked_at = now
         entry.last_error = None if reply.answered else reply.detail
@@ -204,16 +249,14 @@ class CheckDesk:
             return
         act = Act(action=_ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
         try:
-            await self._ending.act(entry.id, act, deadline=_limit())
+            await self._ending.act(transaction_id, act, deadline=_limit())
         except (AlreadyEndedError, NotPendingError):
-            log.info("check_overtaken", id=entry.id, verdict=reply.outcome)
+            log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
         except HalfwayError as error:
-            entry.last_error = f"{error.code}: {error.detail}"
-            log.warning("verdict_not_written", id=entry.id, verdict=reply.outcome, error=error.code)
+            log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
             if reply.outcome is Outcome.COMMIT:
-                entry.commit_verdict = True
-                shard.unrecorded_verdicts.add(entry.id)
-                await self.record_verdict(shard, entry.id)
+                self._unrecorded[transaction_id] = number
+                await self._record_verdict(transaction_id, number)
 
     async def _note(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
         act = Act(action=Action.CHECK, cause=Cause.CHECK, remark=remark, checks=checks, checked_at=now)
@@ -222,30 +265,44 @@ class CheckDesk:
         except HalfwayError as error:
             log.info("check_not_noted", id=entry.id, error=error.code)
 
-    async def record_verdict(self, shard: Shard, transaction_id: str) -> None:
+    def holds_commit(self, transaction_id: str) -> bool:
+        """Whether a check said commit, which is not written down yet: policy must not decide meanwhile."""
+        return transaction_id in self._unrecorded
+
+    def record_verdicts(self, number: int) -> None:
+        """Try once more to write down the commit verdicts of a shard that could not be written."""
+        for transaction_id in [name for name, shard in self._unrecorded.items() if shard == number]:
+            if transaction_id not in self._recording:
+                self._spawn(self._record_verdict(transaction_id, number))
+
+    async def _record_verdict(self, transaction_id: str, number: int) -> None:
         """Write the op VERDICT of a commit that could not be written: policy never rolls it back from then on."""
-        entry = shard.state.find(transaction_id)
-        if not isinstance(entry, Pending):
-            shard.unrecorded_verdicts.discard(transaction_id)
-            return
-        act = Act(
-            action=Action.CHECK,
-            cause=Cause.CHECK,
-            checks=entry.checks + 1,
-            checked_at=entry.checked_at,
-            commit_verdict=True,
-        )
+        self._recording.add(transaction_id)
         try:
-            await self._ending.act(transaction_id, act, deadline=_limit())
+            await self._shards.serving(number, deadline=_limit())
+            entry = self._pending(number, transaction_id)
+            if entry is not None and not entry.commit_verdict:
+                act = Act(
+                    action=Action.CHECK,
+                    cause=Cause.CHECK,
+                    checks=entry.checks + 1,
+                    checked_at=entry.checked_at,
+                    commit_verdict=True,
+                )
+                await self._ending.act(transaction_id, act, deadline=_limit())
+        except (AlreadyEndedError, NotPendingError):
+            self._unrecorded.pop(transaction_id, None)
         except HalfwayError as error:
             log.warning("verdict_not_recorded", id=transaction_id, error=error.code)
         else:
-            shard.unrecorded_verdicts.discard(transaction_id)
+            self._unrecorded.pop(transaction_id, None)
+        finally:
+            self._recording.discard(transaction_id)
 
-    def _again(self, shard: Shard, transaction_id: str) -> None:
-        """Put a transaction that is still pending back on the agenda."""
-        entry = shard.state.find(transaction_id)
-        if isinstance(entry, Pending):
+    def _again(self, number: int, transaction_id: str) -> None:
+        """Put a transaction that is still pending back on the agenda of its shard as it is served now."""
+        shard, entry = self._shards.find(number), self._pending(number, transaction_id)
+        if shard is not None and entry is not None:
             shard.agenda.put(transaction_id, look_at(self._groups, entry))
 
     # --- pull
@@ -270,7 +327,7 @@ class CheckDesk:
         try:
             while True:
                 desk.arrival.clear()
-                leased = await self._hand_out(group, desk, at_most)
+                leased = await self._hand_out(group, desk, at_most, until=max(until, loop.time()) + _HAND_OUT_S)
                 if leased or self._closed or loop.time() >= until:
                     return leased
                 try:
@@ -281,36 +338,36 @@ class CheckDesk:
         finally:
             desk.polls -= 1
 
-    async def _hand_out(self, group: Group, desk: _Desk, at_most: int) -> list[LeasedCheck]:
-        leased: list[LeasedCheck] = []
-        for _ in range(len(desk.due)):
-            if len(leased) >= at_most or not desk.due:
-                break
+    async def _hand_out(self, group: Group, desk: _Desk, at_most: int, *, until: float) -> list[LeasedCheck]:
+        taken: list[tuple[Shard, Pending]] = []
+        while desk.due and len(taken) < at_most:
             number, transaction_id = desk.take()
-            shard = self._shards.find(number)
-            entry = None if shard is None else shard.state.find(transaction_id)
-            if shard is None or not isinstance(entry, Pending):
+            shard, entry = self._shards.find(number), self._pending(number, transaction_id)
+            if shard is None or entry is None:
                 continue
             # Whatever comes between now and the note of the lease, the next scan looks at it again.
             shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
-            if transaction_id in self._shards.claims:
-                continue
-            try:
-                leased.append(await self._lease_one(group, shard, entry))
-            except HalfwayError as error:
-                entry.last_error = f"{error.code}: {error.detail}"
-        return leased
+            if transaction_id not in self._shards.claims:
+                taken.append((shard, entry))
+        leased = await asyncio.gather(*(self._lease_one(group, shard, entry, until=until) for shard, entry in taken))
+        return [check for check in leased if check is not None]
 
-    async def _lease_one(self, group: Group, shard: Shard, entry: Pending) -> LeasedCheck:
-        half = await self._ending.payload(shard, entry, deadline=_limit())
+    async def _lease_one(self, group: Group, shard: Shard, entry: Pending, *, until: float) -> LeasedCheck | None:
+        try:
+            half = await self._ending.payload(shard, entry, deadline=until)
+        except HalfwayError as error:
+            entry.last_error = f"{error.code}: {error.detail}"
+            return None
+        if not self._is_open(shard.number, entry.id):
+            return None
         now = self._clock.now_ms()
-        until = now + round(self._limits.lease_s * 1000)
+        lease_until = now + round(self._limits.lease_s * 1000)
         attempt = entry.checks + 1
         entry.attempts += 1
         entry.checked_at = now
-        shard.agenda.put(entry.id, until)
+        shard.agenda.put(entry.id, lease_until)
         self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
-        self._spawn(self._noted_lease(shard, entry, attempt, now, until))
+        self._spawn(self._noted_lease(shard.number, entry, attempt, now, lease_until))
         return LeasedCheck(
             check_id=check_id(entry.id, attempt),
             id=entry.id,
@@ -318,14 +375,14 @@ class CheckDesk:
             prepared_at=entry.prepared_at,
             attempt=attempt,
             messages=half.messages,
-            lease_until=until,
+            lease_until=lease_until,
         )
 
-    async def _noted_lease(self, shard: Shard, entry: Pending, attempt: int, now: int, until: int) -> None:
+    async def _noted_lease(self, number: int, entry: Pending, attempt: int, now: int, lease_until: int) -> None:
         await self._note(entry, attempt, now, None)
-        still = shard.state.find(entry.id)
-        if isinstance(still, Pending):
-            shard.agenda.put(entry.id, max(until, look_at(self._groups, still)))
+        shard, still = self._shards.find(number), self._pending(number, entry.id)
+        if shard is not None and still is not None:
+            shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, still)))
 
     # --- what callers ask for
 
@@ -337,7 +394,7 @@ class CheckDesk:
             shard, entry = await self._ending.locate(request.id, deadline=deadline)
             group = entry.group
             self._groups.allow(group, credential=credential, action="end")
-            if request.check_id is not None and _was_sent(request.check_id, entry.id, entry.checks):
+            if request.check_id is not None and self._was_sent(request.check_id, entry):
                 cause = Cause.CHECK
             act = Act(action=_ACTIONS[request.outcome], cause=cause, remark=request.remark)
             ended = await self._ending.act(request.id, act, deadline=deadline)
@@ -353,6 +410,15 @@ class CheckDesk:
             return ended
         finally:
             self._observer.ended(group, request.outcome.value, cause.value, result, loop.time() - began)
+
+    def _was_sent(self, given: str, entry: Entry) -> bool:
+        """Whether a check id is one that was sent for this transaction; the last one's count may not be noted yet."""
+        name, _, attempt = given.rpartition(":")
+        under_way = isinstance(entry, Pending) and (
+            entry.attempts > entry.checks or entry.id in self._desk(entry.group).asked
+        )
+        number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= _ATTEMPT_DIGITS else 0
+        return name == entry.id and 1 <= number <= entry.checks + under_way
 
     async def check_now(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
         """Ask about a prepared transaction now, before its time; a conflict for any other state."""
@@ -398,12 +464,6 @@ class CheckDesk:
 def check_id(transaction_id: str, attempt: int) -> str:
     """Return the id of a check: the same for every try to send the same one."""
     return f"{transaction_id}:{attempt}"
-
-
-def _was_sent(given: str, transaction_id: str, checks: int) -> bool:
-    """Whether a check id is one that was sent for this transaction; its count may not be noted yet."""
-    name, _, attempt = given.rpartition(":")
-    return name == transaction_id and attempt.isascii() and attempt.isdigit() and 1 <= int(attempt[:6]) <= checks + 1
 
 
 def _limit() -> float:

@@ -12,6 +12,7 @@ import structlog
 from halfway.domain.errors import (
     EndUnconfirmedError,
     HalfwayError,
+    KafkaUnavailableError,
     LaneLostError,
     NotWrittenError,
     OutcomeExpiredError,
@@ -38,7 +39,7 @@ WRITE_LIMIT_S = 30.0
 _PAUSE_S = 0.02
 
 Unresolved = Pending | ParkedEntry
-Build = Callable[["Shard", Unresolved, Half, int], LaneWrite]
+Build = Callable[["Shard", Unresolved, Half | None, int], LaneWrite]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +134,7 @@ class Ending:
             if target is state and not _leaves_note(act, entry):
                 return EndResult(id=transaction_id, state=state, changed=False)
 
-            def build(shard: Shard, entry: Unresolved, half: Half, at: int) -> LaneWrite:
+            def build(shard: Shard, entry: Unresolved, half: Half | None, at: int) -> LaneWrite:
                 return _write(shard.number, entry, half, act, at=at, deadline=deadline)
 
             return await self._claimed(transaction_id, shard.number, build, target=target, act=act, deadline=deadline)
@@ -144,8 +145,8 @@ class Ending:
         if transaction_id in self._shards.claims or not isinstance(entry, Pending):
             return
 
-        def build(shard: Shard, entry: Unresolved, half: Half, _: int) -> LaneWrite:
-            if not isinstance(entry, Pending):
+        def build(shard: Shard, entry: Unresolved, half: Half | None, _: int) -> LaneWrite:
+            if half is None or not isinstance(entry, Pending):
                 raise NotWrittenError
             return writes.written_again(shard.number, entry, half, deadline=deadline)
 
@@ -162,9 +163,26 @@ class Ending:
         write = writes.buried(shard.number, entry.id, entry.group, _state(entry), entry.prepared_at, deadline=deadline)
         claim = self._claim(transaction_id)
         try:
-            self._apply(shard, write, await self._lane.submit(write))
+            self._apply(write, await self._lane.submit(write))
         finally:
             self._release(transaction_id, claim)
+
+    async def _needed_payload(
+        self, shard: Shard, entry: Unresolved, act: Act | None, *, deadline: float
+    ) -> Half | None:
+        """Return the half where the write needs it.
+
+        A rollback takes it for the audit's hashes only: one that cannot be read any more must not keep it from ending.
+        """
+        if act is not None and act.action in (Action.CHECK, Action.UNKNOWN):
+            return None
+        try:
+            return await self.payload(shard, entry, deadline=deadline)
+        except KafkaUnavailableError:
+            if act is None or act.action is not Action.ROLLBACK:
+                raise
+            log.warning("rolled_back_without_its_payload", id=entry.id, group=entry.group)
+            return None
 
     # --- the claimed part
 
@@ -225,7 +243,7 @@ class Ending:
                 target = transition(transaction_id, _state(entry), act.action)
                 if _state(entry) is target and not _leaves_note(act, entry):
                     return EndResult(id=transaction_id, state=target, changed=written_at is not None)
-            half = await self.payload(shard, entry, deadline=deadline)
+            half = await self._needed_payload(shard, entry, act, deadline=deadline)
             # One Kafka transaction may follow another within a millisecond; the time must still tell them apart.
             at = max(self._clock.now_ms(), 0 if written_at is None else written_at + 1)
             try:
@@ -243,12 +261,18 @@ class Ending:
                 if isinstance(entry, Pending):
                     entry.last_error = f"{error.code}: {error.detail}"
                 raise
-            self._apply(shard, write, written)
+            self._apply(write, written)
             self._observe(entry, act, at)
             return EndResult(id=transaction_id, state=target, changed=True)
 
-    def _apply(self, shard: Shard, write: LaneWrite, written: Written) -> None:
-        """Apply an own write as a recovery would, so that a repeat by the tail changes nothing."""
+    def _apply(self, write: LaneWrite, written: Written) -> None:
+        """Apply an own write as a recovery would, so that a repeat by the tail changes nothing.
+
+        The shard may have been given up and taken back since the write was made: it goes to what is served now.
+        """
+        shard = self._shards.find(write.shard)
+        if shard is None:
+            return
         state, payloads = shard.state, self._shards.payloads
         if write.op is not None and written.op is not None:
             state.apply_op(written.op, write.op)
@@ -264,7 +288,6 @@ class Ending:
         else:
             payloads.drop(write.id)
             shard.agenda.discard(write.id)
-            shard.unrecorded_verdicts.discard(write.id)
 
     def _observe(self, entry: Unresolved, act: Act | None, at: int) -> None:
         if act is not None and act.action in (Action.COMMIT, Action.ROLLBACK):
@@ -284,7 +307,7 @@ def _leaves_note(act: Act, entry: Entry) -> bool:
     return act.action is Action.CHECK or (act.action is Action.UNKNOWN and bool(act.remark))
 
 
-def _write(shard: int, entry: Unresolved, half: Half, act: Act, *, at: int, deadline: float) -> LaneWrite:
+def _write(shard: int, entry: Unresolved, half: Half | None, act: Act, *, at: int, deadline: float) -> LaneWrite:
     """Choose what an action writes from the state that stands."""
     told = writes.Told(
         cause=act.cause,
@@ -295,18 +318,17 @@ def _write(shard: int, entry: Unresolved, half: Half, act: Act, *, at: int, dead
         remark=act.remark,
         commit_verdict=act.commit_verdict,
     )
-    if act.action is Action.COMMIT:
-        return writes.committed(shard, entry, half, told)
     if act.action is Action.ROLLBACK:
         return writes.rolled_back(shard, entry, half, told)
-    if isinstance(entry, ParkedEntry):
-        if act.action is Action.RESUME:
-            told = msgspec.structs.replace(told, checks=0, checked_at=None)
-            return writes.resumed(shard, entry, half, told)
-        raise NotWrittenError
-    if act.action is Action.PARK:
+    if half is None:
+        if isinstance(entry, ParkedEntry):
+            raise NotWrittenError
+        return writes.noted(shard, entry, told, OpKind.VERDICT if act.commit_verdict else OpKind.CHECKED)
+    if act.action is Action.COMMIT:
+        return writes.committed(shard, entry, half, told)
+    if isinstance(entry, Pending):
         return writes.parked(shard, entry, half, told)
-    return writes.noted(shard, entry, half, told, OpKind.VERDICT if act.commit_verdict else OpKind.CHECKED)
+    return writes.resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
 
 
 def _own(transaction_id: str, entry: Ended | None, target: State, act: Act | None, written_at: int | None) -> EndResult:

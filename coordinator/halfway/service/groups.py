@@ -27,12 +27,13 @@ class Groups:
         self._shards = shards
         self._authority = authority
         self._clock = clock
+        self._leaving: set[str] = set()
 
     def require(self, name: str, *, credential: str | None, action: str) -> Group:
         """Return a group that the caller may act for; UnknownGroupError or ForbiddenError otherwise."""
         group = self._store.get(name)
         self._authority.require(credential, group, action=action)
-        if group is None:
+        if group is None or (action == "prepare" and name in self._leaving):
             raise UnknownGroupError(name)
         return group
 
@@ -98,10 +99,14 @@ class Groups:
     async def delete(self, name: str, *, deadline: float, credential: str | None) -> None:
         """Remove a group that has no pending or parked transaction; GroupInUseError otherwise."""
         self.require(name, credential=credential, action="delete_group")
-        pending, parked = self._shards.group_counts().get(name, (0, 0))
+        pending, parked = self._shards.all_counts_of(name)
         if pending or parked:
             raise GroupInUseError(name, pending=pending, parked=parked)
-        await self._store.delete(name, deadline=deadline)
+        self._leaving.add(name)
+        try:
+            await self._store.delete(name, deadline=deadline)
+        finally:
+            self._leaving.discard(name)
 
     def view(self, name: str, *, credential: str | None) -> GroupView:
         """Show a group; UnknownGroupError where it is not registered."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -12,7 +14,6 @@ from halfway.domain.errors import (
     HalfwayError,
     IdReusedError,
     InvalidRequestError,
-    KafkaUnavailableError,
     MessageTooLargeError,
     OutcomeUnknownError,
     OverloadedError,
@@ -37,6 +38,9 @@ MIN_TOPIC_MESSAGE_BYTES = 65_536
 """The lane's batches are this large: a topic that takes less would refuse them."""
 RECORD_OVERHEAD_BYTES = 512
 """What halfway's headers and Kafka's framing add to a message, at most."""
+HEADER_OVERHEAD_BYTES = 10
+"""What Kafka's framing adds to each header, at most."""
+_AMBIGUOUS_KEPT = 100_000
 
 
 class Preparing:
@@ -61,6 +65,8 @@ class Preparing:
         self._clock = clock
         self._observer = observer
         self._reserved: dict[str, asyncio.Future[None]] = {}
+        self._appending: dict[str, asyncio.Future[Entry | None]] = {}
+        self._ambiguous: dict[str, None] = {}
 
     async def prepare(self, request: Prepare, *, deadline: float, credential: str | None) -> Prepared:
         """Store a half message; what is answered is durable.
@@ -102,14 +108,37 @@ class Preparing:
         known = shard.state.find(request.id)
         if known is not None:
             return self._repeated(known, request, content)
-        reservation = asyncio.get_running_loop().create_future()
-        self._reserved[request.id] = reservation
-        try:
+        with self._reservation(request.id):
             await self._judge(group, request, deadline=deadline)
+            if request.id in self._ambiguous:
+                # An earlier prepare of this id may stand: only the log tells, as far as it goes now.
+                end = await self._half_log.half_end(shard.number, deadline=deadline)
+                await shard.tailed(end, deadline=deadline)
+                self._ambiguous.pop(request.id, None)
+                known = shard.state.find(request.id)
+                if known is not None:
+                    return self._repeated(known, request, content)
             return await self._store(shard, request.id, request, content, deadline=deadline)
+
+    @contextmanager
+    def _reservation(self, transaction_id: str) -> Iterator[None]:
+        """Reserve an id: another prepare of it waits, also when this one's caller goes away while it is produced."""
+        reservation = asyncio.get_running_loop().create_future()
+        self._reserved[transaction_id] = reservation
+
+        def release(_: object = None) -> None:
+            if self._reserved.get(transaction_id) is reservation:
+                del self._reserved[transaction_id]
+                reservation.set_result(None)
+
+        try:
+            yield
         finally:
-            del self._reserved[request.id]
-            reservation.set_result(None)
+            append = self._appending.get(transaction_id)
+            if append is None:
+                release()
+            else:
+                append.add_done_callback(release)
 
     def _new_id(self, shard: int) -> str:
         now = self._clock.now_ms()
@@ -178,6 +207,8 @@ class Preparing:
         )
         # The record cannot be taken back once it is produced: whoever asked for it may go away, its result may not.
         append = asyncio.ensure_future(self._append(shard.number, half, deadline))
+        self._appending[transaction_id] = append
+        append.add_done_callback(lambda _: self._appending.pop(transaction_id, None))
         try:
             entry = await asyncio.shield(append)
         except asyncio.CancelledError:
@@ -187,9 +218,11 @@ class Preparing:
 
     async def _append(self, number: int, half: Half, deadline: float) -> Entry | None:
         try:
-            offset = await self._half_log.append(number, half, deadline=deadline)
-        except KafkaUnavailableError as error:
-            raise OutcomeUnknownError(error.detail, id=half.id) from error
+            with self._shards.preparing(half.group):
+                offset = await self._half_log.append(number, half, deadline=deadline)
+        except OutcomeUnknownError:
+            self._note_ambiguous(half.id)
+            raise
         shard = self._shards.find(number)
         if shard is None:
             return None
@@ -200,6 +233,11 @@ class Preparing:
                 self._shards.payloads.put(half)
             shard.agenda.put(half.id, look_at(self._groups, entry))
         return entry
+
+    def _note_ambiguous(self, transaction_id: str) -> None:
+        self._ambiguous[transaction_id] = None
+        if len(self._ambiguous) > _AMBIGUOUS_KEPT:
+            del self._ambiguous[next(iter(self._ambiguous))]
 
     def _answer(self, entry: Entry | None, half: Half, *, created: bool) -> Prepared:
         if entry is not None and entry.fingerprint != half.fingerprint:
@@ -255,7 +293,7 @@ def _judge_message(number: int, message: Message, facts: TopicFacts | None) -> N
             f"topic {message.topic!r} has {facts.partitions} partitions, and partition is {message.partition}",
             field=f"{field}.partition",
         )
-    size = message.size + RECORD_OVERHEAD_BYTES
+    size = message.size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(message.headers)
     if size > facts.max_message_bytes:
         raise MessageTooLargeError(
             f"{field} is {size} bytes with its headers, more than the max.message.bytes {facts.max_message_bytes} of "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from halfway.domain.errors import InvalidRequestError
+from halfway.domain.errors import InvalidRequestError, OverloadedError
 from halfway.domain.shard import Ended, Entry, key_index
 from halfway.domain.transaction import State
 from halfway.service.requests import ListQuery, Page, TransactionView
@@ -47,7 +47,7 @@ class Queries:
 
     async def list(self, query: ListQuery, *, deadline: float, credential: str | None) -> Page:
         """List transactions, oldest prepare first; the work is cut into slices so that other requests go on."""
-        del deadline
+        self._shards.require_all()
         if query.group is not None:
             self._groups.require(query.group, credential=credential, action="list")
         after = _decode(query.cursor)
@@ -57,6 +57,8 @@ class Queries:
             while chunk := list(islice(found, _SLICE)):
                 best = nsmallest(query.limit + 1, best + chunk, key=_order)
                 await asyncio.sleep(0)
+                if asyncio.get_running_loop().time() > deadline:
+                    raise OverloadedError("there is too much to look through in time: narrow the list by a filter")
         shown = best[: query.limit]
         more = len(best) > query.limit
         return Page(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -16,8 +16,6 @@ from halfway.service.ports import Cursors
 from halfway.service.timing import jitter
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from halfway.domain.policy import Decision
     from halfway.service.checks import CheckDesk
     from halfway.service.ending import Ending
@@ -30,6 +28,13 @@ log = structlog.get_logger(__name__)
 
 _RETRY_MS = 1000
 _YIELD_EVERY = 200
+
+
+class Step(Protocol):
+    """Something to write for a transaction."""
+
+    async def __call__(self, transaction_id: str, *, deadline: float) -> None:
+        """Write it, or raise."""
 
 
 class Scanning:
@@ -55,28 +60,48 @@ class Scanning:
         self._cursors = cursors
         self._clock = clock
         self._observer = observer
+        self._writing: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def scan(self, number: int, now: int) -> None:
-        """Correct strays, do what is due, write old halves again, forget old outcomes, commit the cursors."""
+        """Correct strays, do what is due, write old halves again, forget old outcomes, commit the cursors.
+
+        What has to be written is carried out by tasks of its own: a write that waits holds up no other transaction.
+        """
         shard = self._shards.find(number)
         if shard is None or shard.leaving:
             return
-        deadline = asyncio.get_running_loop().time() + WRITE_LIMIT_S
-        work: list[Coroutine[object, object, object]] = [
-            self._ending.correct(transaction_id, deadline=deadline)
-            for transaction_id, _ in shard.state.strays()[: self._limits.scan_batch]
-        ]
-        work += [self._checks.record_verdict(shard, name) for name in list(shard.unrecorded_verdicts)]
-        work += await self._due(shard, now, deadline)
-        work += self._behind(shard, now, deadline)
-        for result in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(result, HalfwayError):
-                log.info("scan_step_failed", shard=number, error=result.code, detail=result.detail)
-            elif isinstance(result, BaseException):
-                log.error("scan_step_broken", shard=number, exc_info=result)
+        for transaction_id, _ in shard.state.strays()[: self._limits.scan_batch]:
+            self._carry_out(shard, transaction_id, self._ending.correct)
+        self._checks.record_verdicts(number)
+        await self._due(shard, now)
+        self._behind(shard, now)
         self._forget(shard, now)
         if self._shards.find(number) is shard:
             await self._cursors.commit({number: Cursors(half=shard.state.half_cursor, op=shard.state.op_cursor)})
+
+    def _carry_out(self, shard: Shard, transaction_id: str, step: Step) -> None:
+        """Write something for a transaction, unless that is under way already."""
+        if transaction_id in self._writing or len(self._writing) >= self._limits.scan_batch:
+            shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
+            return
+        self._writing.add(transaction_id)
+        task = asyncio.create_task(self._step(shard.number, transaction_id, step))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _step(self, number: int, transaction_id: str, step: Step) -> None:
+        try:
+            await step(transaction_id, deadline=asyncio.get_running_loop().time() + WRITE_LIMIT_S)
+        except HalfwayError as error:
+            log.info("scan_step_failed", shard=number, id=transaction_id, error=error.code, detail=error.detail)
+        except Exception:
+            log.exception("scan_step_broken", shard=number, id=transaction_id)
+        finally:
+            self._writing.discard(transaction_id)
+            shard = self._shards.find(number)
+            if shard is not None and isinstance(shard.state.find(transaction_id), Pending):
+                shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
 
     def _decide(self, shard: Shard, entry: Pending, now: int) -> Decision:
         return decide(
@@ -88,59 +113,48 @@ class Scanning:
             jitter=jitter(entry),
         )
 
-    async def _due(self, shard: Shard, now: int, deadline: float) -> list[Coroutine[object, object, object]]:
-        """Look at everything that is due now; return what has to be written."""
-        work: list[Coroutine[object, object, object]] = []
+    async def _due(self, shard: Shard, now: int) -> None:
+        """Look at everything that is due now."""
         looked = 0
-        while len(work) < self._limits.scan_batch and (name := shard.agenda.pop_up_to(now)) is not None:
+        while (name := shard.agenda.pop_up_to(now)) is not None:
             looked += 1
             if looked % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
             entry = shard.state.find(name)
             if not isinstance(entry, Pending):
                 continue
-            if name in self._shards.claims:
+            if name in self._shards.claims or self._checks.holds_commit(name):
                 shard.agenda.put(name, now + _RETRY_MS)
                 continue
             decision = self._decide(shard, entry, now)
             if isinstance(decision, Check):
                 self._checks.offer(shard, entry)
             elif isinstance(decision, Park | RollBack):
-                work.append(self._give_up(shard, entry, decision, deadline))
+                self._carry_out(shard, name, self._giving_up(entry.group, decision))
             elif isinstance(decision, ReAnchor):
-                work.append(self._write_again(shard, entry, deadline))
+                self._carry_out(shard, name, self._ending.write_again)
             else:
                 shard.agenda.put(name, decision.until)
-        return work
 
-    def _behind(self, shard: Shard, now: int, deadline: float) -> list[Coroutine[object, object, object]]:
-        """Find the halves that hold the cursor back by more than `reanchor_after` records, whatever is due."""
-        found: list[Coroutine[object, object, object]] = []
+    def _behind(self, shard: Shard, now: int) -> None:
+        """Write again the halves that hold the cursor back by more than `reanchor_after` records, whatever is due."""
         oldest = shard.state.oldest()
         if oldest is None or not isinstance(self._decide(shard, oldest, now), ReAnchor):
-            return found
+            return
         for entry in shard.state.oldest_first(self._limits.scan_batch):
             if not isinstance(self._decide(shard, entry, now), ReAnchor):
-                break
-            found.append(self._write_again(shard, entry, deadline))
-        return found
+                return
+            self._carry_out(shard, entry.id, self._ending.write_again)
 
-    async def _write_again(self, shard: Shard, entry: Pending, deadline: float) -> None:
-        try:
-            await self._ending.write_again(entry.id, deadline=deadline)
-        finally:
-            if isinstance(shard.state.find(entry.id), Pending):
-                shard.agenda.put(entry.id, self._clock.now_ms() + _RETRY_MS)
-
-    async def _give_up(self, shard: Shard, entry: Pending, decision: Park | RollBack, deadline: float) -> None:
+    def _giving_up(self, group: str, decision: Park | RollBack) -> Step:
         action = Action.PARK if isinstance(decision, Park) else Action.ROLLBACK
         act = Act(action=action, cause=Cause.POLICY, remark=decision.reason)
-        try:
-            await self._ending.act(entry.id, act, deadline=deadline)
-            log.warning("gave_up", id=entry.id, group=entry.group, action=action, reason=decision.reason)
-        finally:
-            if isinstance(shard.state.find(entry.id), Pending):
-                shard.agenda.put(entry.id, self._clock.now_ms() + _RETRY_MS)
+
+        async def give_up(transaction_id: str, *, deadline: float) -> None:
+            await self._ending.act(transaction_id, act, deadline=deadline)
+            log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
+
+        return give_up
 
     def _forget(self, shard: Shard, now: int) -> None:
         before = now - round(self._limits.outcome_horizon_s * 1000)

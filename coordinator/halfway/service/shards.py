@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from heapq import heappop, heappush
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -50,7 +53,6 @@ class Shard:
         self.state = state
         self.agenda = OffsetIndex()
         self.leaving = False
-        self.unrecorded_verdicts: set[str] = set()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         for entry in state.pending():
@@ -74,6 +76,8 @@ class Shard:
             async with asyncio.timeout_at(deadline):
                 await waiter
         except TimeoutError:
+            self._waiting = [waiting for waiting in self._waiting if waiting[2] is not waiter]
+            heapify(self._waiting)
             raise KafkaUnavailableError(
                 f"shard {self.number} was not read up to offset {position} in time: try again"
             ) from None
@@ -97,6 +101,7 @@ class ShardTable:
         self._clock = clock
         self._observer = observer
         self._served: dict[int, Shard] = {}
+        self._preparing: Counter[str] = Counter()
         self._change = asyncio.Event()
         self._next = 0
 
@@ -165,6 +170,31 @@ class ShardTable:
                 before = totals.get(group, (0, 0))
                 totals[group] = (before[0] + pending, before[1] + parked)
         return totals
+
+    @contextmanager
+    def preparing(self, group: str) -> Iterator[None]:
+        """Count a prepare of a group while it is on its way to the log."""
+        self._preparing[group] += 1
+        try:
+            yield
+        finally:
+            self._preparing[group] -= 1
+            if not self._preparing[group]:
+                del self._preparing[group]
+
+    def all_counts_of(self, group: str) -> tuple[int, int]:
+        """Return pending (also on their way) and parked of a group; ShardUnavailableError unless all are known."""
+        self.require_all()
+        pending, parked = self.group_counts().get(group, (0, 0))
+        return pending + self._preparing[group], parked
+
+    def require_all(self) -> None:
+        """Raise ShardUnavailableError where this instance does not serve every shard now."""
+        served = len(self._served)
+        if served < self._limits.shards:
+            raise ShardUnavailableError(
+                f"this instance serves {served} of {self._limits.shards} shards now and cannot tell of all: try again"
+            )
 
     # --- ShardListener
 

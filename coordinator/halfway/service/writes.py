@@ -50,12 +50,12 @@ def committed(shard: int, entry: Unresolved, half: Half, told: Told) -> LaneWrit
     return _ended(shard, entry, half, told, OpKind.COMMITTED)
 
 
-def rolled_back(shard: int, entry: Unresolved, half: Half, told: Told) -> LaneWrite:
+def rolled_back(shard: int, entry: Unresolved, half: Half | None, told: Told) -> LaneWrite:
     """From prepared or parked to rolled_back: op marker, and the tombstone of half or parked."""
     return _ended(shard, entry, half, told, OpKind.ROLLED_BACK)
 
 
-def _ended(shard: int, entry: Unresolved, half: Half, told: Told, kind: OpKind) -> LaneWrite:
+def _ended(shard: int, entry: Unresolved, half: Half | None, told: Told, kind: OpKind) -> LaneWrite:
     commits = kind is OpKind.COMMITTED
     pending = isinstance(entry, Pending)
     return LaneWrite(
@@ -64,7 +64,7 @@ def _ended(shard: int, entry: Unresolved, half: Half, told: Told, kind: OpKind) 
         group=entry.group,
         state=State.COMMITTED if commits else State.ROLLED_BACK,
         prepared_at=entry.prepared_at,
-        messages=half.messages if commits else (),
+        messages=half.messages if commits and half is not None else (),
         half=TOMBSTONE if pending else None,
         op=_op(kind, entry, half, told),
         parked=None if pending else TOMBSTONE,
@@ -72,7 +72,7 @@ def _ended(shard: int, entry: Unresolved, half: Half, told: Told, kind: OpKind) 
     )
 
 
-def noted(shard: int, entry: Pending, half: Half, told: Told, kind: OpKind) -> LaneWrite:
+def noted(shard: int, entry: Pending, told: Told, kind: OpKind) -> LaneWrite:
     """Prepared stays prepared: an op marker alone, CHECKED (a check was sent, or a remark was left) or VERDICT."""
     return LaneWrite(
         shard=shard,
@@ -80,7 +80,7 @@ def noted(shard: int, entry: Pending, half: Half, told: Told, kind: OpKind) -> L
         group=entry.group,
         state=State.PREPARED,
         prepared_at=entry.prepared_at,
-        op=_op(kind, entry, half, told),
+        op=_op(kind, entry, None, told),
         deadline=told.deadline,
     )
 
@@ -148,7 +148,7 @@ def buried(
     )
 
 
-def _op(kind: OpKind, entry: Unresolved, half: Half, told: Told) -> Op:
+def _op(kind: OpKind, entry: Unresolved, half: Half | None, told: Told) -> Op:
     return Op(
         kind=kind,
         id=entry.id,
@@ -163,5 +163,5 @@ def _op(kind: OpKind, entry: Unresolved, half: Half, told: Told) -> Op:
         commit_verdict=told.commit_verdict or entry.commit_verdict,
         # The last op of an id tells all: whoever says nothing leaves the remark that stands.
         remark=told.remark if kind.final else told.remark or entry.remark,
-        messages=tuple(MessageDigest.of(message) for message in half.messages) if kind.final else (),
+        messages=() if half is None or not kind.final else tuple(MessageDigest.of(one) for one in half.messages),
     )

@@ -98,6 +98,14 @@ class TestPrepares:
         assert (pending(state).offset, pending(state).checks) == (4, 3)
         assert state.strays() == [(ID, 5)]
 
+    def test_a_prepare_that_was_applied_before_what_the_lane_wrote_ahead_of_it_is_a_stray(
+        self, state: ShardState
+    ) -> None:
+        state.apply_half(7, ID, B)
+        state.apply_half(5, ID, LANE_A)
+        assert (pending(state).offset, pending(state).fingerprint) == (5, A.fingerprint)
+        assert state.strays() == [(ID, 7)]
+
 
 class TestOutcomes:
     @pytest.mark.parametrize(
@@ -191,6 +199,30 @@ class TestParking:
         assert state.state_of(ID) is State.COMMITTED
         assert state.counts == (0, 0, 1)
         assert state.group_counts == {}
+
+    def test_what_stood_before_a_park_or_a_resume_may_be_read_again(self, state: ShardState) -> None:
+        """Each record of the way to the second park, once more: parked it stays, and nothing else."""
+        halves = [(0, A), (1, None), (2, LANE_A), (3, None)]
+        parks = [(0, parked_of(A)), (1, None), (2, parked_of(A))]
+        for offset, half in halves:
+            state.apply_half(offset, ID, half)
+        for offset, parked in parks:
+            state.apply_parked(offset, ID, parked)
+        for offset, half in halves:
+            state.apply_half(offset, ID, half)
+            assert (state.counts, state.strays()) == ((0, 1, 0), [])
+        for offset, parked in parks:
+            state.apply_parked(offset, ID, parked)
+            assert (state.counts, state.strays()) == ((0, 1, 0), [])
+
+    def test_an_old_park_that_is_read_again_after_the_resume_does_not_park(self, state: ShardState) -> None:
+        state.apply_parked(0, ID, parked_of(A))
+        state.apply_half(1, ID, None)
+        state.apply_half(2, ID, LANE_A)
+        state.apply_parked(1, ID, None)
+        state.apply_parked(0, ID, parked_of(A))
+        state.apply_half(1, ID, None)
+        assert state.state_of(ID) is State.PREPARED
 
 
 class TestCounts:

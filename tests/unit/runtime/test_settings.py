@@ -127,6 +127,8 @@ def test_kafka_properties_that_safety_rests_on_are_refused() -> None:
     [
         ({"HALFWAY_POLICY__MAX_AGE_S": "604800"}, "max_age_s"),
         ({"HALFWAY_MAX_BODY_BYTES": "1000"}, "max_prepare_bytes"),
+        ({"HALFWAY_POLICY__MAX_INTERVAL_S": "1"}, "check_interval_s"),
+        ({"HALFWAY_POLICY__MAX_AGE_S": "5"}, "first_check_after_s"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(over: dict[str, str], match: str) -> None:

@@ -154,11 +154,14 @@ async def test_an_outcome_that_is_no_longer_held_is_expired_not_unknown(world: W
 
 async def test_a_check_id_makes_the_cause_check(world: World) -> None:
     """An end with the id of a check that was sent is a verdict; any other check id is not."""
-    first, second = await world.prepare(), await world.prepare()
+    first, second, third = await world.prepare(), await world.prepare(), await world.prepare(check_after_ms=50_000)
+    await world.scan(after_s=6)
     await world.end(first.id, Outcome.COMMIT, check_id=f"{first.id}:1")
+    await world.end(third.id, Outcome.COMMIT, check_id=f"{third.id}:1")
     await world.end(second.id, Outcome.COMMIT, check_id=f"{first.id}:1")
     assert (await world.get(first.id)).cause is Cause.CHECK
     assert (await world.get(second.id)).cause is Cause.PRODUCER
+    assert (await world.get(third.id)).cause is Cause.PRODUCER
 
 
 async def test_a_shard_that_is_away_is_unavailable(world: World) -> None:
