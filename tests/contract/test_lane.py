@@ -68,7 +68,7 @@ async def test_a_note_writes_an_op_alone(instance: Instance, backend: Backend) -
     half = half_of(new_id())
     await instance.prepare(0, half)
     told = instance.told(cause=Cause.CHECK, checks=1, checked_at=backend.now_ms(), remark="ask later")
-    written = await instance.write(writes.noted(0, instance.pending(0, half.id), half, told, OpKind.CHECKED))
+    written = await instance.write(writes.noted(0, instance.pending(0, half.id), told, OpKind.CHECKED))
     assert (written.half, written.parked) == (None, None)
     [op] = await backend.stored("op", 0, half.id)
     assert isinstance(op.value, Op)

@@ -27,7 +27,7 @@ async def test_a_restart_finds_pending_parked_ended_and_checked(backend: Backend
         for half in halves:
             await first.prepare(0, half)
         told = first.told(cause=Cause.CHECK, checks=3, checked_at=backend.now_ms(), remark="busy", commit_verdict=True)
-        await first.write(writes.noted(0, first.pending(0, checked.id), checked, told, OpKind.VERDICT))
+        await first.write(writes.noted(0, first.pending(0, checked.id), told, OpKind.VERDICT))
         await first.park(0, parked, reason="no verdict")
         await first.park(0, resumed, reason="no verdict")
         await first.resume(0, resumed)
@@ -69,7 +69,7 @@ async def test_a_restart_from_committed_cursors_finds_the_same(backend: Backend)
         await first.write(first.commit_of(1, committed))
         await first.park(1, parked, reason="no verdict")
         told = first.told(cause=Cause.CHECK, checks=2, checked_at=backend.now_ms())
-        await first.write(writes.noted(1, first.pending(1, pending.id), pending, told, OpKind.CHECKED))
+        await first.write(writes.noted(1, first.pending(1, pending.id), told, OpKind.CHECKED))
         await first.tailed(1)
         state = first.states[1]
         await first.cursors.commit({1: Cursors(half=state.half_cursor, op=state.op_cursor)})
