@@ -32,6 +32,16 @@ def pytest_runtest_makereport(
     return report
 
 
+def _surprises(node: pytest.Item) -> list[str]:
+    """Give the lines of the coordinators' logs that hold an exception which nobody expected."""
+    return [
+        line
+        for coordinator, position in node.stash.get(_LOGS, [])
+        for line in coordinator.log[position:].splitlines()
+        if '"exception"' in line or line.startswith("Traceback")
+    ]
+
+
 def _note_log(node: pytest.Item, coordinator: CoordinatorProcess) -> None:
     node.stash.setdefault(_LOGS, []).append((coordinator, len(coordinator.log)))
 
@@ -58,6 +68,7 @@ def coordinator(_shared: CoordinatorProcess, request: pytest.FixtureRequest) -> 
     yield _shared
     assert _shared.running, "the coordinator ended during this test"
     assert _shared.pid == pid
+    assert _surprises(request.node) == []
 
 
 @pytest.fixture
@@ -77,6 +88,7 @@ def new_coordinator(
     yield make
     for coordinator in made:
         coordinator.close()
+    assert _surprises(request.node) == []
 
 
 @pytest.fixture

@@ -106,6 +106,7 @@ async def test_each_missing_acl_is_named_until_all_are_there(guarded: str) -> No
     """From nothing allowed to everything: each error names the operation and on what."""
     config = guarded_config(guarded)
     topic, group = (ResourceType.TOPIC, config.prefix), (ResourceType.GROUP, config.prefix)
+    transactional = (ResourceType.TRANSACTIONAL_ID, config.prefix)
     steps = [
         ({}, f"Describe on topic {config.prefix}"),
         ({topic: [AclOperation.DESCRIBE]}, f"Create on topic {config.prefix}"),
@@ -114,6 +115,8 @@ async def test_each_missing_acl_is_named_until_all_are_there(guarded: str) -> No
         ({topic: [AclOperation.WRITE]}, f"DescribeConfigs on topic {config.prefix}"),
         ({topic: [AclOperation.DESCRIBE_CONFIGS]}, f"Describe on consumer group {config.prefix}"),
         ({group: [AclOperation.DESCRIBE]}, f"Read on consumer group {config.prefix}"),
+        ({group: [AclOperation.READ]}, f"Describe and Write on transactional ids {config.prefix}"),
+        ({transactional: [AclOperation.DESCRIBE]}, f"--transactional-id '{config.prefix}'"),
     ]
     for allowed, named in steps:
         allow(guarded, allowed)
@@ -124,7 +127,7 @@ async def test_each_missing_acl_is_named_until_all_are_there(guarded: str) -> No
                 if named in caught.value.detail:
                     break
                 await asyncio.sleep(0.5)
-    allow(guarded, {group: [AclOperation.READ]})
+    allow(guarded, {transactional: [AclOperation.WRITE]})
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:

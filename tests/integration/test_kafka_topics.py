@@ -1,6 +1,7 @@
 """The internal topics are created once, verified always, and never altered."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -45,6 +46,27 @@ async def watch(config: KafkaConfig) -> list[Problem]:
         return await topics.watch(timeout_s=PATIENCE_S)
     finally:
         topics.close()
+
+
+async def test_closing_ends_a_call_that_is_under_way() -> None:
+    """Where Kafka does not answer, its caller and its thread do not wait for the end of its time."""
+    topics = InternalTopics(config_of("127.0.0.1:9"))
+    calling = asyncio.create_task(topics.ensure(timeout_s=50 * PATIENCE_S))
+    threads = await asyncio.to_thread(topics_threads, 1)
+    topics.close()
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(KafkaUnavailableError, match="no longer wanted"):
+            await calling
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+
+
+def topics_threads(count: int) -> list[threading.Thread]:
+    """Return the threads of InternalTopics that run, as soon as there are so many."""
+    while True:
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("halfway-topics")]
+        if len(threads) >= count:
+            return threads
 
 
 def describe(config: KafkaConfig, name: str) -> tuple[int, dict[str, str]]:

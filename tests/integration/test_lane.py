@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
+from msgspec import structs
 
 from halfway.domain.errors import (
     LaneLostError,
@@ -19,10 +22,11 @@ from halfway.domain.errors import (
     TopicUnavailableError,
 )
 from halfway.domain.ids import partition_for_key
-from halfway.domain.records import Message
+from halfway.domain.records import Message, OpKind
 from halfway.domain.transaction import State
 from halfway.kafka.codec import decode_op
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.destinations import Destinations
 from halfway.kafka.lane_producer import fence
 from halfway.service.ports import Written
 from tests.fixtures_kafka import Kafka
@@ -235,6 +239,25 @@ async def test_a_message_that_its_topic_refuses_ends_one_incarnation_and_stays_a
     assert [seen.value for seen in read_topic(config, orders)] == [b"with the bad one"]
 
 
+async def test_an_end_that_was_refused_can_be_rolled_back_at_once(config: KafkaConfig) -> None:
+    """What a real message is blamed for holds up commits of its id, not a write that has no messages."""
+    small = config.prefix + "small"
+    create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
+    bad = half("bad", Message(topic=small, value=b"x" * 100_000))
+    async with running(config) as instance:
+        commit = commit_of(0, bad, 0)
+        for _ in range(2):  # the second is refused by the back-off alone
+            with pytest.raises(MessageTooLargeError):
+                await instance.write_until_known(commit)
+        assert commit.op is not None
+        op = structs.replace(commit.op, kind=OpKind.ROLLED_BACK, messages=())
+        written = await instance.write(structs.replace(commit, state=State.ROLLED_BACK.value, messages=(), op=op))
+        assert written.op is not None
+        assert instance.service.states[0].state_of("bad") is State.ROLLED_BACK
+        assert len(instance.observer.failures) == 1
+    assert read_topic(config, small) == []
+
+
 def _set_topic(config: KafkaConfig, topic: str, name: str, value: str) -> None:
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     admin = admin_of(config)
@@ -258,6 +281,33 @@ async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: Kaf
         assert instance.observer.failures == ["fenced"]
         assert ("lost", 0) in instance.service.events
     assert [seen.value for seen in read_topic(config, orders)] == [b"once"]
+
+
+async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_next(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers do not wait for the thread, which is fenced when it wakes up."""
+    config = config_for(kafka.bootstrap_servers, lane_stall_s=0.5)
+    create_internal_topics(config)
+    create_topics(config, {config.prefix + "orders": 1})
+    wake, fresh = threading.Event(), Destinations.fresh
+
+    def hang_once(self: Destinations, names: Iterable[str], timeout: float) -> set[str]:
+        monkeypatch.setattr(Destinations, "fresh", fresh)
+        wake.wait()
+        return fresh(self, names, timeout)
+
+    one = half("a-1", Message(topic=config.prefix + "orders", value=b"once"))
+    async with running(config) as instance:
+        monkeypatch.setattr(Destinations, "fresh", hang_once)
+        try:
+            with pytest.raises(LaneLostError):
+                await instance.write(commit_of(0, one, 0))
+            await instance.serves(range(2))
+        finally:
+            wake.set()
+        await instance.write_until_known(commit_of(0, one, 0))
+    assert [seen.value for seen in read_topic(config, config.prefix + "orders")] == [b"once"]
 
 
 async def test_nothing_of_a_kafka_transaction_that_failed_is_visible(config: KafkaConfig) -> None:

@@ -206,6 +206,45 @@ async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_
     await instance.stop(seconds=1)
 
 
+async def test_stopping_while_kafka_does_not_answer_ends_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An incarnation that is being begun is given up: neither the stop nor a thread waits for its time-out."""
+    monkeypatch.setattr("halfway.kafka.incarnation.INITIALISE_S", 100 * PATIENCE_S)
+    before = {*threading.enumerate()}
+    instance = Instance(config_for("127.0.0.1:9"))
+    await instance.start()
+    await eventually(
+        lambda: any(thread.name.startswith("halfway-init") for thread in threading.enumerate()), "an incarnation begun"
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        await instance.stop(seconds=100 * PATIENCE_S)
+        for thread in {*threading.enumerate()} - before:
+            if thread.name.startswith(("halfway-init", "halfway-membership", "halfway-members")):
+                await asyncio.to_thread(thread.join)
+
+
+async def test_stopping_in_the_middle_of_an_acquisition_does_not_wait_for_it(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An acquisition that hangs is left behind after a short time, whatever the deadline of the stop."""
+    hangs, release = threading.Event(), threading.Event()
+
+    def hang(self: Acquisition) -> list[object]:
+        hangs.set()
+        release.wait()
+        assert self.cancelled()
+        return []
+
+    monkeypatch.setattr(Acquisition, "acquire", hang)
+    instance = Instance(config)
+    await instance.start()
+    try:
+        await eventually(hangs.is_set, "an acquisition")
+        async with asyncio.timeout(PATIENCE_S):
+            await instance.stop(seconds=100 * PATIENCE_S)
+    finally:
+        release.set()
+
+
 async def test_stop_ends_every_thread_and_leaves_the_group(config: KafkaConfig) -> None:
     """Nothing of an instance is left behind, and the next one is assigned everything at once."""
     async with running(config) as instance:

@@ -242,21 +242,15 @@ class Acquisition:
     # --- step 5
 
     def _fold(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> list[Acquired]:
-        """Fold from the cursors up to the barriers."""
+        """Fold from the cursors up to the barriers: parked first, then half and op side by side."""
         horizon_ms = round(self.config.outcome_horizon_s * 1000)
         states = {shard: ShardState(shard, horizon_ms=horizon_ms) for shard in self.shards}
         handle = self._fold_into(states)
-        reader.add(self._starts(reader))
-        targets = {place: offset + 1 for place, offset in barriers.items()}
-        moved, before = time.monotonic(), dict(reader.positions)
-        while not reader.read_until(targets, time.monotonic() + 1, handle):
-            # A long log may take its time, as long as it moves.
-            if reader.positions != before:
-                moved, before = time.monotonic(), dict(reader.positions)
-            if time.monotonic() - moved > self.config.lane_stall_s:
-                raise AcquireError("folding", "no progress towards the barriers")
-            if self.cancelled():
-                raise AcquireError("folding", "the shards are no longer wanted")
+        starts = self._starts(reader)
+        # What was parked in an earlier life of an id must be known to be over before its later life is read.
+        for topics in ((self.config.parked_topic,), (self.config.half_topic, self.config.op_topic)):
+            reader.add({place: offset for place, offset in starts.items() if place[0] in topics})
+            self._read_up_to({place: at + 1 for place, at in barriers.items() if place[0] in topics}, reader, handle)
         acquired: list[Acquired] = []
         for shard, state in states.items():
             barrier = barriers[self.config.half_topic, shard]
@@ -266,6 +260,19 @@ class Acquisition:
             state.settle()
             acquired.append(Acquired(shard=shard, state=state, barrier=barrier))
         return acquired
+
+    def _read_up_to(
+        self, targets: Mapping[Place, int], reader: PartitionReader, handle: Callable[[Place, Message], None]
+    ) -> None:
+        """Read on until the targets are reached; a long log may take its time, as long as it moves."""
+        moved, before = time.monotonic(), dict(reader.positions)
+        while not reader.read_until(targets, time.monotonic() + 1, handle):
+            if reader.positions != before:
+                moved, before = time.monotonic(), dict(reader.positions)
+            if time.monotonic() - moved > self.config.lane_stall_s:
+                raise AcquireError("folding", "no progress towards the barriers")
+            if self.cancelled():
+                raise AcquireError("folding", "the shards are no longer wanted")
 
     def _starts(self, reader: PartitionReader) -> dict[Place, int]:
         """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""

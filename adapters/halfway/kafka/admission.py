@@ -114,6 +114,7 @@ def _unusable(context: LaneContext, wanted: Sequence[Submission]) -> dict[str, _
     names = {message.topic for submission in wanted for message in submission.write.messages}
     if not names:
         return {}
+    deadline = time.monotonic() + _METADATA_TIMEOUT_S
     try:
         missing = context.destinations.fresh(names, _METADATA_TIMEOUT_S)
     except (NotAuthorisedError, KafkaUnavailableError) as error:
@@ -124,12 +125,13 @@ def _unusable(context: LaneContext, wanted: Sequence[Submission]) -> dict[str, _
     unusable: dict[str, _Refusal] = {}
     for name in names:  # one topic spoils the answer for all: ask one by one
         try:
-            if context.destinations.fresh([name], _METADATA_TIMEOUT_S):
+            if context.destinations.fresh([name], max(0.0, deadline - time.monotonic())):
                 unusable[name] = _Refusal(TopicUnavailableError, name, _DOES_NOT_EXIST.format(name))
         except NotAuthorisedError as error:
             unusable[name] = _Refusal(NotAuthorisedError, name, error.detail)
         except KafkaUnavailableError as error:
-            if "topic" not in error.fields:
+            # Once time is over, only those are held up of which Kafka has not told.
+            if "topic" not in error.fields and time.monotonic() < deadline:
                 raise
             unusable[name] = _Refusal(TopicUnavailableError, name, error.detail)
     return unusable

@@ -105,6 +105,8 @@ class KafkaConfig:
     lane_max_bytes: int = 16 * MIB
     lane_queue: int = 10_000
     """Ends that may wait for the lane."""
+    lane_queue_bytes: int = 256 * MIB
+    """Payload of ends that may wait for the lane, and as much again for those under suspicion."""
     lane_stall_s: float = 30
     """A lane that makes no progress for this long ends its incarnation."""
     half_in_flight: int = 20_000

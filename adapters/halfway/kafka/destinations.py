@@ -238,13 +238,15 @@ class Destinations:
 def _facts(name: str, partitions: int, done: Future[Any]) -> Described:
     try:
         entries = done.result()
+        return TopicFacts(
+            partitions=partitions,
+            max_message_bytes=int(entries["max.message.bytes"].value),
+            compacted="compact" in entries["cleanup.policy"].value,
+        )
     except KafkaException as exception:
         return _failure(name, "DescribeConfigs", exception.args[0])
-    return TopicFacts(
-        partitions=partitions,
-        max_message_bytes=int(entries["max.message.bytes"].value),
-        compacted="compact" in entries["cleanup.policy"].value,
-    )
+    except Exception as error:  # noqa: BLE001 - as in _send
+        return _not_told(name, error)
 
 
 def possible(name: str) -> bool:
@@ -257,6 +259,8 @@ def _partition_count(name: str, done: Future[Any]) -> Partitions:
         return len(done.result().partitions)
     except KafkaException as exception:
         return _failure(name, "Describe", exception.args[0])
+    except Exception as error:  # noqa: BLE001 - as in _send
+        return _not_told(name, error)
 
 
 def _failure(name: str, operation: str, error: KafkaError) -> HalfwayError | None:
@@ -268,6 +272,10 @@ def _failure(name: str, operation: str, error: KafkaError) -> HalfwayError | Non
             f"Kafka does not let halfway see topic {name!r}: allow {operation} on it", topic=name, operation=operation
         )
     return KafkaUnavailableError(f"Kafka did not describe topic {name!r}: {error.str()}", topic=name)
+
+
+def _not_told(name: str, error: Exception) -> HalfwayError:
+    return KafkaUnavailableError(f"Kafka did not describe topic {name!r}: {error!r}", topic=name)
 
 
 def _done(result: Partitions) -> Future[Partitions]:

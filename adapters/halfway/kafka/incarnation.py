@@ -34,15 +34,22 @@ def new_incarnation_id() -> str:
     return secrets.token_hex(_ID_BYTES)
 
 
-def lane_producers(config: KafkaConfig, incarnation_id: str) -> list[TransactionalProducer]:
+def lane_producers(
+    config: KafkaConfig, incarnation_id: str, cancelled: Callable[[], bool]
+) -> list[TransactionalProducer]:
     """Initialise the producers of a new incarnation's lane ids: the only time that it does so. Blocks.
 
     Raises:
-        ProducerFailedError: Kafka did not answer in time, or refused.
+        ProducerFailedError: Kafka did not answer in time, or refused, or it was cancelled.
 
     """
     ids = [f"{config.prefix}{incarnation_id}.{name}" for name in ("0", "1", "q")]
-    return initialised(config, ids, time.monotonic() + INITIALISE_S)
+    producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled)
+    if cancelled():  # whoever waited for them may have gone
+        for producer in producers:
+            producer.abandon()
+        raise ProducerFailedError("init_transactions", "they are no longer wanted")
+    return producers
 
 
 class Incarnation:
@@ -125,7 +132,11 @@ class Incarnation:
         return len(ready) == len(shards)
 
     def fail(self, error: ProducerFailedError, submissions: Sequence[Submission] = ()) -> None:
-        """End it: nothing is written any more. The owner hears of the first failure before any caller does."""
+        """End it: nothing is written any more. The owner hears of the first failure before any caller does.
+
+        What a lane is at is lost too, even if its thread hangs: whoever acquires the shards next fences it, and the
+        fold tells what became of it.
+        """
         first = self._failure is None and not self._closed
         if first:
             self._failure = error
@@ -136,7 +147,8 @@ class Incarnation:
             )
             self._observer.lane_failed("fenced" if error.fenced else error.step)
             self._on_failed(self, error)
-        settle((submission.future, LaneLostError(f"the lane ended: {error}")) for submission in (*submissions, *left))
+        lost = (*submissions, *left, *self.lane.under_way, *self._suspects.under_way)
+        settle((submission.future, LaneLostError(f"the lane ended: {error}")) for submission in lost)
 
     def close(self) -> None:
         """End it in good order: the threads end after what they are at."""

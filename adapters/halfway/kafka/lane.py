@@ -49,8 +49,12 @@ class LaneThread:
         self._on_failure = on_failure
         self._turn = 0
         self._busy_since: float | None = None
+        self.under_way: Sequence[Submission] = ()
+        """The writes that the thread is at, for whoever ends a lane that hangs."""
         self.queue = LaneQueue(
-            config.lane_queue, BatchLimits(ends=config.lane_max_ends, payload_bytes=config.lane_max_bytes)
+            config.lane_queue,
+            config.lane_queue_bytes,
+            BatchLimits(ends=config.lane_max_ends, payload_bytes=config.lane_max_bytes),
         )
         self._thread = threading.Thread(target=self._run, name="halfway-lane", daemon=True)
 
@@ -69,7 +73,6 @@ class LaneThread:
         return 0.0 if since is None else time.monotonic() - since
 
     def _run(self) -> None:
-        batch: Sequence[Submission] = ()
         try:
             while not self.queue.closed:
                 taken = self.queue.take(_IDLE_S)
@@ -80,15 +83,15 @@ class LaneThread:
                 elif isinstance(taken, Release):
                     self._release(taken)
                 else:
-                    batch = taken
+                    self.under_way = taken
                     self.commit_batch(taken)
-                batch = ()
+                self.under_way = ()
                 self._busy_since = None
         except ProducerFailedError as error:
-            self._on_failure(error, batch)
+            self._on_failure(error, self.under_way)
         except Exception as error:
             log.exception("lane_thread_failed")
-            self._on_failure(ProducerFailedError("lane", repr(error)), batch)
+            self._on_failure(ProducerFailedError("lane", repr(error)), self.under_way)
         finally:
             self._busy_since = None
             for producer in self._producers:

@@ -60,6 +60,10 @@ def kafka_error(error: Exception) -> KafkaError | None:
     return inner if isinstance(inner, KafkaError) else None
 
 
+def _never() -> bool:
+    return False
+
+
 class TransactionalProducer:
     """One transactional id: `initialise` once, then `begin`, `produce`, `commit` or `abort`; one thread at a time.
 
@@ -98,12 +102,14 @@ class TransactionalProducer:
             raise ProducerFailedError("use", f"{self.transactional_id} was abandoned")
         return self._producer
 
-    def initialise(self, deadline: float) -> None:
-        """Call `init_transactions` until it has succeeded or `time.monotonic()` passes `deadline`.
+    def initialise(self, deadline: float, cancelled: Callable[[], bool] = _never) -> None:
+        """Call `init_transactions` until it has succeeded, `time.monotonic()` passes `deadline` or it is cancelled.
 
-        It fences whoever used the id before, and settles what they left open.
+        It fences whoever used the id before, and settles what they left open. `cancelled` is looked at every second.
         """
         while True:
+            if cancelled():
+                raise ProducerFailedError("init_transactions", "it is no longer wanted")
             try:
                 self._client.init_transactions(_INITIALISE_SLICE_S)
             except KafkaException as error:
@@ -204,6 +210,8 @@ class _Undertaker:
             try:
                 producer.purge()
                 producer.poll(0)
+            except KafkaException as error:  # a client that has failed says so once more
+                log.debug("abandoned_producer_not_purged", error=error.args[0].str())
             except Exception:
                 log.exception("abandoned_producer_not_purged")
             del producer  # the last reference: librdkafka ends its threads here
@@ -213,7 +221,11 @@ _UNDERTAKER: Final = _Undertaker()
 
 
 def initialised(
-    config: KafkaConfig, transactional_ids: Sequence[str], deadline: float, **over: Any
+    config: KafkaConfig,
+    transactional_ids: Sequence[str],
+    deadline: float,
+    cancelled: Callable[[], bool] = _never,
+    **over: Any,
 ) -> list[TransactionalProducer]:
     """Make a producer for each id and initialise them side by side; all of them or ProducerFailedError."""
     producers: list[TransactionalProducer] = []
@@ -222,7 +234,7 @@ def initialised(
             producers.append(TransactionalProducer(config, transactional_id, **over))  # noqa: PERF401 - the except needs those already made
         if producers:
             with ThreadPoolExecutor(min(_PARALLEL, len(producers)), "halfway-init") as pool:
-                list(pool.map(lambda producer: producer.initialise(deadline), producers))
+                list(pool.map(lambda producer: producer.initialise(deadline, cancelled), producers))
     except BaseException:
         for producer in producers:
             producer.abandon()
@@ -230,7 +242,9 @@ def initialised(
     return producers
 
 
-def fence(config: KafkaConfig, transactional_ids: Sequence[str], deadline: float) -> None:
+def fence(
+    config: KafkaConfig, transactional_ids: Sequence[str], deadline: float, cancelled: Callable[[], bool] = _never
+) -> None:
     """Take the ids away from whoever uses them: what they have open is settled, and they can write nothing more."""
-    for producer in initialised(config, transactional_ids, deadline):
+    for producer in initialised(config, transactional_ids, deadline, cancelled):
         producer.abandon()

@@ -45,10 +45,15 @@ class BatchLimits:
 
 
 class LaneQueue:
-    """A first-in-first-out queue with one reader. `put` may be called from any thread."""
+    """A first-in-first-out queue with one reader. `put` may be called from any thread.
 
-    def __init__(self, capacity: int, limits: BatchLimits) -> None:
+    It holds up to `capacity` writes with `capacity_bytes` of payload; one write always fits, however large.
+    """
+
+    def __init__(self, capacity: int, capacity_bytes: int, limits: BatchLimits) -> None:
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._bytes = 0
         self._limits = limits
         self._items: deque[Submission | Release] = deque()
         self._changed = threading.Condition(threading.Lock())
@@ -69,12 +74,19 @@ class LaneQueue:
         with self._changed:
             if self._closed:
                 return False
-            if len(self._items) >= self._capacity and isinstance(item, Submission):
-                raise OverloadedError("too many ends wait for the lane", limit=self._capacity)
+            if isinstance(item, Submission):
+                self._make_room(item.write.size)
             self._items.append(item)
             if self._waiting:
                 self._changed.notify()
             return True
+
+    def _make_room(self, size: int) -> None:
+        if len(self._items) >= self._capacity:
+            raise OverloadedError("too many ends wait for the lane", limit=self._capacity)
+        if self._bytes and self._bytes + size > self._capacity_bytes:
+            raise OverloadedError("too many bytes wait for the lane", limit_bytes=self._capacity_bytes)
+        self._bytes += size
 
     def take(self, timeout: float) -> Batch:
         """Wait up to `timeout` seconds for something, then take all that fits into one Kafka transaction."""
@@ -99,12 +111,14 @@ class LaneQueue:
             item = items[0]
             if isinstance(item, Release):
                 break
-            payload += item.write.size
+            size = item.write.size
+            payload += size
             records += len(item.write.messages) + 3
             if batch and (payload > limits.payload_bytes or records > limits.records):
                 break
             batch.append(item)
             items.popleft()
+            self._bytes -= size
         return batch
 
     @property
@@ -118,5 +132,6 @@ class LaneQueue:
             self._closed = True
             left = list(self._items)
             self._items.clear()
+            self._bytes = 0
             self._changed.notify_all()
             return left

@@ -42,6 +42,7 @@ _REACH_S: Final = 2.0
 _AFTERWARDS_S: Final = 2.0
 _WATCH_S: Final = 1.0
 _STALL_FACTOR: Final = 2
+_STOP_ACQUIRING_S: Final = 2.0
 
 
 def _reachable(config: KafkaConfig) -> bool:
@@ -154,6 +155,9 @@ class KafkaMembership:
             log.warning("threads_still_running")
         self._workers.shutdown(wait=False, cancel_futures=True)
 
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
     def _join(self, deadline: float) -> bool:
         parts = [incarnation.join(deadline) for incarnation in self._ended]
         return all([*parts, self._group.join(max(0.0, deadline - time.monotonic()))])
@@ -194,13 +198,7 @@ class KafkaMembership:
         What is not finished in good time before it is dropped, and not released.
         """
         self._assigned -= shards
-        while self._acquiring & shards:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    self._idle.clear()
-                    await self._idle.wait()
-            except TimeoutError:
-                break
+        await self._acquired_or_given_up(shards, deadline)
         incarnation = self._incarnation
         if incarnation is None:
             return
@@ -212,6 +210,18 @@ class KafkaMembership:
         ready = [shard for shard, done in zip(owned, finished, strict=True) if done]
         released = bool(ready) and await incarnation.release(ready, deadline)
         log.info("shards_given_back", shards=owned, finished=ready, released=released)
+
+    async def _acquired_or_given_up(self, shards: frozenset[int], deadline: float) -> None:
+        """Wait for the end of an acquisition of any of these shards, for a short time only where all of it stops."""
+        while self._acquiring & shards:
+            if self._stopping:
+                deadline = min(deadline, self._loop.asyncio.time() + _STOP_ACQUIRING_S)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    self._idle.clear()
+                    await self._idle.wait()
+            except TimeoutError:
+                break
 
     def _before(self, deadline: float) -> float:
         """Return a deadline that leaves some of the time for what comes afterwards."""
@@ -271,7 +281,7 @@ class KafkaMembership:
         """Begin an incarnation: a new random id, its producers, its threads; then be in the group."""
         incarnation_id = new_incarnation_id()
         try:
-            producers = await self._blocking(lane_producers, self._config, incarnation_id)
+            producers = await self._blocking(lane_producers, self._config, incarnation_id, self._is_stopping)
         except ProducerFailedError as error:
             self._failed(str(error))
             log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._pause_s, 1))
@@ -361,20 +371,11 @@ class KafkaMembership:
             shards=shards,
             cursors=self._cursors,
             deadline=time.monotonic() + _CLAIM_S,
-            cancelled=lambda: incarnation.failed or not self._assigned.issuperset(shards),
+            cancelled=lambda: self._stopping or incarnation.failed or not self._assigned.issuperset(shards),
             skipped=lambda topic, reason: self._loop.post(self._observer.skipped_record, topic, reason),
         )
         try:
-            acquired = await self._blocking(acquisition.acquire)
-        except AcquireError as error:
-            acquired = []
-            if self._assigned.issuperset(shards) and not incarnation.failed:
-                self._failed(str(error), fenced=error.fenced)
-                log.warning("acquisition_failed", shards=shards, error=str(error), again_in_s=round(self._pause_s, 1))
-        else:
-            self._last_error = None
-        try:
-            self._serve(incarnation, acquired)
+            self._serve(incarnation, await self._attempt(acquisition, incarnation, shards))
             surplus = sorted(acquisition.claimed - incarnation.shards - self._assigned)
             if surplus:
                 until = self._loop.asyncio.time() + self._config.session_timeout_s
@@ -382,6 +383,17 @@ class KafkaMembership:
         finally:
             self._acquiring = frozenset()
             self._idle.set()
+
+    async def _attempt(self, acquisition: Acquisition, incarnation: Incarnation, shards: list[int]) -> list[Acquired]:
+        try:
+            acquired = await self._blocking(acquisition.acquire)
+        except AcquireError as error:
+            if self._assigned.issuperset(shards) and not incarnation.failed:
+                self._failed(str(error), fenced=error.fenced)
+                log.warning("acquisition_failed", shards=shards, error=str(error), again_in_s=round(self._pause_s, 1))
+            return []
+        self._last_error = None
+        return acquired
 
     def _serve(self, incarnation: Incarnation, acquired: Iterable[Acquired]) -> None:
         """Step 6: serve what is still assigned to this very incarnation."""

@@ -37,6 +37,8 @@ class Blame:
     refusal: Refusal
     topic: str
     detail: str
+    of_the_records_kept: bool = False
+    """It is about what the write keeps in the internal topics, not about a real message."""
 
     def error(self, retry_after_s: float) -> HalfwayError:
         """Make the error for one caller."""
@@ -73,10 +75,11 @@ class _Watch:
 class _Suspect:
     """One topic or one id: how often it was found bad, and until when it is refused."""
 
-    __slots__ = ("alone", "blame", "failures", "since", "suspected", "until", "watch")
+    __slots__ = ("alone", "blame", "failed_again", "failures", "since", "suspected", "until", "watch")
 
     def __init__(self, now: float) -> None:
         self.alone = False
+        self.failed_again = False
         self.suspected = True
         self.watch = _Watch()
         self.blame: Blame | None = None
@@ -94,6 +97,11 @@ class _Suspect:
         self.until = now + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
         self.failures = min(self.failures + 1, 30)
         self.since = now
+
+    @property
+    def blamed_for_a_message(self) -> bool:
+        """Whether it is known that nothing but a real message is bad."""
+        return self.blame is not None and not self.blame.of_the_records_kept
 
     def refused(self, now: float) -> HalfwayError | None:
         return self.blame.error(self.until - now) if self.blame is not None and now < self.until else None
@@ -117,7 +125,11 @@ class Quarantine:
             for topic in topics:
                 self._topics.setdefault(topic, _Suspect(now)).suspected = True
             for transaction_id in ids:
-                self._ids.setdefault(transaction_id, _Suspect(now))
+                known = self._ids.get(transaction_id)
+                if known is None:
+                    self._ids[transaction_id] = _Suspect(now)
+                else:
+                    known.failed_again = True
             self._bound(now)
 
     def isolate(self, ids: Iterable[str], now: float) -> None:
@@ -130,7 +142,8 @@ class Quarantine:
     def route(self, transaction_id: str, topics: Mapping[str, int], now: float) -> Route | HalfwayError:
         """Tell where a write goes, or with which error it is refused while a back-off lasts.
 
-        `topics` has the size of the largest message for each topic of the write.
+        `topics` has the size of the largest message for each topic of the write. A write without messages, such as a
+        roll-back, is not held up by what a real message is blamed for.
         """
         with self._lock:
             suspects = [
@@ -139,6 +152,10 @@ class Quarantine:
                 if (suspect := self._known(topic, now)) is not None and suspect.concerns(size, now)
             ]
             mine = self._ids.get(transaction_id)
+            if mine is not None and not topics and mine.blamed_for_a_message:
+                if mine.alone:
+                    return Route.ALONE
+                return Route.SUSPECT if mine.failed_again else Route.LANE
             if mine is not None:
                 suspects.insert(0, mine)
             for suspect in suspects:

@@ -148,12 +148,13 @@ class Rehearsal:
 
     def _ready(self) -> TransactionalProducer:
         if self._producer is None:
+            over: dict[str, Any] = {"topic.metadata.propagation.max.ms": _PROPAGATION_MS}
             [self._producer] = initialised(
                 self._config,
                 [self._transactional_id],
                 time.monotonic() + _INITIALISE_S,
                 message_timeout_s=_DELIVERY_S,
-                **{"topic.metadata.propagation.max.ms": _PROPAGATION_MS},
+                **over,
             )
         return self._producer
 

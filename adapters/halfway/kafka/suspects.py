@@ -56,7 +56,9 @@ class SuspectLane:
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._working: Counter[int] = Counter()
-        self.queue = LaneQueue(_CAPACITY, _LIMITS)
+        self.queue = LaneQueue(_CAPACITY, context.config.lane_queue_bytes, _LIMITS)
+        self.under_way: Sequence[Submission] = ()
+        """The writes that the thread is at, for whoever ends a lane that hangs."""
         self._thread = threading.Thread(target=self._run, name="halfway-suspects", daemon=True)
 
     def start(self) -> None:
@@ -93,7 +95,6 @@ class SuspectLane:
                 self._working[submission.write.shard] -= 1
 
     def _run(self) -> None:
-        batch: Sequence[Submission] = ()
         try:
             while not self.queue.closed:
                 taken = self.queue.take(_IDLE_S)
@@ -101,16 +102,16 @@ class SuspectLane:
                     self._producer.idle()
                     self._rehearsal.idle()
                     continue
-                batch = taken
-                for group in self._groups(batch):
+                self.under_way = taken
+                for group in self._groups(taken):
                     self._write(group)
                     self._done(group)
-                batch = ()
+                self.under_way = ()
         except ProducerFailedError as error:
-            self._on_failure(error, batch)
+            self._on_failure(error, self.under_way)
         except Exception as error:
             log.exception("suspects_thread_failed")
-            self._on_failure(ProducerFailedError("suspects", repr(error)), batch)
+            self._on_failure(ProducerFailedError("suspects", repr(error)), self.under_way)
         finally:
             self._producer.abandon()
             self._rehearsal.close()
@@ -155,7 +156,12 @@ class SuspectLane:
                 pass
             elif len(works) == 1:
                 detail = f"it could not be written: {failure}"
-                blame = Blame(refusal=TopicUnavailableError, topic=self._context.config.op_topic, detail=detail)
+                blame = Blame(
+                    refusal=TopicUnavailableError,
+                    topic=self._context.config.op_topic,
+                    detail=detail,
+                    of_the_records_kept=True,
+                )
                 quarantine.blame_id(ids[0], blame, now)
             else:
                 quarantine.isolate(ids, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -30,6 +31,7 @@ from halfway.kafka.codec import (
 )
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.layout import FoundTopic, Problem, TopicPlan, plans, problems
+from halfway.kafka.transactional_ids import verify_transactional_ids
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +41,7 @@ _POLL_S: Final = 0.1
 _LOOK_S: Final = 0.02
 _AGAIN_S: Final = 0.2
 _GROUP_S: Final = 2.0
+_FLUSH_S: Final = 0.5
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 _REFUSED: Final = frozenset(
     {
@@ -79,6 +82,7 @@ class InternalTopics:
         """Take the configuration; nothing is connected before the first call."""
         self._config = config
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-topics")
+        self._closed = threading.Event()
 
     async def ensure(self, *, timeout_s: float = 30.0) -> None:
         """Create what is missing and verify everything else.
@@ -100,12 +104,13 @@ class InternalTopics:
         return await self._call(lambda session: session.watch(), timeout_s)
 
     def close(self) -> None:
-        """End the thread; a call that is under way ends by its time-out."""
+        """End the thread; a call that is under way ends within about a second, with KafkaUnavailableError."""
+        self._closed.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, call: Callable[[_Session], T], timeout_s: float) -> T:
         def run() -> T:
-            return call(_Session(self._config, time.monotonic() + timeout_s))
+            return call(_Session(self._config, time.monotonic() + timeout_s, self._closed.is_set))
 
         return await asyncio.wrap_future(self._thread.submit(run))
 
@@ -113,8 +118,9 @@ class InternalTopics:
 class _Session:
     """One look at the topics, with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
 
-    def __init__(self, config: KafkaConfig, deadline: float) -> None:
+    def __init__(self, config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:
         self._config = config
+        self._cancelled = cancelled
         self._deadline = deadline
         self._refusal: KafkaError | None = None
         self._last_error: KafkaError | None = None
@@ -146,6 +152,7 @@ class _Session:
                 "unsafe topics:\n" + "\n".join(f"  {problem}" for problem in unsafe), problems=unsafe
             )
         self._verify_groups()
+        verify_transactional_ids(self._config, time.monotonic() + self._left(), self._cancelled)
         if layout is None:
             self._write_layout()
 
@@ -169,9 +176,14 @@ class _Session:
         if error.code() in _REFUSED:
             self._refusal = error
 
+    def _check(self) -> None:
+        if self._cancelled():
+            raise KafkaUnavailableError("the internal topics are no longer wanted")
+
     def _wait(self, future: Future[T]) -> T:
         """Return a request's result; serve the client's events meanwhile, which tell of refused credentials."""
         while not future.done():
+            self._check()
             wait([future], _LOOK_S)
             self._admin.poll(0)
             if self._refusal is not None:
@@ -233,7 +245,7 @@ class _Session:
             try:
                 return self._result(request, "Describe", f"consumer group {group}")
             except KafkaUnavailableError:
-                if time.monotonic() > self._deadline:
+                if self._cancelled() or time.monotonic() > self._deadline:
                     raise
                 time.sleep(_AGAIN_S)
 
@@ -303,6 +315,7 @@ class _Session:
             found = self._describe(planned)
             if len(found) == len(planned):
                 return found
+            self._check()
             if time.monotonic() > self._deadline:
                 raise KafkaUnavailableError("Kafka does not tell of the topics that it has just created")
             time.sleep(_AGAIN_S)
@@ -333,6 +346,7 @@ class _Session:
         try:
             consumer.assign([TopicPartition(self._config.owners_topic, 0, 0)])
             while time.monotonic() < self._deadline:
+                self._check()
                 message = consumer.poll(_POLL_S)
                 if message is None:
                     continue
@@ -362,7 +376,9 @@ class _Session:
             on_delivery=lambda error, _message: failures.append(error),
             headers=record_headers(KIND_LAYOUT, "", "created"),
         )
-        producer.flush(self._left())
+        until = time.monotonic() + self._left()
+        while producer.flush(_FLUSH_S) and time.monotonic() < until:
+            self._check()
         if not failures or failures[0] is not None:
             reason = failures[0].str() if failures and failures[0] else "no answer in time"
             raise KafkaUnavailableError(f"the layout could not be written to {self._config.owners_topic}: {reason}")

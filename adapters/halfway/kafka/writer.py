@@ -28,6 +28,20 @@ Result = tuple[asyncio.Future[int], int | Exception]
 MakeProducer = Callable[[dict[str, Any]], Producer]
 
 
+class _Client:
+    """A producer, and the fatal error that ended it."""
+
+    producer: Producer
+
+    def __init__(self) -> None:
+        self.fatal: str | None = None
+
+    def failed(self, error: KafkaError) -> None:
+        """Take an error that the producer tells of."""
+        if error.fatal():
+            self.fatal = error.str()
+
+
 class RecordWriter:
     """Appends records with acks=all; `append` on the loop's thread, polling on a thread of its own.
 
@@ -50,15 +64,14 @@ class RecordWriter:
         self._records = 0
         self._bytes = 0
         # On the polling thread, but for the reference to the producer, which `append` reads.
-        self._fatal: str | None = None
         self._results: list[tuple[Result, int]] = []
         self._loop: Loop | None = None
-        self._producer: Producer | None = None
+        self._client: _Client | None = None
 
     def start(self) -> None:
         """Make the producer and the thread that polls it; call it on the loop's thread."""
         self._loop = Loop(asyncio.get_running_loop())
-        self._producer = self._make()
+        self._client = self._make()
         self._thread.start()
 
     async def stop(self) -> None:
@@ -110,7 +123,7 @@ class RecordWriter:
             raise OutcomeUnknownError(f"Kafka did not confirm a record of {topic} in time") from None
 
     def _admit(self, size: int, left: float) -> None:
-        if self._stopping.is_set() or self._producer is None:
+        if self._stopping.is_set() or self._client is None:
             raise OverloadedError("halfway is not running")
         if left <= 0:
             raise OverloadedError("no time was left to write to Kafka")
@@ -125,13 +138,16 @@ class RecordWriter:
         key: bytes,
         value: bytes | None,
         headers: Headers,
-        delivered: Callable[[KafkaError | None, Message], None],
+        delivered: Callable[[_Client, KafkaError | None, Message], None],
     ) -> None:
-        producer = self._producer
-        if producer is None:
+        client = self._client
+        if client is None:
             raise OverloadedError("halfway is not running")
+        report = partial(delivered, client)
         try:
-            producer.produce(topic, value=value, key=key, partition=partition, headers=headers, on_delivery=delivered)
+            client.producer.produce(
+                topic, value=value, key=key, partition=partition, headers=headers, on_delivery=report
+            )
         except BufferError:
             raise OverloadedError("too many records wait for Kafka already") from None
         except KafkaException as exception:
@@ -143,23 +159,23 @@ class RecordWriter:
 
     # --- the polling thread
 
-    def _make(self) -> Producer:
-        return self._make_producer(
+    def _make(self) -> _Client:
+        client = _Client()
+        client.producer = self._make_producer(
             self._config.producer(
                 **{
                     "linger.ms": self._linger_ms,
                     "queue.buffering.max.messages": self._config.half_in_flight + 1_000,
                     "queue.buffering.max.kbytes": 2 * self._config.half_in_flight_bytes // 1024,
-                    "error_cb": self._error,
+                    "error_cb": client.failed,
                 }
             )
         )
+        return client
 
-    def _error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._fatal = error.str()
-
-    def _delivered(self, future: asyncio.Future[int], size: int, error: KafkaError | None, message: Message) -> None:
+    def _delivered(
+        self, future: asyncio.Future[int], size: int, client: _Client, error: KafkaError | None, message: Message
+    ) -> None:
         if error is None:
             offset = message.offset()
             result: int | Exception = -1 if offset is None else offset
@@ -167,25 +183,26 @@ class RecordWriter:
             result = MessageTooLargeError(f"a record is larger than halfway's topic {message.topic()} takes")
         else:
             result = OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
-            if error.fatal():
-                self._fatal = error.str()
+            client.failed(error)
         self._results.append(((future, result), size))
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._poll(self._producer, _POLL_S)
-            if self._fatal is not None:
-                self._replace(self._fatal)
-        self._retire(self._producer)
+            client = self._client
+            self._poll(client, _POLL_S)
+            if client is not None and client.fatal is not None:
+                self._replace(client, client.fatal)
+        if self._client is not None:
+            self._retire(self._client)
 
-    def _poll(self, producer: Producer | None, timeout: float) -> None:
-        if producer is not None:
-            producer.poll(timeout)
+    def _poll(self, client: _Client | None, timeout: float) -> None:
+        if client is not None:
+            client.producer.poll(timeout)
         if self._results and self._loop is not None:
             results, self._results = self._results, []
             self._loop.post(self._settle, results)
 
-    def _replace(self, reason: str) -> None:
+    def _replace(self, failed: _Client, reason: str) -> None:
         try:
             fresh = self._make()
         except KafkaException as exception:
@@ -193,21 +210,26 @@ class RecordWriter:
             self._stopping.wait(_POLL_S)
             return
         log.warning("producer_replaced", writer=self._name, reason=reason)
-        failed, self._producer = self._producer, fresh
-        self._retire(failed)
-        # What the failed one said on its way out is not about the new one.
-        self._fatal = None
+        self._client = fresh
+        self._retire(failed, fresh)
 
-    def _retire(self, producer: Producer | None) -> None:
-        """Give up what a producer still holds: its delivery reports say so, and the callers hear it."""
-        if producer is None:
-            return
+    def _retire(self, client: _Client, successor: _Client | None = None) -> None:
+        """Give up what a producer still holds: its delivery reports say so, and the callers hear it.
+
+        Its successor is in use already, and polled meanwhile.
+        """
+        producer = client.producer
         with suppress(KafkaException):
             producer.purge(in_queue=True, in_flight=True, blocking=True)
         until = time.monotonic() + 2 * self._config.prepare_timeout_s
+        self._poll(client, 0)
         while len(producer) and time.monotonic() < until:
-            self._poll(producer, _POLL_S)
-        self._poll(producer, 0)
+            if successor is None:
+                self._poll(client, _POLL_S)
+            else:
+                self._poll(successor, _POLL_S)
+                self._poll(client, 0)
+        self._poll(client, 0)
 
     # --- the loop's thread again
 

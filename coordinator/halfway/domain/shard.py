@@ -29,7 +29,8 @@ class ShardState:
         """Start empty: nothing read.
 
         After the outcome horizon (`horizon_ms`; None for an endless one) an outcome is forgotten, and a client may use
-        its id again: a record of a transaction that was prepared so much later begins a new life of the id.
+        its id again: a record of a transaction that was prepared so much later begins a new life of the id. Where ids
+        may have had several lives, parked[s] must have been applied before half[s] and op[s] are.
         """
         self.shard = shard
         self._horizon_ms = horizon_ms

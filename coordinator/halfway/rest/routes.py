@@ -197,7 +197,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         handler=handlers.list_transactions,
         query=models.ListParameters,
         responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.TransactionList)},
-        errors=(errors.InvalidRequestError, *BUSY),
+        errors=(errors.InvalidRequestError, errors.UnknownGroupError, *BUSY),
     ),
     Operation(
         id="check",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -115,14 +114,3 @@ def _bound(runner: web.ServerRunner, port: int) -> int:
         if isinstance(address, tuple):
             return int(address[1])
     return port
-
-
-def free_to_listen(host: str, port: int) -> bool:
-    """Whether a port can be listened on now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True

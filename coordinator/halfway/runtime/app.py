@@ -153,9 +153,16 @@ async def _serving(
         )
         metrics.show(backend.coordinator.shards, api)
         stage.backend, stage.api = backend, api
-        announcing = asyncio.create_task(_announce(stage, ready, on_ready))
-        await stopping.wait()
-        announcing.cancel()
+        announcing = asyncio.create_task(_announce(stage, backend, ready, on_ready))
+        halt = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait({announcing, halt}, return_when=asyncio.FIRST_COMPLETED)
+            if announcing.done():
+                announcing.result()
+            await halt
+        finally:
+            announcing.cancel()
+            halt.cancel()
 
         stage.stopping = True
         log.info("stopping", within_s=settings.shutdown_timeout_s)
@@ -166,9 +173,10 @@ async def _serving(
         await api.drain(deadline)
 
 
-async def _announce(stage: _Stage, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
-    """Say once that this instance is ready."""
-    while stage.reasons():  # noqa: ASYNC110 - readiness has many sources, none of which tells
+async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
+    """Say once that this instance is ready; ConfigurationError where it cannot become so."""
+    while stage.reasons():
+        backend.demand_permission()
         await asyncio.sleep(_LOOK_EVERY_S)
     log.info("ready", url=ready.url, health_url=ready.health_url)
     if on_ready is not None:

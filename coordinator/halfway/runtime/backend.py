@@ -32,16 +32,23 @@ log = structlog.get_logger(__name__)
 _RETRY_S: Final = 2.0
 _GROUPS_READ_S: Final = 30.0
 _WATCH_EVERY_S: Final = 60.0
+_REFUSALS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
 
 
 class Backend:
     """What runs below the REST layer."""
 
     def __init__(
-        self, coordinator: Coordinator, membership_status: Callable[[], MembershipStatus], topics: InternalTopics
+        self,
+        coordinator: Coordinator,
+        membership_status: Callable[[], MembershipStatus],
+        topics: InternalTopics,
+        *,
+        prefix: str,
     ) -> None:
         """Keep what the health port asks for."""
         self.coordinator = coordinator
+        self._prefix = prefix
         self.unsafe: tuple[str, ...] = ()
         """What has become unsafe of the internal topics since the start."""
         self.leave_by: float | None = None
@@ -63,6 +70,19 @@ class Backend:
             shards = ", ".join(map(str, status.acquiring))
             return [f"it is recovering shards {shards}{_because(status.last_error)}"]
         return list(self.unsafe)
+
+    def demand_permission(self) -> None:
+        """Raise ConfigurationError where Kafka does not let this instance begin: to try again would not help.
+
+        Ask it until this instance is ready for the first time; later on it is an operator's mistake to mend.
+        """
+        status = self._status()
+        refused = next((code for code in _REFUSALS if code in (status.last_error or "")), None)
+        if refused is not None and status.incarnation is None:
+            raise ConfigurationError(
+                f"Kafka refuses halfway's transactions ({refused}): grant Write and Describe on transactional ids that "
+                f"begin with {self._prefix!r}, and IdempotentWrite on the cluster (ACLs), or set HALFWAY_KAFKA_PREFIX"
+            )
 
     async def watch(self) -> None:
         """Verify the internal topics again and again; what is unsafe is logged and shown, never altered."""
@@ -137,7 +157,7 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         stack.push_async_callback(scheduler.stop)
         scheduler.start()
 
-        backend = Backend(coordinator, lambda: cluster.membership.status, topics)
+        backend = Backend(coordinator, lambda: cluster.membership.status, topics, prefix=config.prefix)
 
         async def leave() -> None:
             await coordinator.drain()

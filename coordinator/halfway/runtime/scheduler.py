@@ -52,7 +52,7 @@ class ScanScheduler:
         self._watch = asyncio.create_task(self._watch_clock())
 
     async def stop(self) -> None:
-        """Start no more scans; one that runs is left to end by itself."""
+        """Start no more scans, and cut off one that runs: what it has not done is due at the next start."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -81,6 +81,9 @@ class ScanScheduler:
     async def _scan(self, shard: int) -> None:
         try:
             await self._coordinator.scan(shard, self._clock.now_ms())
+        except asyncio.CancelledError:
+            # The scheduler stops, and would log this as an error; what is left undone is due at the next scan.
+            return
         except Exception:
             log.exception("scan_failed", shard=shard)
 

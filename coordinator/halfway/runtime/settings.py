@@ -61,6 +61,7 @@ class Settings(BaseSettings):
     lane_max_ends: Count = 1_000
     lane_max_bytes: Count = 16 * MIB
     lane_queue: Count = 10_000
+    lane_queue_bytes: Count = 256 * MIB
     lane_stall_s: Seconds = 30
     segment_ms: Count = 3_600_000
     min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
@@ -161,6 +162,7 @@ class Settings(BaseSettings):
                     "lane_max_ends",
                     "lane_max_bytes",
                     "lane_queue",
+                    "lane_queue_bytes",
                     "lane_stall_s",
                     "segment_ms",
                     "min_compaction_lag_ms",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -233,24 +233,25 @@ class Ending:
         After a lane was lost the fold tells what became of the write: an outcome that carries this write's own time
         and cause is its own (DESIGN section 4).
         """
-        written_at: int | None = None
+        tried: list[int] = []
         while True:
             shard = await self._shards.serving(number, deadline=deadline)
             entry = shard.state.find(transaction_id)
             if entry is None or isinstance(entry, Ended):
-                return _own(transaction_id, entry, target, act, written_at)
+                return _own(transaction_id, entry, target, act, tried)
             if act is not None:
                 target = transition(transaction_id, _state(entry), act.action)
                 if _state(entry) is target and not _leaves_note(act, entry):
-                    return EndResult(id=transaction_id, state=target, changed=written_at is not None)
+                    return EndResult(id=transaction_id, state=target, changed=bool(tried))
             half = await self._needed_payload(shard, entry, act, deadline=deadline)
             # One Kafka transaction may follow another within a millisecond; the time must still tell them apart.
-            at = max(self._clock.now_ms(), 0 if written_at is None else written_at + 1)
+            at = max(self._clock.now_ms(), tried[-1] + 1 if tried else 0)
             try:
                 write = build(shard, entry, half, at)
                 written = await self._lane.submit(write)
             except LaneLostError:
-                written_at = at
+                tried.append(at)
+                await asyncio.sleep(_PAUSE_S)
                 continue
             except NotWrittenError:
                 if asyncio.get_running_loop().time() >= deadline:
@@ -331,13 +332,13 @@ def _write(shard: int, entry: Unresolved, half: Half | None, act: Act, *, at: in
     return writes.resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
 
 
-def _own(transaction_id: str, entry: Ended | None, target: State, act: Act | None, written_at: int | None) -> EndResult:
+def _own(transaction_id: str, entry: Ended | None, target: State, act: Act | None, tried: Sequence[int]) -> EndResult:
     """Judge what the fold says after a lane was lost."""
     if entry is None:
         raise _unconfirmed(transaction_id)
     if act is not None:
         transition(transaction_id, entry.state, act.action)
-        own = entry.at == written_at and entry.cause is act.cause
+        own = entry.at in tried and entry.cause is act.cause
         return EndResult(id=transaction_id, state=entry.state, changed=own and entry.state is target)
     return EndResult(id=transaction_id, state=entry.state, changed=False)
 

@@ -1,5 +1,6 @@
 """Random legal histories of one shard, as an owner, its lane, its tail and former owners write and see them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +27,7 @@ Action = Literal[
     "roll back",
     "correct",
     "tail",
+    "forget",
 ]
 
 ACTIONS: tuple[Action, ...] = (
@@ -61,12 +63,12 @@ class Step:
 
 
 @st.composite
-def _histories(draw: st.DrawFn) -> list[Step]:
+def _histories(draw: st.DrawFn, always: tuple[Action, ...] = ("foreign prepare", "tail")) -> list[Step]:
     """Draw from few kinds of actions and few ids, and long ones often: that goes deeper than a bit of everything."""
     actions = draw(st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6, unique=True))
     step = st.builds(
         Step,
-        action=st.sampled_from([*actions, "foreign prepare", "tail"]),
+        action=st.sampled_from([*actions, *always]),
         id=st.sampled_from(IDS[: draw(st.integers(1, 3))]),
         content=st.sampled_from("AB"),
         gap=st.integers(0, 1),
@@ -76,6 +78,8 @@ def _histories(draw: st.DrawFn) -> list[Step]:
 
 
 steps = _histories()
+steps_with_later_lives = _histories(("prepare", "commit", "forget"))
+"""Ids are used again, after their outcomes were forgotten; only for a `World` with a horizon."""
 ORDERS = (
     ("half", "op", "parked"),
     ("half", "parked", "op"),
@@ -105,11 +109,14 @@ class World:
 
     logs: Logs = field(default_factory=Logs)
     owner: ShardState = field(default_factory=lambda: ShardState(0))
+    horizon_ms: int | None = None
     now: int = 1_000_000
     tail: int = 0
     """How many records of half[s] the owner's tail has read."""
     own: set[int] = field(default_factory=set)
     """Offsets of half records that the owner knows as its own writes."""
+    births: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Where in half, op and parked the records of an id begin, since its outcome was last forgotten."""
 
     def run(self, history: list[Step]) -> None:
         """Let everything happen."""
@@ -128,6 +135,8 @@ class World:
                     self._append_half(step, half_of(step.id, step.content, self.now))
             case "foreign prepare":
                 self._append_half(step, half_of(step.id, step.content, self.now))
+            case "forget":
+                self._forget()
             case "tail":
                 self.read_tail(1 + step.gap)
             case "correct":
@@ -140,7 +149,24 @@ class World:
     def seen(self) -> Logs:
         """Return what the owner knows of the logs."""
         half = [row for place, row in enumerate(self.logs.half) if place < self.tail or row[0] in self.own]
-        return Logs(half=half, op=self.logs.op, parked=self.logs.parked)
+        return self._remembered(Logs(half=half, op=self.logs.op, parked=self.logs.parked))
+
+    def standing(self) -> Logs:
+        """Return the logs without the earlier lives of ids that were used again."""
+        return self._remembered(self.logs)
+
+    def unborn(self) -> set[str]:
+        """Name the ids whose outcome was forgotten and that were not used again: a fold may know them or not."""
+        standing = naive_fold.everything(self.standing())
+        return {name for name in self.births if name not in standing}
+
+    def _remembered(self, logs: Logs) -> Logs:
+        before = (-1, -1, -1)
+        return Logs(
+            half=[row for row in logs.half if row[0] > self.births.get(row[1], before)[0]],
+            op=[row for row in logs.op if row[0] > self.births.get(row[1].id, before)[1]],
+            parked=[row for row in logs.parked if row[0] > self.births.get(row[1], before)[2]],
+        )
 
     def view(self, transaction_id: str) -> Known | None:
         """Return what the owner knows of an id."""
@@ -154,6 +180,20 @@ class World:
         self.tail = min(len(self.logs.half), self.tail + records)
 
     # --- what happens
+
+    def _forget(self) -> None:
+        """Let the horizon pass: the owner, with everything read and corrected, forgets all outcomes."""
+        if self.horizon_ms is None:
+            return
+        self.read_tail(len(self.logs.half))
+        for name in naive_fold.strays(self.standing()):
+            self._correct(Step("correct", name))
+        self.read_tail(len(self.logs.half))
+        self.now += self.horizon_ms
+        ended = [name for name, what in naive_fold.everything(self.standing()).items() if what.state.ended]
+        assert self.owner.forget(self.now - self.horizon_ms + 1) == len(ended)
+        ends = _last(self.logs.half), _last(self.logs.op), _last(self.logs.parked)
+        self.births |= dict.fromkeys(ended, ends)
 
     def _own_prepare(self, step: Step) -> None:
         half = half_of(step.id, step.content, self.now)
@@ -228,7 +268,7 @@ class World:
         return msgspec.structs.replace(op, **changes)
 
     def _append_half(self, step: Step, half: Half | None) -> int:
-        offset = self._next(self.logs.half[-1][0] if self.logs.half else -1, step)
+        offset = self._next(_last(self.logs.half), step)
         self.logs.half.append((offset, step.id, half))
         return offset
 
@@ -248,18 +288,23 @@ class World:
                     self.own.add(offset)
                     self.owner.apply_half(offset, step.id, record)
             elif partition == "op" and op is not None:
-                offset = self._next(self.logs.op[-1][0] if self.logs.op else -1, step)
+                offset = self._next(_last(self.logs.op), step)
                 self.logs.op.append((offset, op))
                 self.owner.apply_op(offset, op)
             elif partition == "parked":
                 for key, value in parked or []:
-                    offset = self._next(self.logs.parked[-1][0] if self.logs.parked else -1, step)
+                    offset = self._next(_last(self.logs.parked), step)
                     self.logs.parked.append((offset, key, value))
                     self.owner.apply_parked(offset, key, value)
 
     @staticmethod
     def _next(last: int, step: Step) -> int:
         return last + 1 + step.gap
+
+
+def _last(rows: Sequence[tuple[int, *tuple[object, ...]]]) -> int:
+    """Return the offset of the last record, -1 where there is none."""
+    return rows[-1][0] if rows else -1
 
 
 def _lane_half(what: Known) -> Half:

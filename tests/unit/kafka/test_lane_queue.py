@@ -13,6 +13,8 @@ from halfway.service.ports import LaneWrite, Written
 
 LIMITS = BatchLimits(ends=3, payload_bytes=100, records=1_000)
 
+PLENTY = 1_000_000
+
 
 def submission(name: str, *sizes: int) -> Submission:
     messages = tuple(Message(topic="t", value=b"x" * size) for size in sizes)
@@ -28,7 +30,7 @@ def names(batch: Batch) -> list[str]:
 
 async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
     """First in, first out; the rest makes the next batch."""
-    queue = LaneQueue(10, LIMITS)
+    queue = LaneQueue(10, PLENTY, LIMITS)
     for name in "abcd":
         queue.put(submission(name))
     assert names(queue.take(0)) == ["a", "b", "c"]
@@ -38,7 +40,7 @@ async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
 
 async def test_a_batch_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> None:
     """One end always fits; the next only where the sum stays within the limit."""
-    queue = LaneQueue(10, LIMITS)
+    queue = LaneQueue(10, PLENTY, LIMITS)
     for name, size in (("a", 500), ("b", 60), ("c", 40), ("d", 1)):
         queue.put(submission(name, size))
     assert names(queue.take(0)) == ["a"]
@@ -48,7 +50,7 @@ async def test_a_batch_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> No
 
 async def test_a_batch_is_bounded_in_records() -> None:
     """An end counts as its messages and the three records that halfway keeps."""
-    queue = LaneQueue(10, BatchLimits(ends=10, payload_bytes=1_000, records=10))
+    queue = LaneQueue(10, PLENTY, BatchLimits(ends=10, payload_bytes=1_000, records=10))
     for name in "abc":
         queue.put(submission(name, 1, 1))
     assert names(queue.take(0)) == ["a", "b"]
@@ -56,7 +58,7 @@ async def test_a_batch_is_bounded_in_records() -> None:
 
 async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
     """Releases are few, and must come through."""
-    queue = LaneQueue(2, LIMITS)
+    queue = LaneQueue(2, PLENTY, LIMITS)
     queue.put(submission("a"))
     queue.put(submission("b"))
     with pytest.raises(OverloadedError):
@@ -67,7 +69,7 @@ async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
 
 async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
     """Its Kafka transaction holds nothing else."""
-    queue = LaneQueue(10, LIMITS)
+    queue = LaneQueue(10, PLENTY, LIMITS)
     release = Release(shards=[1, 2])
     queue.put(submission("a"))
     queue.put(release)
@@ -77,9 +79,26 @@ async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
     assert names(queue.take(0)) == ["b"]
 
 
+async def test_a_queue_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> None:
+    """What has been taken makes room again; a release has no bytes."""
+    queue = LaneQueue(10, 100, LIMITS)
+    queue.put(submission("a", 500))
+    with pytest.raises(OverloadedError):
+        queue.put(submission("b", 1))
+    assert queue.put(Release(shards=[0]))
+    assert names(queue.take(0)) == ["a"]
+    queue.take(0)
+    queue.put(submission("b", 60))
+    queue.put(submission("c", 40))
+    with pytest.raises(OverloadedError):
+        queue.put(submission("d", 1))
+    assert names(queue.take(0)) == ["b", "c"]
+    assert queue.put(submission("d", 1))
+
+
 async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
     """Whoever closes answers for what was still waiting."""
-    queue = LaneQueue(10, LIMITS)
+    queue = LaneQueue(10, PLENTY, LIMITS)
     first = submission("a")
     queue.put(first)
     assert queue.close() == [first]
@@ -90,7 +109,7 @@ async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
 
 async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
     """Nobody waits for the time-out."""
-    queue = LaneQueue(10, LIMITS)
+    queue = LaneQueue(10, PLENTY, LIMITS)
     async with asyncio.timeout(30):
         reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
         queue.put(submission("a"))

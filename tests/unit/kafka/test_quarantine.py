@@ -65,6 +65,32 @@ def test_a_bad_id_is_refused_while_others_to_its_topic_are_not(quarantine: Quara
     assert quarantine.route("a", {"orders": 10}, FIRST_BACKOFF_S) is Route.SUSPECT
 
 
+def test_a_write_without_messages_is_not_held_up_by_what_a_message_is_blamed_for(quarantine: Quarantine) -> None:
+    """A roll-back goes to the lane while a commit of the same id is refused, for the topic or for the message."""
+    quarantine.suspect(["orders"], ["a"], 0)
+    quarantine.blame_topic(GONE, 0)
+    quarantine.blame_id("a", LARGE, 0)
+    assert isinstance(quarantine.route("a", {"orders": 10}, 0.5), MessageTooLargeError)
+    assert quarantine.route("a", {}, 0.5) is Route.LANE
+
+
+def test_a_write_without_messages_whose_records_are_blamed_is_refused(quarantine: Quarantine) -> None:
+    """What halfway keeps itself could not be written: every write of the id has the back-off."""
+    kept = Blame(refusal=TopicUnavailableError, topic="_halfway.op", detail="not written", of_the_records_kept=True)
+    quarantine.blame_id("a", kept, 0)
+    assert isinstance(quarantine.route("a", {}, 0.5), TopicUnavailableError)
+    assert quarantine.route("a", {}, FIRST_BACKOFF_S) is Route.SUSPECT
+
+
+def test_a_write_without_messages_that_fails_all_the_same_is_kept_apart(quarantine: Quarantine) -> None:
+    """Else a roll-back that cannot be written would end one incarnation with every try."""
+    quarantine.blame_id("a", LARGE, 0)
+    quarantine.suspect([], ["a"], 0.1)
+    assert quarantine.route("a", {}, 0.2) is Route.SUSPECT
+    quarantine.isolate(["a"], 0.3)
+    assert quarantine.route("a", {}, 0.4) is Route.ALONE
+
+
 def test_what_proved_good_is_trusted_again(quarantine: Quarantine) -> None:
     quarantine.suspect(["orders"], ["a"], 0)
     quarantine.clear_topic("orders", 10, 0)

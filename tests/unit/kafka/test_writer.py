@@ -39,6 +39,7 @@ class ScriptedProducer:
         self.events: list[Callable[[], object]] = []
         self.refuse: Exception | None = None
         self.purged = False
+        self.keeps_its_records = False
         self._wake = threading.Event()
 
     def __len__(self) -> int:
@@ -59,6 +60,8 @@ class ScriptedProducer:
 
     def purge(self, **_how: bool) -> None:
         self.purged = True
+        if self.keeps_its_records:
+            return
         error = KafkaError(KafkaError._PURGE_INFLIGHT)
         for report in self.held:
             self.events.append(partial(report, error, Delivered(-1)))
@@ -172,6 +175,26 @@ async def test_a_fatal_error_replaces_the_producer_and_what_was_in_flight_is_amb
     bench.producers[1].deliver(3)
     assert await next_one == 3
     assert bench.writer.in_flight == (0, 0)
+
+
+async def test_a_new_producer_is_served_while_the_failed_one_retires(make_bench: Callable[..., Bench]) -> None:
+    """Its reports do not wait for what the failed one still holds; a fatal error of its own replaces it too."""
+    bench = make_bench(prepare_timeout_s=5)
+    lost = bench.append()
+    await until(lambda: len(bench.producers[0].held) == 1)
+    bench.producers[0].keeps_its_records = True
+    bench.producers[0].die()
+    await until(lambda: len(bench.producers) == 2 and bench.producers[0].purged)
+    next_one = bench.append(within_s=5)  # the failed one retires for 10 s
+    await until(lambda: len(bench.producers[1].held) == 1)
+    bench.producers[1].deliver(3)
+    assert await next_one == 3
+    bench.producers[1].die()
+    await until(lambda: not bench.producers[1].events)
+    bench.producers[0].fail(KafkaError._PURGE_INFLIGHT)
+    with pytest.raises(OutcomeUnknownError):
+        await lost
+    await until(lambda: len(bench.producers) == 3)
 
 
 async def test_an_append_while_the_producer_is_replaced_is_not_stored(make_bench: Callable[..., Bench]) -> None:

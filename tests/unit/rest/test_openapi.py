@@ -86,6 +86,7 @@ async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
         ("prepare", "POST", "/v1/transactions", {"group": "shop", "messages": message, "id": "mine"}),
         ("getTransaction", "GET", "/v1/transactions/other", None),
         ("listTransactions", "GET", "/v1/transactions?limit=1", None),
+        ("listTransactions", "GET", "/v1/transactions?group=nobody", None),
         ("check", "POST", f"/v1/transactions/{name}/check", None),
         ("batch", "POST", "/v1/batch", batch),
         ("end", "POST", f"/v1/transactions/{name}/end", {"outcome": "commit"}),

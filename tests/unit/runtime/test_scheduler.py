@@ -59,3 +59,21 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_scan(world: World, mon
     await world.until(lambda: sorted(armed) == list(range(SHARDS)))
     monkeypatch.undo()
     await scheduler.stop()
+
+
+async def test_a_scan_that_is_cut_off_by_the_stop_is_no_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """An orderly stop leaves no traceback in the log."""
+    begun = asyncio.Event()
+
+    class Slow(Scans):
+        async def scan(self, shard: int, now: int) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    scheduler = ScanScheduler(Slow(world), SystemClock(), interval_s=0.02)  # type: ignore[arg-type] # as above
+    scheduler.start()
+    scheduler.arm(0)
+    await begun.wait()
+    await scheduler.stop()
+    await asyncio.sleep(0.05)
+    assert [record for record in caplog.records if record.exc_info] == []
