@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from halfway.service.acting import Acting
 from halfway.service.checks import CheckDesk
 from halfway.service.ending import Ending
 from halfway.service.groups import Groups
+from halfway.service.leases import Leases
 from halfway.service.preparing import Preparing
 from halfway.service.queries import Queries
 from halfway.service.scanning import Scanning
@@ -69,6 +71,8 @@ class Coordinator:
         self._ending = Ending(limits, self._shards, lane, half_log, clock, observer)
         self._preparing = Preparing(limits, self._shards, half_log, self._groups, topics, clock, observer)
         self._checks = CheckDesk(limits, self._shards, self._groups, self._ending, caller, clock, observer)
+        self._leases = Leases(limits, self._shards, self._groups, self._ending, self._checks, clock, observer)
+        self._acting = Acting(self._groups, self._ending, self._checks, observer)
         self._scanning = Scanning(
             limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer
         )
@@ -90,7 +94,7 @@ class Coordinator:
 
     async def end(self, request: End, *, deadline: float, credential: str | None = None) -> EndResult:
         """Commit, roll back, or say that the outcome is unknown (DESIGN section 4)."""
-        return await self._checks.end(request, deadline=deadline, credential=credential)
+        return await self._acting.end(request, deadline=deadline, credential=credential)
 
     async def get(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Show one transaction, with its messages while it is prepared or parked."""
@@ -102,17 +106,17 @@ class Coordinator:
 
     async def check(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Ask the producer group about a prepared transaction now."""
-        return await self._checks.check_now(transaction_id, deadline=deadline, credential=credential)
+        return await self._acting.check_now(transaction_id, deadline=deadline, credential=credential)
 
     async def resume(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Take a parked transaction back among the prepared, with its count at 0; a prepared one is unchanged."""
-        return await self._checks.resume(transaction_id, deadline=deadline, credential=credential)
+        return await self._acting.resume(transaction_id, deadline=deadline, credential=credential)
 
     async def lease_checks(
         self, group: str, *, at_most: int, wait_s: float, credential: str | None = None
     ) -> Sequence[LeasedCheck]:
         """Hand out due checks of a group in pull mode, waiting up to `wait_s` for the first."""
-        return await self._checks.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
+        return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
 
     async def put_group(self, spec: GroupSpec, *, deadline: float, credential: str | None = None) -> GroupView:
         """Register a group or change it; answered once this instance has read it back from the log."""

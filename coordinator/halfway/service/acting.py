@@ -1,0 +1,88 @@
+"""What callers do to a transaction: end it, have it checked now, resume it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from halfway.domain.errors import HalfwayError
+from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending
+from halfway.domain.transaction import Action, Cause, Outcome, State, transition
+from halfway.service.checks import ACTIONS
+from halfway.service.ending import Act
+from halfway.service.requests import End, EndResult, TransactionView
+from halfway.service.views import view
+
+if TYPE_CHECKING:
+    from halfway.service.checks import CheckDesk
+    from halfway.service.ending import Ending
+    from halfway.service.groups import Groups
+    from halfway.service.ports import Observer
+
+_ATTEMPT_DIGITS = 6
+
+
+class Acting:
+    """Ends, checks and resumes for callers."""
+
+    def __init__(self, groups: Groups, ending: Ending, checks: CheckDesk, observer: Observer) -> None:
+        """Keep the parts."""
+        self._groups = groups
+        self._ending = ending
+        self._checks = checks
+        self._observer = observer
+
+    async def end(self, request: End, *, deadline: float, credential: str | None) -> EndResult:
+        """End a transaction for a caller; one that brings the id of a check it was sent has the cause `check`."""
+        loop = asyncio.get_running_loop()
+        began, result, group, cause = loop.time(), "changed", "", request.cause
+        try:
+            shard, entry = await self._ending.locate(request.id, deadline=deadline)
+            group = entry.group
+            self._groups.allow(group, credential=credential, action="end")
+            if request.check_id is not None and self._was_sent(request.check_id, entry):
+                cause = Cause.CHECK
+            act = Act(action=ACTIONS[request.outcome], cause=cause, remark=request.remark)
+            ended = await self._ending.act(request.id, act, deadline=deadline)
+            if request.remark and isinstance(still := shard.state.find(request.id), Pending):
+                still.remark = request.remark
+            result = "changed" if ended.changed else "unchanged"
+        except HalfwayError as error:
+            result = error.code
+            raise
+        else:
+            if request.outcome is Outcome.UNKNOWN:
+                return EndResult(id=ended.id, state=ended.state, changed=False)
+            return ended
+        finally:
+            self._observer.ended(group, request.outcome.value, cause.value, result, loop.time() - began)
+
+    def _was_sent(self, given: str, entry: Entry) -> bool:
+        """Whether a check id is one that was sent for this transaction; the last one's count may not be noted yet."""
+        name, _, attempt = given.rpartition(":")
+        under_way = isinstance(entry, Pending) and (
+            entry.attempts > entry.checks or entry.id in self._checks.desk(entry.group).asked
+        )
+        number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= _ATTEMPT_DIGITS else 0
+        return name == entry.id and 1 <= number <= entry.checks + under_way
+
+    async def check_now(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
+        """Ask about a prepared transaction now, before its time; a conflict for any other state."""
+        shard, entry = await self._ending.locate(transaction_id, deadline=deadline)
+        self._groups.allow(entry.group, credential=credential, action="check")
+        if isinstance(entry, Ended):
+            transition(transaction_id, entry.state, Action.CHECK)
+        elif isinstance(entry, ParkedEntry):
+            transition(transaction_id, State.PARKED, Action.CHECK)
+        else:
+            shard.agenda.discard(transaction_id)
+            self._checks.offer(shard, entry, first=True)
+        return view(self._groups, entry)
+
+    async def resume(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
+        """Take a parked transaction back among the prepared; one that is prepared is unchanged."""
+        shard, entry = await self._ending.locate(transaction_id, deadline=deadline)
+        self._groups.allow(entry.group, credential=credential, action="resume")
+        await self._ending.act(transaction_id, Act(action=Action.RESUME, cause=Cause.OPERATOR), deadline=deadline)
+        now = shard.state.find(transaction_id)
+        return view(self._groups, entry if now is None else now)

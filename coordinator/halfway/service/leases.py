@@ -1,0 +1,125 @@
+"""Pull mode: producers that cannot be called fetch their checks by long poll (DESIGN section 6)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from halfway.domain.errors import HalfwayError, InvalidRequestError, OverloadedError
+from halfway.domain.records import CheckMode, Group
+from halfway.service.checks import check_id
+from halfway.service.desks import RETRY_MS, Desk
+from halfway.service.requests import LeasedCheck
+from halfway.service.timing import look_at
+
+if TYPE_CHECKING:
+    from halfway.domain.shard import Pending
+    from halfway.service.checks import CheckDesk
+    from halfway.service.ending import Ending
+    from halfway.service.groups import Groups
+    from halfway.service.ports import Clock, Observer
+    from halfway.service.requests import ServiceLimits
+    from halfway.service.shards import Shard, ShardTable
+
+_HAND_OUT_S = 2.0
+"""How long payloads may be read back beyond the time of the poll."""
+
+
+class Leases:
+    """Hands out checks that are due."""
+
+    def __init__(
+        self,
+        limits: ServiceLimits,
+        shards: ShardTable,
+        groups: Groups,
+        ending: Ending,
+        checks: CheckDesk,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        """Keep the parts."""
+        self._limits = limits
+        self._shards = shards
+        self._groups = groups
+        self._ending = ending
+        self._checks = checks
+        self._clock = clock
+        self._observer = observer
+
+    async def lease(self, name: str, *, at_most: int, wait_s: float, credential: str | None) -> list[LeasedCheck]:
+        """Hand out up to `at_most` due checks of a group in pull mode, waiting up to `wait_s` for the first.
+
+        A check that is handed out counts as sent, and is not handed out again before its lease has passed.
+        """
+        group = self._groups.require(name, credential=credential, action="lease_checks")
+        if group.mode is not CheckMode.PULL:
+            raise InvalidRequestError(
+                f'group {name!r} is asked over HTTP: PUT it with "check": {{"mode": "pull"}} to fetch its checks',
+                field="group",
+            )
+        desk = self._checks.desk(name)
+        if desk.polls >= self._limits.max_waiting_polls:
+            raise OverloadedError(f"{desk.polls} polls of group {name!r} wait already")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        desk.polls += 1
+        try:
+            while True:
+                desk.arrival.clear()
+                leased = await self._hand_out(group, desk, at_most, until=max(until, loop.time()) + _HAND_OUT_S)
+                if leased or self._checks.closed or loop.time() >= until:
+                    return leased
+                try:
+                    async with asyncio.timeout_at(until):
+                        await desk.arrival.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            desk.polls -= 1
+
+    async def _hand_out(self, group: Group, desk: Desk, at_most: int, *, until: float) -> list[LeasedCheck]:
+        taken: list[tuple[Shard, Pending]] = []
+        while desk.due and len(taken) < at_most:
+            number, transaction_id = desk.take()
+            shard, entry = self._shards.find(number), self._checks.pending(number, transaction_id)
+            if shard is None or entry is None:
+                continue
+            # Whatever comes between now and the note of the lease, the next scan looks at it again.
+            shard.agenda.put(transaction_id, self._clock.now_ms() + RETRY_MS)
+            if transaction_id not in self._shards.claims:
+                taken.append((shard, entry))
+        leased = await asyncio.gather(*(self._lease_one(group, shard, entry, until=until) for shard, entry in taken))
+        return [check for check in leased if check is not None]
+
+    async def _lease_one(self, group: Group, shard: Shard, entry: Pending, *, until: float) -> LeasedCheck | None:
+        try:
+            half = await self._ending.payload(shard, entry, deadline=until)
+        except HalfwayError as error:
+            entry.last_error = f"{error.code}: {error.detail}"
+            return None
+        if not self._checks.is_open(shard.number, entry.id):
+            return None
+        now = self._clock.now_ms()
+        lease_until = now + round(self._limits.lease_s * 1000)
+        attempt = entry.checks + 1
+        entry.attempts += 1
+        entry.checked_at = now
+        shard.agenda.put(entry.id, lease_until)
+        self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
+        self._checks.spawn(self._noted_lease(shard.number, entry, attempt, now, lease_until))
+        return LeasedCheck(
+            check_id=check_id(entry.id, attempt),
+            id=entry.id,
+            group=entry.group,
+            prepared_at=entry.prepared_at,
+            attempt=attempt,
+            messages=half.messages,
+            lease_until=lease_until,
+        )
+
+    async def _noted_lease(self, number: int, entry: Pending, attempt: int, now: int, lease_until: int) -> None:
+        await self._checks.note(entry, attempt, now, None)
+        shard, still = self._shards.find(number), self._checks.pending(number, entry.id)
+        if shard is not None and still is not None:
+            shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, still)))
