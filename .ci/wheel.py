@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER_FOLDERS = ("adapters", "coordinator", "pipeline", "schemas")
-DATA_SUFFIXES = {".avsc", ".py", ".typed"}
+DATA_SUFFIXES = {".avsc", ".md", ".py", ".typed"}
 # The portions that need an extra, and the lock that holds it.
 LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all"}
 UV = Path(sys.executable).with_name("uv")
