@@ -165,7 +165,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What counts of the last op of an id that has no outcome."""
 
     offset: int
-    resumed_at: int | None
+    at: int
+    resumed: bool
     checks: int
     checked_at: int | None
     commit_verdict: bool
@@ -176,7 +177,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Take what an op at `offset` says."""
         return cls(
             offset=offset,
-            resumed_at=op.at if op.kind is OpKind.RESUMED else None,
+            at=op.at,
+            resumed=op.kind is OpKind.RESUMED,
             checks=op.checks,
             checked_at=op.checked_at,
             commit_verdict=op.commit_verdict,

@@ -231,7 +231,11 @@ class ShardState:
     def _is_of_earlier_life(self, op: Op) -> bool:
         """Whether an op was past the horizon when what is held under its id was prepared."""
         held = self._halves.get(op.id) or self._parked.get(op.id)
-        return held is not None and self._horizon_ms is not None and held.prepared_at >= op.at + self._horizon_ms
+        return held is not None and self._is_later_life(held, op.at)
+
+    def _is_later_life(self, entry: Pending | ParkedEntry, at: int) -> bool:
+        """Whether a time was past the horizon when an entry was prepared."""
+        return self._horizon_ms is not None and entry.prepared_at >= at + self._horizon_ms
 
     # --- positions and forgetting
 
@@ -282,21 +286,24 @@ class ShardState:
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
         self._halves[entry.id] = entry
         self._half_offsets.put(entry.id, entry.offset)
+        self._note_offsets.discard(entry.id)
         self._annotate(entry)
 
     def _annotate(self, entry: Pending) -> None:
         """Bring the last op's totals to a pending entry."""
         note = self._notes.get(entry.id)
-        if note is None:
+        if note is None or self._is_later_life(entry, note.at):
             return
-        # A half that the lane wrote carries the totals of its time: such an op is not needed to recover it.
+        # A half that the lane wrote carries the totals of its time: such an op is not needed to recover it. Where an op
+        # before this one was needed, the entry has its totals from there, and this one is needed in its place.
         carried = (
             entry.origin is Origin.LANE
+            and self._note_offsets.get(entry.id) is None
             and note.checks <= entry.checks
             and note.commit_verdict <= entry.commit_verdict
             and note.remark in (None, entry.remark)
         )
-        if note.resumed_at is not None and entry.since <= note.resumed_at:
+        if note.resumed and entry.since <= note.at:
             entry.checks, entry.checked_at, entry.attempts = note.checks, note.checked_at, note.checks
         elif note.checks >= entry.checks:
             entry.checks, entry.checked_at = note.checks, note.checked_at or entry.checked_at
@@ -304,9 +311,7 @@ class ShardState:
         entry.commit_verdict = entry.commit_verdict or note.commit_verdict
         entry.op_offset = note.offset
         entry.remark = note.remark or entry.remark
-        if carried:
-            self._note_offsets.discard(entry.id)
-        else:
+        if not carried:
             self._note_offsets.put(entry.id, note.offset)
 
     def _drop_half(self, transaction_id: str) -> None:

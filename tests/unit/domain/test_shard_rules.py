@@ -279,6 +279,17 @@ class TestCursors:
         state.apply_half(1, ID, msgspec.structs.replace(LANE_A, checks=2, checked_at=5_000))
         assert state.op_cursor == 7
 
+    def test_an_op_that_repeats_what_an_op_before_it_said_still_holds_the_op_cursor(self, state: ShardState) -> None:
+        """A verdict to commit, recorded twice after a re-anchor: recovery must find one of the two."""
+        said = msgspec.structs.replace(op(OpKind.VERDICT), commit_verdict=True)
+        state.apply_half(0, ID, LANE_A)
+        state.apply_op(3, said)
+        state.apply_op(4, said)
+        state.apply_op(9, op(OpKind.COMMITTED, "other"))
+        assert state.op_cursor == 4
+        state.apply_half(5, ID, msgspec.structs.replace(LANE_A, commit_verdict=True))
+        assert state.op_cursor == 10
+
     def test_reading_backwards_moves_no_tail_back(self, state: ShardState) -> None:
         state.advance_tail(8)
         state.advance_tail(3)
