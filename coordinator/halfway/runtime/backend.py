@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _RETRY_S: Final = 2.0
+_SAY_AFTER_S: Final = 5.0
 _GROUPS_READ_S: Final = 30.0
 _WATCH_EVERY_S: Final = 60.0
 _REFUSALS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
@@ -105,8 +106,14 @@ def _because(error: str | None) -> str:
 async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
     """Create or verify the internal topics, however long Kafka cannot be reached; ConfigurationError where unsafe."""
     while True:
+        asking = asyncio.ensure_future(topics.ensure())
         try:
-            await topics.ensure()
+            while not (await asyncio.wait({asking}, timeout=_SAY_AFTER_S))[0]:
+                log.warning("kafka_does_not_answer_yet", bootstrap_servers=bootstrap)
+            asking.result()
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
         except KafkaUnavailableError as error:
             log.warning("kafka_not_reachable", bootstrap_servers=bootstrap, error=error.detail, again_in_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)

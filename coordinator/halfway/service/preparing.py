@@ -220,8 +220,9 @@ class Preparing:
         try:
             with self._shards.preparing(half.group):
                 offset = await self._half_log.append(number, half, deadline=deadline)
-        except OutcomeUnknownError:
+        except OutcomeUnknownError as error:
             self._note_ambiguous(half.id)
+            error.fields["id"] = half.id
             raise
         shard = self._shards.find(number)
         if shard is None:

@@ -53,8 +53,9 @@ async def test_many_prepares_of_one_id_at_one_instant_store_one_half(world: Worl
 async def test_a_lost_answer_is_outcome_unknown_and_a_repeat_is_safe(world: World, *, stored: bool) -> None:
     """The caller may send the same id again; it ends up with one transaction."""
     world.memory.faults.next_append_ambiguous(stored=stored)
-    with pytest.raises(OutcomeUnknownError):
+    with pytest.raises(OutcomeUnknownError) as raised:
         await world.prepare(transaction_id="order-1")
+    assert raised.value.fields["id"] == "order-1"
     again = await world.prepare(transaction_id="order-1")
     assert again.state is State.PREPARED
     assert (await world.end("order-1", Outcome.COMMIT)).changed
