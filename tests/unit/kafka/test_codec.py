@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halfway import schemas
@@ -101,7 +101,6 @@ def test_a_record_comes_back_as_it_was(kind: str) -> None:
     assert DECODE[kind](ENCODE[kind](RECORDS[kind])) == RECORDS[kind]
 
 
-@settings(deadline=None)
 @given(half=HALVES)
 def test_any_half_is_what_fastavro_writes(half: Half) -> None:
     """The quick encoder and fastavro agree byte for byte, and the half comes back."""
@@ -110,7 +109,6 @@ def test_any_half_is_what_fastavro_writes(half: Half) -> None:
     assert codec.decode_half(data) == half
 
 
-@settings(deadline=None)
 @given(op=OPS)
 def test_any_op_is_what_fastavro_writes(op: Op) -> None:
     """The quick encoder and fastavro agree byte for byte, and the op comes back."""
@@ -119,7 +117,6 @@ def test_any_op_is_what_fastavro_writes(op: Op) -> None:
     assert codec.decode_op(data) == op
 
 
-@settings(deadline=None)
 @given(half=HALVES, reason=TEXT, parked_at=INT64, checks=INT32)
 def test_any_parked_is_what_fastavro_writes(half: Half, reason: str, parked_at: int, checks: int) -> None:
     """The quick encoder and fastavro agree byte for byte, and the record comes back."""
@@ -224,7 +221,6 @@ def test_what_is_no_record_is_undecodable(kind: str) -> None:
             DECODE[kind](data)
 
 
-@settings(deadline=None)
 @given(kind=st.sampled_from(schemas.NAMES), garbage=st.binary(max_size=200))
 def test_garbage_is_undecodable_or_a_record(kind: str, garbage: bytes) -> None:
     """Whatever follows a good header, nothing but UndecodableError comes out."""
