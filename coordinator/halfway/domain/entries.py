@@ -65,6 +65,11 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     attempts: int = 0
     last_error: str | None = None
 
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State.PREPARED
+
     @classmethod
     def of(cls, offset: int, half: Half) -> Pending:
         """Take what a half record at `offset` says."""
@@ -102,6 +107,11 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str
     commit_verdict: bool
     remark: str | None
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State.PARKED
 
     @classmethod
     def of(cls, offset: int, parked: Parked) -> ParkedEntry:

@@ -60,11 +60,7 @@ class ShardState:
     def state_of(self, transaction_id: str) -> State | None:
         """Return the state of an id, None where it is not known."""
         entry = self.find(transaction_id)
-        if isinstance(entry, Ended):
-            return entry.state
-        if isinstance(entry, ParkedEntry):
-            return State.PARKED
-        return None if entry is None else State.PREPARED
+        return None if entry is None else entry.state
 
     def pending(self) -> Iterator[Pending]:
         """Iterate over what is prepared, oldest half first as far as it was not written again."""

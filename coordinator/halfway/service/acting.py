@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from halfway.domain.errors import HalfwayError
-from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending
-from halfway.domain.transaction import Action, Cause, Outcome, State, transition
+from halfway.domain.shard import Entry, Pending
+from halfway.domain.transaction import Action, Cause, Outcome, transition
 from halfway.service.checks import ACTIONS
 from halfway.service.ending import Act
 from halfway.service.requests import End, EndResult, TransactionView
@@ -70,11 +70,8 @@ class Acting:
         """Ask about a prepared transaction now, before its time; a conflict for any other state."""
         shard, entry = await self._ending.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="check")
-        if isinstance(entry, Ended):
-            transition(transaction_id, entry.state, Action.CHECK)
-        elif isinstance(entry, ParkedEntry):
-            transition(transaction_id, State.PARKED, Action.CHECK)
-        else:
+        transition(transaction_id, entry.state, Action.CHECK)
+        if isinstance(entry, Pending):
             shard.agenda.discard(transaction_id)
             self._checks.offer(shard, entry, first=True)
         return view(self._groups, entry)

@@ -129,7 +129,7 @@ class Ending:
             if claim is not None:
                 await _released(claim, transaction_id, deadline=deadline)
                 continue
-            state = _state(entry)
+            state = entry.state
             target = transition(transaction_id, state, act.action)
             if target is state and not _leaves_note(act, entry):
                 return EndResult(id=transaction_id, state=state, changed=False)
@@ -160,7 +160,7 @@ class Ending:
             return
         if transaction_id in self._shards.claims:
             return
-        write = writes.buried(shard.number, entry.id, entry.group, _state(entry), entry.prepared_at, deadline=deadline)
+        write = writes.buried(shard.number, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
         claim = self._claim(transaction_id)
         try:
             self._apply(write, await self._lane.submit(write))
@@ -240,8 +240,8 @@ class Ending:
             if entry is None or isinstance(entry, Ended):
                 return _own(transaction_id, entry, target, act, tried)
             if act is not None:
-                target = transition(transaction_id, _state(entry), act.action)
-                if _state(entry) is target and not _leaves_note(act, entry):
+                target = transition(transaction_id, entry.state, act.action)
+                if entry.state is target and not _leaves_note(act, entry):
                     return EndResult(id=transaction_id, state=target, changed=bool(tried))
             half = await self._needed_payload(shard, entry, act, deadline=deadline)
             # One Kafka transaction may follow another within a millisecond; the time must still tell them apart.
@@ -293,12 +293,6 @@ class Ending:
     def _observe(self, entry: Unresolved, act: Act | None, at: int) -> None:
         if act is not None and act.action in (Action.COMMIT, Action.ROLLBACK):
             self._observer.resolved_after(entry.group, act.action.value, max(0, at - entry.prepared_at) / 1000)
-
-
-def _state(entry: Entry) -> State:
-    if isinstance(entry, Ended):
-        return entry.state
-    return State.PARKED if isinstance(entry, ParkedEntry) else State.PREPARED
 
 
 def _leaves_note(act: Act, entry: Entry) -> bool:

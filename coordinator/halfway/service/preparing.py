@@ -23,7 +23,7 @@ from halfway.domain.errors import (
 )
 from halfway.domain.ids import CLIENT_ID, server_id, server_made
 from halfway.domain.records import Group, Half, Message, fingerprint
-from halfway.domain.shard import Ended, Entry, Pending
+from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import State
 from halfway.service.requests import Prepare, Prepared
 from halfway.service.timing import check_at, look_at
@@ -256,13 +256,9 @@ class Preparing:
     def _repeated(self, known: Entry, request: Prepare, content: bytes) -> Prepared:
         if known.group != request.group or known.fingerprint != content:
             raise IdReusedError(known.id)
-        if isinstance(known, Ended):
-            state = known.state
-        else:
-            state = State.PREPARED if isinstance(known, Pending) else State.PARKED
         return Prepared(
             id=known.id,
-            state=state,
+            state=known.state,
             group=known.group,
             prepared_at=known.prepared_at,
             next_check_at=self._next_check(known),

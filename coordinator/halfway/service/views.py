@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfway.domain.shard import Ended, Entry, ParkedEntry
-from halfway.domain.transaction import State
 from halfway.service.requests import TransactionView
 from halfway.service.timing import check_at
 
@@ -32,7 +31,7 @@ def view(groups: Groups, entry: Entry, messages: tuple[Message, ...] | None = No
     if isinstance(entry, ParkedEntry):
         return TransactionView(
             id=entry.id,
-            state=State.PARKED,
+            state=entry.state,
             group=entry.group,
             prepared_at=entry.prepared_at,
             topics=topics,
@@ -46,7 +45,7 @@ def view(groups: Groups, entry: Entry, messages: tuple[Message, ...] | None = No
         )
     return TransactionView(
         id=entry.id,
-        state=State.PREPARED,
+        state=entry.state,
         group=entry.group,
         prepared_at=entry.prepared_at,
         topics=topics,
