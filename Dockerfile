@@ -10,11 +10,23 @@ COPY adapters adapters
 COPY schemas schemas
 RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps .
 
-FROM python:3.11.14-slim-bookworm
+FROM python:3.11.14-slim-bookworm AS base
 RUN groupadd --gid 10001 halfway && useradd --uid 10001 --gid halfway --no-create-home --shell /usr/sbin/nologin halfway
 COPY --from=build /opt/halfway /opt/halfway
 ENV PATH=/opt/halfway/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001:10001
+
+# The example order service: `docker compose --profile orders up`.
+FROM base AS orders
+COPY examples/orders/service.py /opt/orders/service.py
+USER root
+RUN install --directory --owner 10001 --group 10001 /var/lib/orders
+USER 10001:10001
+VOLUME /var/lib/orders
+EXPOSE 9000
+ENTRYPOINT ["python", "/opt/orders/service.py", "--database", "/var/lib/orders/orders.sqlite"]
+
+FROM base AS coordinator
 EXPOSE 8080 8081
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8081/health/live', timeout=2)"]

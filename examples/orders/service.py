@@ -256,18 +256,25 @@ def _end_with_stdin() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main() -> None:
-    """Run the service until SIGTERM, or with `--with-parent` until its standard input is closed."""
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--check-url", help="where halfway reaches /check, if not at the address above")
     parser.add_argument("--database", type=Path, default=Path("orders.sqlite"))
     parser.add_argument("--halfway", default="http://127.0.0.1:8080")
     parser.add_argument("--with-parent", action="store_true")
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run the service until SIGTERM, or with `--with-parent` until its standard input is closed."""
+    given = command_line().parse_args()
     if given.with_parent:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    service = OrderService(given.database, given.halfway, f"http://127.0.0.1:{given.port}/check")
-    web.run_app(service.app(), host="127.0.0.1", port=given.port, access_log=None, print=None)
+    check_url = given.check_url or f"http://{given.host}:{given.port}/check"
+    service = OrderService(given.database, given.halfway, check_url)
+    web.run_app(service.app(), host=given.host, port=given.port, access_log=None, print=None)
 
 
 if __name__ == "__main__":
