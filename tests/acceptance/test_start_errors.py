@@ -243,6 +243,20 @@ async def test_a_setting_that_cannot_work_ends_it_and_is_named(
         assert word in said
 
 
+async def test_an_endpoint_outside_the_allowed_hosts_is_refused_when_it_is_registered(
+    new_coordinator: NewCoordinator, connect: Connect
+) -> None:
+    """The operator's setting reaches the call: 422 that names the field, the host and the setting."""
+    coordinator = new_coordinator({"HALFWAY_CHECK_HOSTS": "127.0.0.1,*.shop.svc"})
+    coordinator.start()
+    rest = connect(coordinator)
+    urls = ["http://127.0.0.1:1/check", "http://169.254.169.254/latest"]
+    problem = (await rest.put_group("shop", topics=["orders"], urls=urls)).refused(422, "invalid_request")
+    assert problem["errors"][0]["field"] == "check.urls[1]"
+    assert "HALFWAY_CHECK_HOSTS" in str(problem)
+    (await rest.call("GET", "/groups/shop")).refused(404, "unknown_group")
+
+
 async def test_settings_come_from_a_file_and_the_environment_is_above_it(
     new_coordinator: NewCoordinator, tmp_path: Path
 ) -> None:

@@ -100,6 +100,13 @@ class HttpCheckCaller:
         if self._session is not None:
             await self._session.close()
 
+    def refusal(self, url: str) -> str | None:
+        """Tell why the operator's rules refuse an endpoint, None where they do not."""
+        try:
+            return self._urls.refusal(URL(url))
+        except ValueError:
+            return "the URL cannot be read"
+
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
         """Ask the endpoints in the order given until one gives a verdict; `unknown`, said so, is one.
 
@@ -172,15 +179,10 @@ class HttpCheckCaller:
         self, session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], deadline: float
     ) -> _Attempt:
         """Ask one endpoint; once more where a kept connection turns out to have been closed before the request."""
-        attempt = _Attempt(reachable=False)
-        try:
-            target = URL(url)
-            refusal = self._urls.refusal(target)
-        except ValueError:
-            target, refusal = URL(), "the URL cannot be read"
+        refusal = self.refusal(url)
         if refusal is not None:
-            attempt.detail = refusal
-            return attempt
+            return _Attempt(reachable=False, detail=refusal)
+        target = URL(url)
         attempt = await self._post(session, target, body, headers, deadline)
         if attempt.stale:
             attempt = await self._post(session, target, body, headers, deadline)

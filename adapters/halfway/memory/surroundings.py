@@ -57,8 +57,14 @@ class ScriptedCaller:
         """Answer unknown until told otherwise."""
         self.answer: Answer = answer or (lambda _: verdict(Outcome.UNKNOWN))
         self.requests: list[CheckRequest] = []
+        self.refused: dict[str, str] = {}
+        """Endpoints that the operator does not allow, and why."""
         self.urls: list[tuple[str, ...]] = []
         """The endpoints of each request, in the order in which they were to be tried."""
+
+    def refusal(self, url: str) -> str | None:
+        """Allow every endpoint that is not in `refused`."""
+        return self.refused.get(url)
 
     def always(self, reply: CheckReply) -> None:
         """Give one reply to every request from now on."""

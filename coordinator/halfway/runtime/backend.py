@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from halfway.checkback import HttpCheckCaller
+from halfway.checkback import AllowedHosts, HttpCheckCaller
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.cluster import KafkaCluster
 from halfway.kafka.cursors import KafkaCursors
@@ -145,9 +146,7 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         await cursors.start()
         destinations = Destinations(config)
         cluster = KafkaCluster(config, observer, destinations, cursors)
-        caller = await stack.enter_async_context(
-            HttpCheckCaller(timeout_s=settings.check_timeout_s, connect_timeout_s=settings.check_connect_timeout_s)
-        )
+        caller = await stack.enter_async_context(_check_caller(settings))
         coordinator = Coordinator(
             limits=settings.limits(),
             lane=cluster.lane,
@@ -176,6 +175,22 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         watching = asyncio.create_task(backend.watch())
         stack.callback(watching.cancel)
         yield backend
+
+
+def _check_caller(settings: Settings) -> HttpCheckCaller:
+    authorities = settings.check_ca_file
+    try:
+        context = None if authorities is None else ssl.create_default_context(cafile=authorities)
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"HALFWAY_CHECK_CA_FILE {str(authorities)!r} holds no certificate in PEM: {error}"
+        ) from None
+    return HttpCheckCaller(
+        timeout_s=settings.check_timeout_s,
+        connect_timeout_s=settings.check_connect_timeout_s,
+        urls=AllowedHosts(settings.check_hosts, settings.check_networks),
+        ssl_context=context,
+    )
 
 
 async def _groups(stack: AsyncExitStack, config: KafkaConfig, observer: Observer) -> KafkaGroups:

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FilePath,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from halfway.domain.errors import ConfigurationError
@@ -25,6 +35,15 @@ _SHOWN: Final = 80
 Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+def _split(value: object) -> object:
+    """Take a list from one variable, between commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Hosts = Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.*_:\[\]-]+$")], ...], BeforeValidator(_split)]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_split)]
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 
@@ -93,6 +112,12 @@ class Settings(BaseSettings):
     scan_interval_s: Seconds = 1
     check_timeout_s: Seconds = 10
     check_connect_timeout_s: Seconds = 3
+    check_hosts: Hosts = ()
+    """Host names that may be checked, `*` for any characters; empty: all."""
+    check_networks: Networks = ()
+    """Networks in which they must lie; empty: all but link-local, multicast and unspecified addresses."""
+    check_ca_file: FilePath | None = None
+    """Certificate authorities (PEM) of https endpoints in place of the system's."""
     check_concurrency: Count = 16
     check_queue: Count = 1_000
     lease_s: Seconds = 30
@@ -273,7 +298,8 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def _told(error: ValidationError, values: Mapping[str, Any]) -> str:
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
-        place = [str(part) for part in problem["loc"]]
+        # The place within a list is not part of a variable's name.
+        place = [part for part in problem["loc"] if isinstance(part, str)]
         if not place:
             lines.append(problem["msg"].removeprefix("Value error, "))
             continue

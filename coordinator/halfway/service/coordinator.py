@@ -67,7 +67,7 @@ class Coordinator:
         """Wire the parts together; nothing is started."""
         self.limits = limits
         self._shards = ShardTable(limits, clock, observer)
-        self._groups = Groups(limits, groups, self._shards, authority, clock)
+        self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
         self._ending = Ending(limits, self._shards, lane, half_log, clock, observer)
         self._preparing = Preparing(limits, self._shards, half_log, self._groups, topics, clock, observer)
         self._checks = CheckDesk(limits, self._shards, self._groups, self._ending, caller, clock, observer)

@@ -10,7 +10,7 @@ from halfway.service.requests import GroupSpec, GroupView
 
 if TYPE_CHECKING:
     from halfway.domain.policy import CheckPolicy
-    from halfway.service.ports import Authority, Clock, GroupStore
+    from halfway.service.ports import Authority, CheckCaller, Clock, GroupStore
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards import ShardTable
 
@@ -19,7 +19,13 @@ class Groups:
     """What is known of groups, from the log; a group is asked for by name."""
 
     def __init__(
-        self, limits: ServiceLimits, store: GroupStore, shards: ShardTable, authority: Authority, clock: Clock
+        self,
+        limits: ServiceLimits,
+        store: GroupStore,
+        shards: ShardTable,
+        authority: Authority,
+        clock: Clock,
+        caller: CheckCaller,
     ) -> None:
         """Keep the parts; nothing is started."""
         self._limits = limits
@@ -27,6 +33,7 @@ class Groups:
         self._shards = shards
         self._authority = authority
         self._clock = clock
+        self._caller = caller
         self._leaving: set[str] = set()
 
     def require(self, name: str, *, credential: str | None, action: str) -> Group:
@@ -55,7 +62,8 @@ class Groups:
         """Register a group or change it.
 
         Raises:
-            InvalidRequestError: a policy that could outlive the op topic, or whose times contradict each other.
+            InvalidRequestError: a policy that could outlive the op topic, or whose times contradict each other; an
+                endpoint that the operator does not allow.
 
         """
         before = self._store.get(spec.name)
@@ -76,6 +84,10 @@ class Groups:
         return self._shown(group, created=before is None)
 
     def _judge(self, spec: GroupSpec) -> None:
+        for number, url in enumerate(spec.urls):
+            refusal = self._caller.refusal(url)
+            if refusal is not None:
+                raise InvalidRequestError(refusal, field=f"check.urls[{number}]")
         policy = self._limits.default_policy.overridden(spec.policy)
         limit = self._limits.max_age_limit_s
         if policy.max_age_s > limit:

@@ -191,6 +191,9 @@ class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
 class CheckCaller(Protocol):
     """Asks a producer group over HTTP (DESIGN section 6)."""
 
+    def refusal(self, url: str) -> str | None:
+        """Tell why the operator does not allow an endpoint, None where it may be registered; shown to users."""
+
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
         """Ask the endpoints in the order given, the next one when one fails, within a bounded time; never raises."""
 

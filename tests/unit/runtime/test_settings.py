@@ -33,6 +33,14 @@ def test_environment_reaches_every_part() -> None:
     assert limits.default_policy.on_exhausted is OnExhausted.ROLLBACK
 
 
+def test_lists_come_from_one_variable_between_commas() -> None:
+    """Hosts and networks that may be checked; empty means no limit."""
+    settings = load({"HALFWAY_CHECK_HOSTS": "orders, *.shop.svc,", "HALFWAY_CHECK_NETWORKS": "10.0.0.0/8,fd00::/8"})
+    assert settings.check_hosts == ("orders", "*.shop.svc")
+    assert [str(one) for one in settings.check_networks] == ["10.0.0.0/8", "fd00::/8"]
+    assert load({}).check_hosts == load({}).check_networks == ()
+
+
 def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
     """A TOML file gives what the environment does not."""
     file = tmp_path / "halfway.toml"
@@ -65,6 +73,9 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
         ("HALFWAY_SCAN_INTERVAL_S", "nan"),
         ("HALFWAY_POLICY__ON_EXHAUSTED", "explode"),
         ("HALFWAY_LOG_LEVEL", "loud"),
+        ("HALFWAY_CHECK_NETWORKS", "10.0.0.1/8"),
+        ("HALFWAY_CHECK_HOSTS", "http://orders/"),
+        ("HALFWAY_CHECK_CA_FILE", "nowhere.pem"),
     ],
 )
 def test_a_wrong_value_is_named(variable: str, value: str) -> None:

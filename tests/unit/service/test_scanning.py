@@ -109,3 +109,13 @@ async def test_policies_that_cannot_work_are_refused(world: World, policy: Polic
     with pytest.raises(InvalidRequestError) as raised:
         await world.coordinator.put_group(spec, deadline=world.deadline())
     assert raised.value.fields["errors"][0]["field"] == field  # type: ignore[index]
+
+
+async def test_an_endpoint_that_the_operator_does_not_allow_cannot_be_registered(world: World) -> None:
+    """The error names the field and says why; the group stays as it was."""
+    world.memory.caller.refused["http://inside/"] = "the operator does not allow the host 'inside'"
+    with pytest.raises(InvalidRequestError, match="'inside'") as raised:
+        await world.group("g", urls=("http://a/", "http://inside/"))
+    assert raised.value.fields["errors"][0]["field"] == "check.urls[1]"  # type: ignore[index]
+    with pytest.raises(UnknownGroupError):
+        await world.prepare(group="g")
