@@ -93,7 +93,8 @@ class HalfwayDev(Process):
         self._program = str(Path(sys.executable).with_name("halfway"))
         created = [f"--topic={topic}" for topic in topics]
         super().__init__(
-            [self._program, "dev", "--json", "--port=0", "--health-port=0", *created], directory / "halfway.log"
+            [self._program, "dev", "--json", "--with-parent", "--port=0", "--health-port=0", *created],
+            directory / "halfway.log",
         )
 
     async def __aenter__(self) -> Self:

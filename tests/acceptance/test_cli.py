@@ -133,14 +133,19 @@ async def test_serve_without_a_kafka_says_what_to_set(tmp_path: Path) -> None:
     assert "HALFWAY_KAFKA__BOOTSTRAP_SERVERS" in ended.err
 
 
-async def test_everything_in_one_command(tmp_path: Path) -> None:
-    """`halfway dev --json` prints one line when it is ready, runs until it is stopped, and leaves nothing behind."""
+@pytest.mark.parametrize("ended_by", ["Ctrl-C", "its parent's end"])
+async def test_everything_in_one_command(tmp_path: Path, ended_by: str) -> None:
+    """`halfway dev --json` prints one line when it is ready, runs until it is stopped, and leaves nothing behind.
+
+    With --with-parent it is stopped too when the process at its standard input is gone.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")}
     dev = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "halfway.runtime.cli", "dev", "--json", "--topic", "orders:3"),
-        *("--port", "0", "--health-port", "0"),
+        *("--port", "0", "--health-port", "0", *(["--with-parent"] if ended_by != "Ctrl-C" else [])),
         cwd=tmp_path,
         env=environment,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -157,7 +162,11 @@ async def test_everything_in_one_command(tmp_path: Path) -> None:
         records = await Cluster(ready["bootstrap_servers"]).read("orders")
         assert [record.value for record in records] == [b"first"]
 
-        dev.send_signal(signal.SIGINT)
+        if ended_by == "Ctrl-C":
+            dev.send_signal(signal.SIGINT)
+        else:
+            assert dev.stdin is not None
+            dev.stdin.close()
         async with asyncio.timeout(READY_WITHIN_S):
             rest_of_output, _ = await dev.communicate()
         assert dev.returncode == 0

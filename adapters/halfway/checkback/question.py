@@ -34,15 +34,13 @@ def rfc3339(ms: int) -> str:
 
 
 def _message(message: Message) -> dict[str, object]:
-    content: dict[str, object] = {
+    return {
         "topic": message.topic,
         "key": _data(message.key),
         "value": _data(message.value),
         "headers": [{"name": name, "value": _data(value)} for name, value in message.headers],
+        "partition": message.partition,
     }
-    if message.partition is not None:
-        content["partition"] = message.partition
-    return content
 
 
 def _data(data: bytes | None) -> str | dict[str, str] | None:

@@ -53,22 +53,13 @@ def serve(config: Path | None) -> None:
 @click.option("--keep", is_flag=True, help="Keep Kafka's data in its temporary directory.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME[:PARTITIONS]", help="Create a topic; can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
-def dev(
-    config: Path | None,
-    port: int,
-    health_port: int,
-    kafka_port: int,
-    data_dir: Path | None,
-    topics: tuple[str, ...],
-    *,
-    keep: bool,
-    as_json: bool,
-) -> None:
+@click.option("--with-parent", is_flag=True, help="Stop when standard input is closed.")
+def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...], **asked: Any) -> None:
     """Run a Kafka broker and the coordinator together on 127.0.0.1 until stopped."""
     from halfway.runtime.dev import Dev, run_dev
 
     over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
-    wanted = Dev(kafka_port=kafka_port, data_dir=data_dir, keep=keep, topics=_topics(topics), as_json=as_json)
+    wanted = Dev(topics=_topics(topics), **asked)
     sys.exit(run_dev(wanted, lambda bootstrap: _load(config, over | {"kafka": {"bootstrap.servers": bootstrap}})))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +33,15 @@ class Dev:
     keep: bool
     topics: Mapping[str, int]
     as_json: bool
+    with_parent: bool
 
 
 def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
     """Start the broker, then the coordinator; return the exit status once both have stopped."""
     from halfway.embedded import EmbeddedConfig, EmbeddedKafka, EmbeddedKafkaError
 
+    if wanted.with_parent:
+        threading.Thread(target=_end_with_stdin, name="halfway-parent", daemon=True).start()
     config = EmbeddedConfig(
         data_dir=wanted.data_dir,
         keep_data=wanted.keep,
@@ -50,6 +56,14 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
     except EmbeddedKafkaError as error:
         click.echo(f"halfway: {error}", err=True)
         return 1
+
+
+def _end_with_stdin() -> None:
+    """Stop this process when the one that holds the other end of its standard input is gone, however it ended."""
+    # Not through `sys.stdin`: its lock, held here, would keep the interpreter from ending.
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _create(bootstrap: str, topics: Mapping[str, int]) -> None:

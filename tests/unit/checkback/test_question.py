@@ -8,7 +8,7 @@ from halfway.service.ports import CheckRequest
 
 
 def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them() -> None:
-    """Text stands as text, other bytes as base64, what is absent as null, and a partition only where one was chosen."""
+    """Text stands as text, other bytes as base64, and what is absent as null; a fetched check looks the same."""
     request = CheckRequest(
         check_id="order-1:3",
         id="order-1",
@@ -46,8 +46,8 @@ def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them
                 ],
                 "partition": 0,
             },
-            {"topic": "cart", "key": None, "value": None, "headers": []},
-            {"topic": "points", "key": "", "value": '{"points": 3}\x00', "headers": []},
+            {"topic": "cart", "key": None, "value": None, "headers": [], "partition": None},
+            {"topic": "points", "key": "", "value": '{"points": 3}\x00', "headers": [], "partition": None},
         ],
     }
 
