@@ -115,14 +115,13 @@ class Acquisition:
         producers: list[TransactionalProducer] = []
         reader: PartitionReader | None = None
         try:
-            ids = [f"{self.config.prefix}owner.{shard}" for shard in self.shards]
-            producers = initialised(self.config, ids, self.deadline, self.cancelled)  # step 1
+            producers = self._fence_acquirers()
             self._check("fencing other acquirers")
             reader = PartitionReader(self.config, **_QUICK)
-            self._settle_owners(reader)  # steps 2 and 3
+            self._settle_owners(reader)
             self._check("fencing the former owner")
-            barriers = self._claim(producers)  # step 4
-            acquired = self._fold(reader, barriers)  # step 5
+            barriers = self._claim(producers)
+            acquired = self._fold(reader, barriers)
         except ProducerFailedError as error:
             raise AcquireError(error.step, str(error), fenced=error.fenced) from error
         except (KafkaException, HalfwayError, TimeoutError) as error:
@@ -141,6 +140,13 @@ class Acquisition:
         if time.monotonic() >= self.deadline:
             raise AcquireError(step, "out of time")
 
+    # --- step 1
+
+    def _fence_acquirers(self) -> list[TransactionalProducer]:
+        """Step 1: initialise the owner producers, one for each shard."""
+        ids = [f"{self.config.prefix}owner.{shard}" for shard in self.shards]
+        return initialised(self.config, ids, self.deadline, self.cancelled)
+
     # --- steps 2 and 3
 
     def _settle_owners(self, reader: PartitionReader) -> None:
@@ -151,21 +157,29 @@ class Acquisition:
         admin = AdminClient(self.config.admin())
         reader.add({(topic, shard): OFFSET_BEGINNING for shard in self.shards})
         while True:
-            ends = self._ends(admin, topic)
-            # Not to the end at once: an open transaction may hold it back until its owner is fenced.
-            reader.read_until(ends, min(self.deadline, time.monotonic() + 0.5), self._owner_into(last))
-            reached = all(reader.positions[place] >= end for place, end in ends.items())
+            reached = self._read_owners(reader, self._ends(admin, topic), last)
             former = {owner.incarnation: owner for owner in last.values() if owner is not None}
             unfenced = [owner for name, owner in former.items() if name not in fenced]
             if unfenced:
-                log.info("fencing_former_owner", incarnations=[owner.incarnation for owner in unfenced])
-                lane_ids = [one for owner in unfenced for one in owner.lane_ids]
-                fence(self.config, lane_ids, self.deadline, self.cancelled)
+                self._fence_owners(unfenced)
                 fenced.update(owner.incarnation for owner in unfenced)
             elif reached:
                 break
             self._check("reading the owner records")
         reader.remove(list(reader.positions))
+
+    def _read_owners(self, reader: PartitionReader, ends: Mapping[Place, int], last: dict[Place, Owner | None]) -> bool:
+        """Step 2: read owners[s] as far as it goes; whether that is its real end.
+
+        Not for long: an open transaction may hold the end back until its owner is fenced.
+        """
+        reader.read_until(ends, min(self.deadline, time.monotonic() + 0.5), self._owner_into(last))
+        return all(reader.positions[place] >= end for place, end in ends.items())
+
+    def _fence_owners(self, owners: Sequence[Owner]) -> None:
+        """Step 3: take their lane ids away from former owners."""
+        log.info("fencing_former_owner", incarnations=[owner.incarnation for owner in owners])
+        fence(self.config, [one for owner in owners for one in owner.lane_ids], self.deadline, self.cancelled)
 
     def _owner_into(self, last: dict[Place, Owner | None]) -> Callable[[Place, Message], None]:
         def handle(place: Place, message: Message) -> None:
@@ -194,7 +208,7 @@ class Acquisition:
     # --- step 4
 
     def _claim(self, producers: Sequence[TransactionalProducer]) -> dict[Place, int]:
-        """Commit owner records and barriers; return where the barriers stand."""
+        """Step 4: commit owner records and barriers; return where the barriers stand."""
         barriers: dict[Place, int] = {}
         with ThreadPoolExecutor(_PARALLEL, "halfway-claim") as pool:
             for found in pool.map(self._claim_one, self.shards, producers):
@@ -202,6 +216,22 @@ class Acquisition:
         return barriers
 
     def _claim_one(self, shard: int, producer: TransactionalProducer) -> dict[Place, int]:
+        barriers: dict[Place, int] = {}
+        producer.begin()
+        try:
+            topics = self._produce_claim(shard, producer, barriers)
+        except (KafkaException, BufferError) as error:
+            raise ProducerFailedError.of("claiming", error) from error
+        producer.commit(max(1.0, min(self.config.lane_stall_s, self.deadline - time.monotonic())))
+        if len(barriers) != len(topics) or min(barriers.values()) < 0:
+            raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
+        self.claimed.add(shard)
+        return barriers
+
+    def _produce_claim(
+        self, shard: int, producer: TransactionalProducer, barriers: dict[Place, int]
+    ) -> tuple[str, ...]:
+        """Produce the owner record and a barrier to each of the topics returned; reports put them into `barriers`."""
         config, now = self.config, time.time_ns() // 1_000_000
         owner = Owner(
             shard=shard,
@@ -212,37 +242,28 @@ class Acquisition:
         )
         barrier = encode_barrier(Barrier(incarnation=self.incarnation, at=now))
         headers = record_headers(KIND_BARRIER, "", "acquired")
-        barriers: dict[Place, int] = {}
 
         def report(error: Any, message: Any) -> None:
             if error is None:
                 barriers[message.topic(), shard] = message.offset()
 
+        producer.produce(
+            config.owners_topic,
+            encode_owner(owner),
+            b"%d" % shard,
+            shard,
+            timestamp=now,
+            headers=record_headers(KIND_OWNER, "", "acquired"),
+        )
         topics = (config.half_topic, config.op_topic, config.parked_topic)
-        producer.begin()
-        try:
-            producer.produce(
-                config.owners_topic,
-                encode_owner(owner),
-                b"%d" % shard,
-                shard,
-                timestamp=now,
-                headers=record_headers(KIND_OWNER, "", "acquired"),
-            )
-            for topic in topics:
-                producer.produce(topic, barrier, BARRIER_KEY, shard, on_delivery=report, timestamp=now, headers=headers)
-        except (KafkaException, BufferError) as error:
-            raise ProducerFailedError.of("claiming", error) from error
-        producer.commit(max(1.0, min(self.config.lane_stall_s, self.deadline - time.monotonic())))
-        if len(barriers) != len(topics) or min(barriers.values()) < 0:
-            raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
-        self.claimed.add(shard)
-        return barriers
+        for topic in topics:
+            producer.produce(topic, barrier, BARRIER_KEY, shard, on_delivery=report, timestamp=now, headers=headers)
+        return topics
 
     # --- step 5
 
     def _fold(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> list[Acquired]:
-        """Fold from the cursors up to the barriers: parked first, then half and op side by side."""
+        """Step 5: fold from the cursors up to the barriers: parked first, then half and op side by side."""
         horizon_ms = round(self.config.outcome_horizon_s * 1000)
         states = {shard: ShardState(shard, horizon_ms=horizon_ms) for shard in self.shards}
         handle = self._fold_into(states)

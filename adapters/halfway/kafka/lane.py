@@ -128,7 +128,7 @@ class LaneThread:
         except ProducerFailedError as failure:
             self._suspect(admitted, failure)
             raise
-        written = transaction.written(admitted)
+        written = transaction.written()
         answers: list[Answer] = [
             (submission.future, stands) for (submission, _), stands in zip(admitted, written, strict=True)
         ]
@@ -136,6 +136,7 @@ class LaneThread:
         self._context.loop.post(self._answer, answers, len(admitted), size, time.monotonic() - started)
 
     def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
+        """Answer the callers, on the loop's thread, after the commit of step 5."""
         settle(answers)
         self._context.observer.lane_committed(ends, size, seconds)
 
@@ -181,25 +182,23 @@ class LaneThread:
 
     def _release(self, release: Release) -> None:
         """Give shards back: one Kafka transaction with the tombstones of their owner records and nothing else."""
-        config = self._context.config
         producer = self._producers[self._turn]
         self._turn ^= 1
         try:
             producer.begin()
-            for shard in release.shards:
-                producer.produce(
-                    config.owners_topic,
-                    None,
-                    b"%d" % shard,
-                    shard,
-                    headers=record_headers(KIND_OWNER, "", "released"),
-                )
-            producer.commit(config.lane_stall_s)
+            self._produce_releases(producer, release.shards)
+            producer.commit(self._context.config.lane_stall_s)
         except Exception as error:
             failure = error if isinstance(error, ProducerFailedError) else ProducerFailedError.of("release", error)
             release.done.set_exception(failure)
             raise failure from error
         release.done.set_result(None)
+
+    def _produce_releases(self, producer: TransactionalProducer, shards: Sequence[int]) -> None:
+        topic = self._context.config.owners_topic
+        headers = record_headers(KIND_OWNER, "", "released")
+        for shard in shards:
+            producer.produce(topic, None, b"%d" % shard, shard, headers=headers)
 
 
 class KafkaLane:

@@ -16,37 +16,53 @@ Report = Callable[[Any, Any], None]
 Place = tuple[str, int]
 
 
+Writes = Sequence[tuple[Submission, Encoded]]
+
+
 class LaneTransaction:
-    """Produces the records of writes and learns their offsets from the delivery reports.
+    """One Kafka transaction with the records of writes: a method for each step of DESIGN section 4, called in order.
 
     In each partition the records stand in the order in which they were produced (the producer is idempotent), so the
     offsets of a partition, sorted, belong to its records in that order: a report needs no state of its own.
     """
 
-    def __init__(self, producer: TransactionalProducer, config: KafkaConfig) -> None:
+    def __init__(self, producer: TransactionalProducer, config: KafkaConfig, writes: Writes) -> None:
+        self._producer = producer
         self._produce = producer.produce
+        self._writes = writes
+        self._stall_s = config.lane_stall_s
         self._half, self._op, self._parked = config.half_topic, config.op_topic, config.parked_topic
         self._offsets: dict[Place, list[int]] = {}
         self._reports: dict[Place, Report] = {}
         self._produced: dict[Place, int] = {}
         self._now = time.time_ns() // 1_000_000
 
-    def produce_messages(self, encoded: Encoded) -> None:
-        """Produce the real messages of one write, with the time of this commit as timestamp."""
-        produce, now = self._produce, self._now
-        for message in encoded.real:
-            produce(
-                message.topic, message.value, message.key, message.partition, timestamp=now, headers=message.headers
-            )
+    def begin(self) -> None:
+        """Step 1: begin; Kafka hears of it with the first record."""
+        self._producer.begin()
 
-    def produce_kept(self, shard: int, encoded: Encoded) -> None:
-        """Produce the op marker to op[s], then the record or tombstone to half[s] and to parked[s]."""
-        if encoded.op is not None:
-            self._produce_kept(self._op, shard, encoded.key, encoded.op)
-        if encoded.half is not None:
-            self._produce_kept(self._half, shard, encoded.key, encoded.half)
-        if encoded.parked is not None:
-            self._produce_kept(self._parked, shard, encoded.key, encoded.parked)
+    def produce_messages(self) -> None:
+        """Step 2: for each commit, the real messages, with the time of this commit as timestamp."""
+        produce, now = self._produce, self._now
+        for _, encoded in self._writes:
+            for message in encoded.real:
+                produce(
+                    message.topic, message.value, message.key, message.partition, timestamp=now, headers=message.headers
+                )
+
+    def produce_op_markers(self) -> None:
+        """Step 3: the op marker to op[s]."""
+        for submission, encoded in self._writes:
+            if encoded.op is not None:
+                self._produce_kept(self._op, submission.write.shard, encoded.key, encoded.op)
+
+    def produce_tombstones(self) -> None:
+        """Step 4: the tombstone (or record) to half[s] and to parked[s]."""
+        for submission, encoded in self._writes:
+            if encoded.half is not None:
+                self._produce_kept(self._half, submission.write.shard, encoded.key, encoded.half)
+            if encoded.parked is not None:
+                self._produce_kept(self._parked, submission.write.shard, encoded.key, encoded.parked)
 
     def _produce_kept(self, topic: str, shard: int, key: bytes, kept: Kept) -> None:
         place = (topic, shard)
@@ -57,8 +73,12 @@ class LaneTransaction:
         self._produced[place] += 1
         self._produce(topic, kept.value, key, shard, on_delivery=report, timestamp=self._now, headers=kept.headers)
 
-    def written(self, writes: Sequence[tuple[Submission, Encoded]]) -> list[Written]:
-        """Return where each write stands, in the order in which they were produced.
+    def commit(self) -> None:
+        """Step 5: commit; whoever called this answers the callers only afterwards."""
+        self._producer.commit(self._stall_s)
+
+    def written(self) -> list[Written]:
+        """Return where each write stands, in the order in which they were given.
 
         Raises:
             ProducerFailedError: a report is missing or has no offset; the Kafka transaction stands nevertheless.
@@ -77,26 +97,24 @@ class LaneTransaction:
                 op=None if encoded.op is None else next(places[op, submission.write.shard]),
                 parked=None if encoded.parked is None else next(places[parked, submission.write.shard]),
             )
-            for submission, encoded in writes
+            for submission, encoded in self._writes
         ]
 
 
-def write_transaction(
-    producer: TransactionalProducer, config: KafkaConfig, writes: Sequence[tuple[Submission, Encoded]]
-) -> LaneTransaction:
+def write_transaction(producer: TransactionalProducer, config: KafkaConfig, writes: Writes) -> LaneTransaction:
     """Carry out steps 1 to 5 of DESIGN section 4 up to the commit, and return the transaction that now stands.
 
     Raises:
         ProducerFailedError: at any step: whether it stands is not known, and the producer must not be used again.
 
     """
-    transaction = LaneTransaction(producer, config)
+    transaction = LaneTransaction(producer, config, writes)
     try:
-        producer.begin()
-        for submission, encoded in writes:
-            transaction.produce_messages(encoded)
-            transaction.produce_kept(submission.write.shard, encoded)
-        producer.commit(config.lane_stall_s)
+        transaction.begin()
+        transaction.produce_messages()
+        transaction.produce_op_markers()
+        transaction.produce_tombstones()
+        transaction.commit()
     except ProducerFailedError:
         raise
     except Exception as error:

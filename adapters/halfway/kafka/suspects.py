@@ -167,7 +167,7 @@ class SuspectLane:
                 quarantine.isolate(ids, now)
             raise
         quarantine.clear_ids(ids)
-        written = transaction.written(works)
+        written = transaction.written()
         answers: list[Answer] = [
             (submission.future, stands) for (submission, _), stands in zip(works, written, strict=True)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -64,21 +65,36 @@ class Scanning:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def scan(self, number: int, now: int) -> None:
-        """Correct strays, do what is due, write old halves again, forget old outcomes, commit the cursors.
+        """Compare half with op, and do what follows.
+
+        1. Strays in half are corrected.
+        2. Commit verdicts that could not be written yet are recorded.
+        3. For what is due the policy decides: a check is offered, or giving up or a re-anchor is carried out.
+        4. The oldest halves are written again where they hold the cursor back too far.
+        5. Old outcomes are forgotten.
+        6. The cursors are committed.
 
         What has to be written is carried out by tasks of its own: a write that waits holds up no other transaction.
         """
         shard = self._shards.find(number)
         if shard is None or shard.leaving:
             return
-        for transaction_id, _ in shard.state.strays()[: self._limits.scan_batch]:
-            self._carry_out(shard, transaction_id, self._ending.correct)
+        self._correct_strays(shard)
         self._checks.record_verdicts(number)
         await self._due(shard, now)
         self._behind(shard, now)
         self._forget(shard, now)
         if self._shards.find(number) is shard:
-            await self._cursors.commit({number: Cursors(half=shard.state.half_cursor, op=shard.state.op_cursor)})
+            await self._commit_cursors(shard)
+
+    def _correct_strays(self, shard: Shard) -> None:
+        """Step 1: put right halves that stand after what they would undo."""
+        for transaction_id, _ in shard.state.strays()[: self._limits.scan_batch]:
+            self._carry_out(shard, transaction_id, self._ending.correct)
+
+    async def _commit_cursors(self, shard: Shard) -> None:
+        """Step 6: commit the cursors, also when they are unchanged."""
+        await self._cursors.commit({shard.number: Cursors(half=shard.state.half_cursor, op=shard.state.op_cursor)})
 
     def _carry_out(self, shard: Shard, transaction_id: str, step: Step) -> None:
         """Write something for a transaction, unless that is under way already."""
@@ -114,7 +130,7 @@ class Scanning:
         )
 
     async def _due(self, shard: Shard, now: int) -> None:
-        """Look at everything that is due now."""
+        """Step 3: look at everything that is due now."""
         looked = 0
         while (name := shard.agenda.pop_up_to(now)) is not None:
             looked += 1
@@ -130,14 +146,14 @@ class Scanning:
             if isinstance(decision, Check):
                 self._checks.offer(shard, entry)
             elif isinstance(decision, Park | RollBack):
-                self._carry_out(shard, name, self._giving_up(entry.group, decision))
+                self._carry_out(shard, name, partial(self._give_up, entry.group, decision))
             elif isinstance(decision, ReAnchor):
                 self._carry_out(shard, name, self._ending.write_again)
             else:
                 shard.agenda.put(name, decision.until)
 
     def _behind(self, shard: Shard, now: int) -> None:
-        """Write again the halves that hold the cursor back by more than `reanchor_after` records, whatever is due."""
+        """Step 4: write again the halves that hold the cursor back by more than `reanchor_after`, due or not."""
         oldest = shard.state.oldest()
         if oldest is None or not isinstance(self._decide(shard, oldest, now), ReAnchor):
             return
@@ -146,17 +162,15 @@ class Scanning:
                 return
             self._carry_out(shard, entry.id, self._ending.write_again)
 
-    def _giving_up(self, group: str, decision: Park | RollBack) -> Step:
+    async def _give_up(self, group: str, decision: Park | RollBack, transaction_id: str, *, deadline: float) -> None:
+        """Park or roll back, as the policy has decided."""
         action = Action.PARK if isinstance(decision, Park) else Action.ROLLBACK
         act = Act(action=action, cause=Cause.POLICY, remark=decision.reason)
-
-        async def give_up(transaction_id: str, *, deadline: float) -> None:
-            await self._ending.act(transaction_id, act, deadline=deadline)
-            log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
-
-        return give_up
+        await self._ending.act(transaction_id, act, deadline=deadline)
+        log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
 
     def _forget(self, shard: Shard, now: int) -> None:
+        """Step 5: forget the outcomes that are older than the horizon, or too many."""
         before = now - round(self._limits.outcome_horizon_s * 1000)
         _, _, ended = shard.state.counts
         shard.state.forget(before)
