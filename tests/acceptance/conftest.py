@@ -9,6 +9,7 @@ import pytest
 
 from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator
 from tests.acceptance.endpoints import CheckEndpoint, Endpoints
+from tests.acceptance.faulty_coordinator import FaultyCoordinator, NewFaultyCoordinator
 from tests.acceptance.guarded_kafka import GuardedKafka
 from tests.acceptance.rest_client import Connect, Rest
 from tests.acceptance.topics import Cluster, InternalTopics
@@ -81,6 +82,26 @@ def new_coordinator(
     def make(settings: Mapping[str, str] | None = None, *, bootstrap_servers: str | None = None) -> CoordinatorProcess:
         directory = tmp_path_factory.mktemp("coordinator")
         coordinator = CoordinatorProcess(bootstrap_servers or kafka.bootstrap_servers, directory, settings)
+        made.append(coordinator)
+        _note_log(request.node, coordinator)
+        return coordinator
+
+    yield make
+    for coordinator in made:
+        coordinator.close()
+    assert _surprises(request.node) == []
+
+
+@pytest.fixture
+def faulty_coordinator(
+    kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[NewFaultyCoordinator]:
+    """Give a factory of coordinators with fault points, not yet started, that end with the test."""
+    made: list[FaultyCoordinator] = []
+
+    def make(settings: Mapping[str, str] | None = None, *, bootstrap_servers: str | None = None) -> FaultyCoordinator:
+        directory = tmp_path_factory.mktemp("faulty")
+        coordinator = FaultyCoordinator(bootstrap_servers or kafka.bootstrap_servers, directory, settings)
         made.append(coordinator)
         _note_log(request.node, coordinator)
         return coordinator

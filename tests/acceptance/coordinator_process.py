@@ -87,9 +87,10 @@ class CoordinatorProcess:
         """Start the process and return at once; `settings` hold from this start on."""
         assert not self.running
         self.settings |= settings
-        self._process = SupervisedProcess(
-            halfway_command(self.settings, "serve"), cwd=self.directory, log_path=self.log_path
-        )
+        self._process = SupervisedProcess(self._command(), cwd=self.directory, log_path=self.log_path)
+
+    def _command(self) -> list[str]:
+        return halfway_command(self.settings, "serve")
 
     def start(self, **settings: str) -> None:
         """Start the process and return once it says that it is ready."""
@@ -156,11 +157,11 @@ class NewCoordinator(Protocol):
     ) -> CoordinatorProcess: ...
 
 
-def halfway_command(settings: Mapping[str, str], *arguments: str) -> list[str]:
+def halfway_command(settings: Mapping[str, str], *arguments: str, module: str = "halfway.runtime.cli") -> list[str]:
     """Give the command line that runs `halfway` with these settings, and none of our own environment's."""
     ours = [name for name in os.environ if name.startswith("HALFWAY_")]
     unset = [word for name in ours for word in ("-u", name)]
     return [
         *("env", *unset, *(f"{name}={value}" for name, value in settings.items())),
-        *(sys.executable, "-m", "halfway.runtime.cli", *arguments),
+        *(sys.executable, "-m", module, *arguments),
     ]

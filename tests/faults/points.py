@@ -1,0 +1,78 @@
+"""The table of fault points: for every numbered step the method that carries it out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+When = Literal["before", "after"]
+WHENS: tuple[When, ...] = ("before", "after")
+
+_LANE = "halfway.kafka.lane_transaction"
+_THREAD = "halfway.kafka.lane"
+_SUSPECTS = "halfway.kafka.suspects"
+_ACQUIRE = "halfway.kafka.acquire"
+_MEMBERSHIP = "halfway.kafka.membership"
+_SCAN = "halfway.service.scanning"
+_CHECKS = "halfway.service.checks"
+_ENDING = "halfway.service.ending"
+
+STEPS: Mapping[str, tuple[str, str]] = {
+    # DESIGN section 4; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
+    "lane.admit": (_THREAD, "LaneThread._admitted"),
+    "lane.1.begin": (_LANE, "LaneTransaction.begin"),
+    "lane.2.messages": (_LANE, "LaneTransaction.produce_messages"),
+    "lane.3.op_markers": (_LANE, "LaneTransaction.produce_op_markers"),
+    "lane.4.tombstones": (_LANE, "LaneTransaction.produce_tombstones"),
+    "lane.5.commit": (_LANE, "LaneTransaction.commit"),
+    "lane.answer": (_THREAD, "LaneThread._answer"),
+    "suspects.rehearse": (_SUSPECTS, "SuspectLane._rehearsed"),
+    "suspects.commit": (_SUSPECTS, "SuspectLane._commit"),
+    "suspects.answer": (_SUSPECTS, "SuspectLane._answer"),
+    "ending.apply": (_ENDING, "Ending._apply"),
+    # DESIGN section 5.
+    "acquire.initialise_lane": (_MEMBERSHIP, "lane_producers"),
+    "acquire.1.fence_acquirers": (_ACQUIRE, "Acquisition._fence_acquirers"),
+    "acquire.2.read_owners": (_ACQUIRE, "Acquisition._read_owners"),
+    "acquire.3.fence_owners": (_ACQUIRE, "Acquisition._fence_owners"),
+    "acquire.4.claim": (_ACQUIRE, "Acquisition._claim"),
+    "acquire.4.produce_claim": (_ACQUIRE, "Acquisition._produce_claim"),
+    "acquire.4.claim_one": (_ACQUIRE, "Acquisition._claim_one"),
+    "acquire.5.fold": (_ACQUIRE, "Acquisition._fold"),
+    "acquire.6.serve": (_MEMBERSHIP, "KafkaMembership._serve"),
+    "release.finish": (_MEMBERSHIP, "KafkaMembership._finish"),
+    "release.commit": (_THREAD, "LaneThread._release"),
+    "release.produce": (_THREAD, "LaneThread._produce_releases"),
+    "release.give_back": (_MEMBERSHIP, "KafkaMembership._give_back"),
+    # DESIGN section 6.
+    "scan.1.correct_strays": (_SCAN, "Scanning._correct_strays"),
+    "scan.2.record_verdicts": (_CHECKS, "CheckDesk.record_verdicts"),
+    "scan.3.due": (_SCAN, "Scanning._due"),
+    "scan.4.behind": (_SCAN, "Scanning._behind"),
+    "scan.5.forget": (_SCAN, "Scanning._forget"),
+    "scan.6.commit_cursors": (_SCAN, "Scanning._commit_cursors"),
+    "scan.carry_out": (_SCAN, "Scanning._step"),
+    "scan.give_up": (_SCAN, "Scanning._give_up"),
+    "scan.write_again": (_ENDING, "Ending.write_again"),
+    "scan.correct": (_ENDING, "Ending.correct"),
+    "check.ask": (_CHECKS, "CheckDesk._ask"),
+    "check.judge": (_CHECKS, "CheckDesk._judge"),
+    "check.note": (_CHECKS, "CheckDesk.note"),
+    "check.record_verdict": (_CHECKS, "CheckDesk._record_verdict"),
+}
+"""For each step its module and its qualified name there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A place where something can be done: before or after a call of `qualified_name` in `module`."""
+
+    module: str
+    qualified_name: str
+    when: When
+
+
+POINTS: Mapping[str, Point] = {
+    f"{step}.{when}": Point(module=module, qualified_name=qualified_name, when=when)
+    for step, (module, qualified_name) in STEPS.items()
+    for when in WHENS
+}

@@ -1,0 +1,56 @@
+"""The table of fault points fits the product, and nothing is wrapped unless it is asked for."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfway.kafka.acquire import Acquisition
+from halfway.kafka.lane import LaneThread
+from halfway.service.scanning import Scanning
+from tests.faults.injection import resolve
+from tests.faults.points import POINTS, STEPS
+
+_ROOT = Path(__file__).resolve().parents[3]
+_COUNT_WRAPPED = """
+import runpy
+from halfway.runtime import cli
+from tests.faults.injection import resolve
+from tests.faults.points import STEPS
+
+def count():
+    found = [getattr(*resolve(*place)) for place in STEPS.values()]
+    print(sum(hasattr(one, "__wrapped__") for one in found), len(found))
+
+cli.main = count
+runpy.run_module("tests.faults", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_every_point_names_a_function_of_the_product(point: str) -> None:
+    """A step that was renamed or moved is found here, not by a test that silently kills nothing."""
+    resolve(POINTS[point].module, POINTS[point].qualified_name)
+
+
+@pytest.mark.parametrize(
+    "area, numbered", [("lane", LaneThread.commit_batch), ("acquire", Acquisition.acquire), ("scan", Scanning.scan)]
+)
+def test_the_table_covers_every_numbered_step(area: str, numbered: object) -> None:
+    """The steps are those that the product's own docstring numbers."""
+    steps = set(re.findall(r"^\s+(\d+)\. ", numbered.__doc__ or "", re.MULTILINE))
+    assert steps
+    in_table = {step.split(".")[1] for step in STEPS if step.startswith(f"{area}.")}
+    assert {part for part in in_table if part.isdigit()} == steps
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_nothing_is_wrapped_unless_it_is_asked_for(asked: bool, tmp_path: Path) -> None:
+    """Without `--in` the launcher is the ordinary command line."""
+    arguments = ["--in", str(tmp_path)] if asked else []
+    ran = subprocess.run(
+        [sys.executable, "-c", _COUNT_WRAPPED, *arguments], cwd=_ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == [str(len(STEPS) if asked else 0), str(len(STEPS))]
