@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -155,6 +156,8 @@ class Acquisition:
         last: dict[Place, Owner | None] = {}
         fenced: set[str] = {self.incarnation}
         admin = AdminClient(self.config.admin())
+        with suppress(KafkaException):  # a request that is made before it is connected waits for up to 1 s
+            admin.list_topics(topic, timeout=_LOOK_S)
         reader.add({(topic, shard): OFFSET_BEGINNING for shard in self.shards})
         while True:
             reached = self._read_owners(reader, self._ends(admin, topic), last)

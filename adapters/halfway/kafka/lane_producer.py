@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -75,6 +76,7 @@ class TransactionalProducer:
     ) -> None:
         """Make the client; nothing is asked of Kafka yet. A message times out before its transaction does."""
         self.transactional_id = transactional_id
+        self._known_topic = config.owners_topic
         transaction_ms = round(config.transaction_timeout_s * 1000)
         longest_ms = max(transaction_ms - _MARGIN_MS, transaction_ms // 2)
         message_ms = longest_ms if message_timeout_s is None else min(longest_ms, round(message_timeout_s * 1000))
@@ -107,6 +109,7 @@ class TransactionalProducer:
 
         It fences whoever used the id before, and settles what they left open. `cancelled` is looked at every second.
         """
+        self._connect()
         while True:
             if cancelled():
                 raise ProducerFailedError("init_transactions", "it is no longer wanted")
@@ -119,6 +122,11 @@ class TransactionalProducer:
                 time.sleep(0.02)
             else:
                 return
+
+    def _connect(self) -> None:
+        """Be connected first: `init_transactions` that asks before that tries again only after 500 ms."""
+        with suppress(KafkaException):  # the call itself says what is wrong
+            self._client.list_topics(self._known_topic, timeout=_INITIALISE_SLICE_S)
 
     def begin(self) -> None:
         """Begin a Kafka transaction; local, Kafka hears of it with the first record."""

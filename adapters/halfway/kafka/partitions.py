@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -11,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from halfway.kafka.config import KafkaConfig
 
 BATCH: Final = 1_000
+_MEET_S: Final = 2.0
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 # What librdkafka gets over by itself, and tells all the same.
 _PASSING: Final = frozenset(
@@ -45,9 +47,17 @@ class PartitionReader:
 
     def add(self, starts: Mapping[Place, int]) -> None:
         """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
+        known = {topic for topic, _ in self.positions}
+        for topic in {topic for topic, _ in starts} - known:
+            self._meet(topic)
         for place, offset in starts.items():
             self.positions[place] = offset
         self._consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+
+    def _meet(self, topic: str) -> None:
+        """Learn where a topic's leaders are: a fetch that begins without that waits for 500 ms, or for 1 s."""
+        with suppress(KafkaException):  # the fetch finds out by itself, and says what is wrong
+            self._consumer.list_topics(topic, timeout=_MEET_S)
 
     def remove(self, places: Iterable[Place]) -> None:
         """Read these no more."""
