@@ -1,6 +1,6 @@
 """The coordinator as a process of its own on a real broker, and the producer services and consumers around it."""
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from uuid import uuid4
 
@@ -45,6 +45,13 @@ def _surprises(node: pytest.Item) -> list[str]:
 
 def _note_log(node: pytest.Item, coordinator: CoordinatorProcess) -> None:
     node.stash.setdefault(_LOGS, []).append((coordinator, len(coordinator.log)))
+
+
+@pytest.fixture
+def note_log(request: pytest.FixtureRequest) -> Iterator[Callable[[CoordinatorProcess], None]]:
+    """Give what has a coordinator's log, from now on, shown with this test and looked through for surprises."""
+    yield lambda coordinator: _note_log(request.node, coordinator)
+    assert _surprises(request.node) == []
 
 
 @pytest.fixture(scope="session")

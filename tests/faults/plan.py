@@ -88,10 +88,10 @@ class Faults:
         hits = [msgspec.json.decode(line, type=Reached) for line in self.reached_path.read_bytes().splitlines()]
         return [hit for hit in hits if (point is None or hit.point == point) and (not acted or hit.action is not None)]
 
-    def until_reached(self, point: str, within_s: float = REACHED_WITHIN_S) -> Reached:
-        """Wait until something was done at a point; blocks, so from a coroutine through `asyncio.to_thread`."""
+    def until_reached(self, point: str, *, times: int = 1, within_s: float = REACHED_WITHIN_S) -> list[Reached]:
+        """Wait until something was done so often at a point; blocks: from a coroutine through `asyncio.to_thread`."""
         deadline = time.monotonic() + within_s
-        while not (hits := self.reached(point, acted=True)):
-            assert time.monotonic() < deadline, f"{point} was not reached in {within_s:g} s"
+        while len(hits := self.reached(point, acted=True)) < times:
+            assert time.monotonic() < deadline, f"{point} was reached {len(hits)} times in {within_s:g} s, not {times}"
             time.sleep(_LOOK_AGAIN_S)
-        return hits[0]
+        return hits

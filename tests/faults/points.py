@@ -18,6 +18,7 @@ _ENDING = "halfway.service.ending"
 
 STEPS: Mapping[str, tuple[str, str]] = {
     # DESIGN section 4; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
+    "lane.submit": (_THREAD, "KafkaLane.submit"),
     "lane.admit": (_THREAD, "LaneThread._admitted"),
     "lane.1.begin": (_LANE, "LaneTransaction.begin"),
     "lane.2.messages": (_LANE, "LaneTransaction.produce_messages"),

@@ -78,7 +78,7 @@ def test_a_pause_lasts_until_it_is_released(faults: Faults) -> None:
     assert work.step() == 1
     thread = threading.Thread(target=work.step, name="paused-1")
     thread.start()
-    assert faults.until_reached("step.before").thread == "paused-1"
+    assert [hit.thread for hit in faults.until_reached("step.before")] == ["paused-1"]
     assert work.done == 1
     faults.release()
     thread.join(30)
