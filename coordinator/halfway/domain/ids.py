@@ -7,6 +7,8 @@ from uuid import UUID
 
 CLIENT_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
 _SERVER_ID = re.compile(r"(0|[1-9][0-9]{0,4})-([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\Z")
+_MADE = b"\xff"
+"""No text in UTF-8 begins so."""
 
 
 def server_id(shard: int, uuid7: UUID) -> str:
@@ -20,6 +22,22 @@ def server_made(transaction_id: str) -> tuple[int, int] | None:
     if match is None:
         return None
     return int(match[1]), UUID(match[2]).int >> 80
+
+
+def packed(transaction_id: str, shard: int) -> bytes:
+    """Return an id of a shard in few bytes: those of the uuid for a server-made one."""
+    prefix, _, made = transaction_id.partition("-")
+    if prefix == str(shard) and _SERVER_ID.match(transaction_id) is not None:
+        return _MADE + bytes.fromhex(made.replace("-", ""))
+    return transaction_id.encode()
+
+
+def unpacked(data: bytes, shard: int) -> str:
+    """Return the id that `packed` was given."""
+    if data.startswith(_MADE):
+        digits = data[1:].hex()
+        return f"{shard}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return data.decode()
 
 
 def shard_of(transaction_id: str, shards: int) -> int | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, key_index
 from halfway.domain.offsets import OffsetIndex
+from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import Half, Op, Origin, Parked
 from halfway.domain.transaction import State
 
@@ -36,10 +35,11 @@ class ShardState:
         self._horizon_ms = horizon_ms
         self._halves: dict[str, Pending] = {}
         self._parked: dict[str, ParkedEntry] = {}
-        self._ended: dict[str, Ended] = {}
+        self._ended = Outcomes(shard)
         self._notes: dict[str, Note] = {}
         self._strays: dict[str, int] = {}
         self._tombstones: dict[str, int] = {}
+        """In half[s], of ids without an outcome: an outcome has its own."""
         self._parked_tombstones: dict[str, int] = {}
         self._half_offsets = OffsetIndex()
         self._note_offsets = OffsetIndex()
@@ -55,7 +55,11 @@ class ShardState:
 
     def find(self, transaction_id: str) -> Entry | None:
         """Return what is known of an id: its outcome, else that it is parked, else that it is pending, else None."""
-        return self._ended.get(transaction_id) or self._parked.get(transaction_id) or self._halves.get(transaction_id)
+        return self.unresolved(transaction_id) or self._ended.get(transaction_id)
+
+    def unresolved(self, transaction_id: str) -> Pending | ParkedEntry | None:
+        """Return what is known of an id that is pending or parked, None for any other. Any thread may ask."""
+        return self._parked.get(transaction_id) or self._halves.get(transaction_id)
 
     def state_of(self, transaction_id: str) -> State | None:
         """Return the state of an id, None where it is not known."""
@@ -73,7 +77,7 @@ class ShardState:
 
     def ended(self) -> Iterator[Ended]:
         """Iterate over the outcomes that are remembered."""
-        return iter(list(self._ended.values()))
+        return iter(self._ended)
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -112,27 +116,37 @@ class ShardState:
         """Apply a record of half[s], a tombstone where `half` is None."""
         if half is None:
             self._half_tombstone(offset, transaction_id)
-        elif offset > self._tombstones.get(transaction_id, -1):
-            self._begin_later_life(transaction_id, half.prepared_at)
-            if half.origin is Origin.LANE:
-                self._half_of_lane(offset, half)
-            else:
-                self._half_of_prepare(offset, half)
+            return
+        ended = self._ended.positions(transaction_id)
+        if offset <= self._tombstone(transaction_id, ended):
+            return
+        if ended is not None and self._begin_later_life(transaction_id, half.prepared_at):
+            ended = None
+        if ended is not None:
+            if half.origin is Origin.PREPARE and offset != ended[0]:
+                self._stray(transaction_id, offset)
+        elif half.origin is Origin.LANE:
+            self._half_of_lane(offset, half)
+        else:
+            self._half_of_prepare(offset, half)
+
+    def _tombstone(self, transaction_id: str, ended: tuple[int, int | None] | None) -> int:
+        """Return where the last tombstone of an id stands in half[s], -1 where none is known."""
+        if ended is None:
+            return self._tombstones.get(transaction_id, -1)
+        return -1 if ended[1] is None else ended[1]
 
     def _half_tombstone(self, offset: int, transaction_id: str) -> None:
-        if offset > self._tombstones.get(transaction_id, -1):
+        if not self._ended.bury(transaction_id, offset) and offset > self._tombstones.get(transaction_id, -1):
             self._tombstones[transaction_id] = offset
         held = self._halves.get(transaction_id)
         if held is not None and held.offset < offset:
             self._drop_half(transaction_id)
         self._clear_stray(transaction_id, offset)
-        ended = self._ended.get(transaction_id)
-        if ended is not None and offset > (-1 if ended.tombstone is None else ended.tombstone):
-            self._ended[transaction_id] = msgspec.structs.replace(ended, tombstone=offset)
 
     def _half_of_lane(self, offset: int, half: Half) -> None:
         held = self._halves.get(half.id)
-        if half.id in self._ended or (held is not None and offset <= held.offset and held.origin is Origin.LANE):
+        if held is not None and offset <= held.offset and held.origin is Origin.LANE:
             return
         if held is not None and held.origin is Origin.PREPARE and held.offset > offset:
             self._strays[half.id] = max(held.offset, self._strays.get(half.id, -1))
@@ -141,11 +155,7 @@ class ShardState:
 
     def _half_of_prepare(self, offset: int, half: Half) -> None:
         held = self._halves.get(half.id)
-        ended = self._ended.get(half.id)
-        if ended is not None:
-            if offset != ended.half_offset and offset > (-1 if ended.tombstone is None else ended.tombstone):
-                self._stray(half.id, offset)
-        elif half.id in self._parked:
+        if half.id in self._parked:
             self._stray(half.id, offset)
         elif held is None:
             self._hold(Pending.of(offset, half))
@@ -166,8 +176,8 @@ class ShardState:
     def apply_op(self, offset: int, op: Op) -> None:
         """Apply a record of op[s]."""
         self.op_tail = max(self.op_tail, offset + 1)
-        self._begin_later_life(op.id, op.prepared_at)
-        if op.id in self._ended or self._is_of_earlier_life(op):
+        ended = self._ended.positions(op.id) is not None and not self._begin_later_life(op.id, op.prepared_at)
+        if ended or self._is_of_earlier_life(op):
             return
         note = self._notes.get(op.id)
         if note is not None and offset <= note.offset:
@@ -191,8 +201,8 @@ class ShardState:
             self._parked_tombstones[transaction_id] = offset
             self._drop_parked(transaction_id)
             return
-        self._begin_later_life(transaction_id, parked.half.prepared_at)
-        if transaction_id in self._ended:
+        ended = self._ended.positions(transaction_id)
+        if ended is not None and not self._begin_later_life(transaction_id, parked.half.prepared_at):
             return
         if held is None:
             self._count(parked.half.group, 0, 1)
@@ -203,11 +213,11 @@ class ShardState:
             self._stray(transaction_id, shadow.offset)
 
     def _end(self, op: Op) -> None:
-        tombstone = self._tombstones.get(op.id)
+        tombstone = self._tombstones.pop(op.id, None)
         self._notes.pop(op.id, None)
         self._note_offsets.discard(op.id)
         self._drop_parked(op.id)
-        self._ended[op.id] = Ended.of(op, tombstone)
+        self._ended.put(Ended.of(op, tombstone))
         held = self._halves.get(op.id)
         if held is None:
             return
@@ -216,13 +226,17 @@ class ShardState:
         if late and held.origin is Origin.PREPARE:
             self._stray(op.id, held.offset)
 
-    def _begin_later_life(self, transaction_id: str, prepared_at: int) -> None:
+    def _begin_later_life(self, transaction_id: str, prepared_at: int) -> bool:
         """Forget an outcome that was past the horizon when a transaction with its id was prepared again."""
         ended = self._ended.get(transaction_id)
-        if ended is not None and self._horizon_ms is not None and prepared_at >= ended.at + self._horizon_ms:
-            del self._ended[transaction_id]
-            self._notes.pop(transaction_id, None)
-            self._strays.pop(transaction_id, None)
+        if ended is None or self._horizon_ms is None or prepared_at < ended.at + self._horizon_ms:
+            return False
+        self._ended.discard(transaction_id)
+        if ended.tombstone is not None:
+            self._tombstones[transaction_id] = ended.tombstone
+        self._notes.pop(transaction_id, None)
+        self._strays.pop(transaction_id, None)
+        return True
 
     def _is_of_earlier_life(self, op: Op) -> bool:
         """Whether an op was past the horizon when what is held under its id was prepared."""
@@ -247,10 +261,14 @@ class ShardState:
         or it was written when the transaction was parked.
         """
         self._settled = True
-        known = self._ended.keys() | self._parked.keys() | self._halves.keys()
-        for table in (self._notes, self._tombstones, self._parked_tombstones, self._strays):
-            for transaction_id in [key for key in table if key not in known]:
-                del table[transaction_id]
+        # New tables, as the old ones keep the memory that they took at their largest.
+        self._notes = {key: note for key, note in self._notes.items() if self._knows(key)}
+        self._tombstones = {key: offset for key, offset in self._tombstones.items() if self._knows(key)}
+        self._parked_tombstones = {key: offset for key, offset in self._parked_tombstones.items() if self._knows(key)}
+        self._strays = {key: offset for key, offset in self._strays.items() if self._knows(key)}
+
+    def _knows(self, transaction_id: str) -> bool:
+        return self.unresolved(transaction_id) is not None or self._ended.positions(transaction_id) is not None
 
     def forget(self, before: int, *, at_most: int | None = None) -> int:
         """Forget outcomes that ended before `before` and whose tombstones the tail has passed; return how many.
@@ -259,16 +277,15 @@ class ShardState:
         """
         surplus = 0 if at_most is None else len(self._ended) - at_most
         gone: list[str] = []
-        for ended in self._ended.values():
-            if ended.at >= before and len(gone) >= surplus:
+        for transaction_id, at, tombstone in self._ended.ages():
+            if at >= before and len(gone) >= surplus:
                 break
             # Without a known tombstone it stands before where this fold began: see `settle`.
-            passed = self._settled if ended.tombstone is None else ended.tombstone < self.half_tail
-            if passed and ended.id not in self._strays:
-                gone.append(ended.id)
+            passed = self._settled if tombstone is None else tombstone < self.half_tail
+            if passed and transaction_id not in self._strays:
+                gone.append(transaction_id)
         for transaction_id in gone:
-            del self._ended[transaction_id]
-            self._tombstones.pop(transaction_id, None)
+            self._ended.discard(transaction_id)
             self._parked_tombstones.pop(transaction_id, None)
         return len(gone)
 
@@ -329,7 +346,7 @@ class ShardState:
             self.group_counts.pop(group, None)
 
     def _stray(self, transaction_id: str, offset: int) -> None:
-        if offset > self._tombstones.get(transaction_id, -1):
+        if offset > self._tombstone(transaction_id, self._ended.positions(transaction_id)):
             self._strays[transaction_id] = max(offset, self._strays.get(transaction_id, -1))
 
     def _clear_stray(self, transaction_id: str, offset: int) -> None:

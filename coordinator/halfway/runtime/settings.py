@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     max_messages: Count = 1_000
     max_prepare_bytes: Count = 4 * MIB
     max_pending: Count = 2_000_000
-    max_outcomes_per_shard: Count = 250_000
+    max_outcomes_per_shard: Count = 1_000_000
     payload_cache_bytes: Count = 256 * MIB
     reanchor_after: Count = 1_000_000
     reject_prepares: bool = False

@@ -208,7 +208,7 @@ class ShardListener(Protocol):
         """Apply what the tail has read of half[s], and the position that it has reached without a gap."""
 
     def current(self, write: LaneWrite) -> bool:
-        """Whether the id of a write is still claimed and not ended. Called on the lane's thread; must only read."""
+        """Whether the id of a write is still claimed and unresolved. Called on the lane's thread; must only read."""
 
     async def revoked(self, shard: int) -> None:
         """Stop taking ends of this shard and return once those in flight are finished."""

@@ -132,7 +132,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     shards: int = 8
     default_policy: CheckPolicy = CheckPolicy()
     outcome_horizon_s: float = 900.0
-    max_outcomes_per_shard: int = 250_000
+    max_outcomes_per_shard: int = 1_000_000
     max_age_limit_s: float = 518_400.0
     """Policies with a larger `max_age_s` could outlive the op topic's retention of seven days: refused."""
     payload_cache_bytes: int = 256 * 1024 * 1024

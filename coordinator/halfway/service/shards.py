@@ -16,7 +16,6 @@ import structlog
 from halfway.domain.errors import KafkaUnavailableError, ShardUnavailableError, UnknownTransactionError
 from halfway.domain.ids import shard_of
 from halfway.domain.offsets import OffsetIndex
-from halfway.domain.shard import Ended
 from halfway.service.payloads import PayloadCache
 
 if TYPE_CHECKING:
@@ -220,11 +219,11 @@ class ShardTable:
         served.advance(position)
 
     def current(self, write: LaneWrite) -> bool:
-        """Whether a write's id is still claimed and, where it resolves something, not ended."""
+        """Whether a write's id is still claimed and, where it resolves something, pending or parked."""
         served = self._served.get(write.shard)
         if served is None or write.id not in self.claims:
             return False
-        return write.op is None or not isinstance(served.state.find(write.id), Ended)
+        return write.op is None or served.state.unresolved(write.id) is not None
 
     async def revoked(self, shard: int) -> None:
         """Take no more ends of a shard and return once those in flight are finished; then it is gone."""

@@ -1,0 +1,283 @@
+"""The outcomes that a shard remembers: there may be millions of them, so they are packed (DESIGN section 2).
+
+Outcomes come in the order of their ends and mostly go in that order. Each is a run of bytes in a segment, a segment is
+dropped once nothing in it is remembered, and an index of plain numbers leads from an id to its place.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import count
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from halfway.domain.entries import Ended, MessageIndex
+from halfway.domain.ids import packed, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from halfway.domain.transaction import Cause, State
+
+    Shape = tuple[str, State, Cause, tuple[str, ...]]
+    """Group, state, cause and topics: few combinations stand for many outcomes."""
+
+_SEGMENT_BYTES: Final = 1 << 16
+_OFFSET_BITS: Final = 16
+_HASH_SHIFT: Final = 40
+_HASH_MASK: Final = (1 << 24) - 1
+_PER_BUCKET: Final = 12
+_NONE: Final = -1
+
+_FIXED: Final = Struct("<IHB?IIqqqq")
+"""Length of all, of the id, of the fingerprint, whether it is remembered, shape, checks, times of prepare and end, and
+the offsets of the half and of its tombstone. Behind it come the id, the fingerprint, and the rest in MessagePack.
+"""
+_ID_LENGTH: Final = Struct("<H")
+_ID_LENGTH_AT: Final = 4
+_REMEMBERED_AT: Final = 7
+_SHAPE: Final = Struct("<I")
+_SHAPE_AT: Final = 8
+_TIMES: Final = Struct("<qqq")
+"""The time of the end, and the positions."""
+_TIMES_AT: Final = _FIXED.size - _TIMES.size
+_POSITIONS: Final = Struct("<qq")
+_POSITIONS_AT: Final = _FIXED.size - _POSITIONS.size
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(tuple[tuple[bytes | None, ...], str | None])
+
+
+class Outcomes:
+    """Ended transactions by their ids, oldest end first."""
+
+    def __init__(self, shard: int) -> None:
+        """Start with none."""
+        self._shard = shard
+        self._count = 0
+        self._segments: dict[int, _Segment] = {}
+        self._newest = _Segment()
+        self._numbers = count()
+        self._places = _PlaceIndex()
+        self._shapes = _Shapes()
+
+    def __len__(self) -> int:
+        """Count them."""
+        return self._count
+
+    def __iter__(self) -> Iterator[Ended]:
+        """Iterate over them, oldest end first; what comes or goes meanwhile is shown or not."""
+        for segment in list(self._segments.values()):
+            for offset in segment.offsets():
+                yield self._read(segment.data, offset)
+
+    def get(self, transaction_id: str) -> Ended | None:
+        """Return an outcome, None where the id has none."""
+        found = self._find(transaction_id)
+        return None if found is None else self._read(found[0].data, found[1])
+
+    def positions(self, transaction_id: str) -> tuple[int, int | None] | None:
+        """Return the offsets of the half and of its tombstone, None where the id has no outcome."""
+        found = self._find(transaction_id)
+        if found is None:
+            return None
+        half, tombstone = _POSITIONS.unpack_from(found[0].data, found[1] + _POSITIONS_AT)
+        return half, None if tombstone == _NONE else tombstone
+
+    def put(self, ended: Ended) -> None:
+        """Remember an outcome of an id that has none, ended after all that are here."""
+        name = packed(ended.id, self._shard)
+        index = ended.index
+        detail = _ENCODER.encode((index.keys, ended.remark))
+        size = _FIXED.size + len(name) + len(ended.fingerprint) + len(detail)
+        fixed = _FIXED.pack(
+            size,
+            len(name),
+            len(ended.fingerprint),
+            True,
+            self._shapes.take((ended.group, ended.state, ended.cause, index.topics)),
+            ended.checks,
+            ended.prepared_at,
+            ended.at,
+            ended.half_offset,
+            _NONE if ended.tombstone is None else ended.tombstone,
+        )
+        segment = self._segment(size)
+        place = segment.number << _OFFSET_BITS | len(segment.data)
+        segment.data += b"".join((fixed, name, ended.fingerprint, detail))
+        segment.live += 1
+        self._places.add(hash(ended.id), place)
+        self._count += 1
+
+    def bury(self, transaction_id: str, tombstone: int) -> bool:
+        """Note where the last tombstone of an outcome's half stands; False where the id has no outcome."""
+        found = self._find(transaction_id)
+        if found is None:
+            return False
+        data, place = found[0].data, found[1] + _POSITIONS_AT
+        half, before = _POSITIONS.unpack_from(data, place)
+        _POSITIONS.pack_into(data, place, half, max(before, tombstone))
+        return True
+
+    def discard(self, transaction_id: str) -> None:
+        """Forget an outcome."""
+        found = self._find(transaction_id)
+        if found is None:
+            return
+        segment, offset = found
+        self._shapes.give_back(_SHAPE.unpack_from(segment.data, offset + _SHAPE_AT)[0])
+        segment.data[offset + _REMEMBERED_AT] = False
+        segment.live -= 1
+        self._count -= 1
+        self._places.remove(hash(transaction_id), segment.number << _OFFSET_BITS | offset)
+        if not segment.live and segment is not self._newest:
+            del self._segments[segment.number]
+
+    def ages(self) -> Iterator[tuple[str, int, int | None]]:
+        """Iterate over id, time of the end and offset of the tombstone, oldest end first; change nothing meanwhile."""
+        for segment in self._segments.values():
+            for offset in segment.offsets():
+                at, _, tombstone = _TIMES.unpack_from(segment.data, offset + _TIMES_AT)
+                yield self._name(segment.data, offset), at, None if tombstone == _NONE else tombstone
+
+    def _segment(self, size: int) -> _Segment:
+        """Return the segment that the next outcome goes to."""
+        newest = self._newest
+        if newest.number in self._segments and len(newest.data) + size <= _SEGMENT_BYTES:
+            return newest
+        newest.seal()
+        if not newest.live:
+            self._segments.pop(newest.number, None)
+        # A segment that outlived all others may still have the number whose turn it is.
+        number = next(number & _HASH_MASK for number in self._numbers if number & _HASH_MASK not in self._segments)
+        self._newest = self._segments[number] = _Segment(number)
+        return self._newest
+
+    def _find(self, transaction_id: str) -> tuple[_Segment, int] | None:
+        for place in self._places.candidates(hash(transaction_id)):
+            segment, offset = self._segments[place >> _OFFSET_BITS], place & (_SEGMENT_BYTES - 1)
+            if self._name(segment.data, offset) == transaction_id:
+                return segment, offset
+        return None
+
+    def _name(self, data: bytearray, offset: int) -> str:
+        start = offset + _FIXED.size
+        return unpacked(
+            bytes(data[start : start + _ID_LENGTH.unpack_from(data, offset + _ID_LENGTH_AT)[0]]), self._shard
+        )
+
+    def _read(self, data: bytearray, offset: int) -> Ended:
+        size, name, fingerprint, _, shape, checks, prepared_at, at, half_offset, tombstone = _FIXED.unpack_from(
+            data, offset
+        )
+        group, state, cause, topics = self._shapes.get(shape)
+        start = offset + _FIXED.size
+        middle, end = start + name, start + name + fingerprint
+        keys, remark = _DECODER.decode(data[end : offset + size])
+        return Ended(
+            id=unpacked(bytes(data[start:middle]), self._shard),
+            state=state,
+            group=group,
+            cause=cause,
+            at=at,
+            prepared_at=prepared_at,
+            checks=checks,
+            half_offset=half_offset,
+            fingerprint=bytes(data[middle:end]),
+            index=MessageIndex(topics, keys),
+            remark=remark,
+            tombstone=None if tombstone == _NONE else tombstone,
+        )
+
+
+class _Segment:
+    """Outcomes one after the other; one that is larger than a segment has one of its own."""
+
+    __slots__ = ("data", "live", "number")
+
+    def __init__(self, number: int = _NONE) -> None:
+        self.number = number
+        self.data = bytearray()
+        self.live = 0
+
+    def offsets(self) -> Iterator[int]:
+        """Iterate over the places of what is remembered."""
+        offset = 0
+        while offset < len(self.data):
+            if self.data[offset + _REMEMBERED_AT]:
+                yield offset
+            offset += int.from_bytes(self.data[offset : offset + 4], "little")
+
+    def seal(self) -> None:
+        """Give back what was allocated for growing."""
+        self.data = bytearray(bytes(self.data))
+
+
+class _Shapes:
+    """Numbers for shapes, given back when no outcome has that shape any more."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Shape, int] = {}
+        self._shapes: dict[int, Shape] = {}
+        self._uses: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def take(self, shape: Shape) -> int:
+        number = self._numbers.get(shape)
+        if number is None:
+            number = self._free.pop() if self._free else len(self._shapes)
+            self._numbers[shape] = number
+            self._shapes[number] = shape
+            self._uses[number] = 0
+        self._uses[number] += 1
+        return number
+
+    def get(self, number: int) -> Shape:
+        return self._shapes[number]
+
+    def give_back(self, number: int) -> None:
+        self._uses[number] -= 1
+        if not self._uses[number]:
+            del self._uses[number]
+            del self._numbers[self._shapes.pop(number)]
+            self._free.append(number)
+
+
+class _PlaceIndex:
+    """From hashes to places, by linear hashing: it grows by one bucket at a time, so that nothing ever takes long."""
+
+    def __init__(self) -> None:
+        self._buckets = [array("Q")]
+        self._base = 1
+        """The buckets there were when all had been split the last time."""
+        self._count = 0
+
+    def _bucket(self, hashed: int) -> array[int]:
+        number = hashed & (2 * self._base - 1)
+        return self._buckets[number if number < len(self._buckets) else number - self._base]
+
+    def add(self, hashed: int, place: int) -> None:
+        self._bucket(hashed).append((hashed & _HASH_MASK) << _HASH_SHIFT | place)
+        self._count += 1
+        if self._count > _PER_BUCKET * len(self._buckets) and len(self._buckets) <= _HASH_MASK:
+            self._split()
+
+    def candidates(self, hashed: int) -> list[int]:
+        """Return the places that may be meant; mostly none or the right one."""
+        tag = hashed & _HASH_MASK
+        return [word & (1 << _HASH_SHIFT) - 1 for word in self._bucket(hashed) if word >> _HASH_SHIFT == tag]
+
+    def remove(self, hashed: int, place: int) -> None:
+        self._bucket(hashed).remove((hashed & _HASH_MASK) << _HASH_SHIFT | place)
+        self._count -= 1
+
+    def _split(self) -> None:
+        number = len(self._buckets) - self._base
+        bit = self._base << _HASH_SHIFT
+        words = self._buckets[number]
+        self._buckets[number] = array("Q", [word for word in words if not word & bit])
+        self._buckets.append(array("Q", [word for word in words if word & bit]))
+        if len(self._buckets) == 2 * self._base:
+            self._base *= 2

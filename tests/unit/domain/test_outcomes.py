@@ -1,0 +1,136 @@
+"""The packed outcomes against a plain dict."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfway.domain.entries import Ended, MessageIndex
+from halfway.domain.outcomes import Outcomes
+from halfway.domain.transaction import Cause, State
+
+SHARD = 3
+MADE = "0199a000-0000-7000-8000-0000000000"
+IDS = ("order-1", "order-2", "ø", "", f"{SHARD}-{MADE}01", f"{SHARD}-{MADE}02", f"4-{MADE}01", f"33-{MADE}01", MADE)
+
+offsets = st.one_of(st.integers(0, 9), st.just(2**62))
+endings = st.builds(
+    Ended,
+    id=st.sampled_from(IDS),
+    state=st.sampled_from([State.COMMITTED, State.ROLLED_BACK]),
+    group=st.sampled_from(["shop", "lager ü"]),
+    cause=st.sampled_from(Cause),
+    at=st.integers(0, 2**60),
+    prepared_at=st.integers(0, 2**60),
+    checks=st.integers(0, 2**32 - 1),
+    half_offset=st.integers(-1, 2**62),
+    fingerprint=st.binary(max_size=16),
+    index=st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), st.none() | st.binary(min_size=8, max_size=8)), max_size=3
+    ).map(MessageIndex.of),
+    remark=st.one_of(st.none(), st.text(max_size=20), st.just("long " * 20_000)),
+    tombstone=st.none() | offsets,
+)
+
+
+@dataclass(frozen=True)
+class Discard:
+    id: str
+
+
+@dataclass(frozen=True)
+class Bury:
+    id: str
+    tombstone: int
+
+
+steps = st.lists(
+    st.one_of(
+        endings,
+        st.builds(Discard, st.sampled_from(IDS)),
+        st.builds(Bury, st.sampled_from(IDS), offsets),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | Bury]) -> None:
+    outcomes, model = Outcomes(SHARD), dict[str, Ended]()
+    for step in history:
+        before = model.get(step.id)
+        if isinstance(step, Discard):
+            outcomes.discard(step.id)
+            model.pop(step.id, None)
+        elif isinstance(step, Bury):
+            assert outcomes.bury(step.id, step.tombstone) == (before is not None)
+            if before is not None:
+                model[step.id] = replaced(before, max(step.tombstone, before.tombstone or 0))
+        elif before is None:
+            outcomes.put(step)
+            model[step.id] = step
+        agree(outcomes, model)
+
+
+def replaced(ended: Ended, tombstone: int) -> Ended:
+    fields = {name: getattr(ended, name) for name in ended.__struct_fields__}
+    return Ended(**fields | {"tombstone": tombstone})
+
+
+def agree(outcomes: Outcomes, model: dict[str, Ended]) -> None:
+    assert list(outcomes) == list(model.values())
+    assert list(outcomes.ages()) == [(ended.id, ended.at, ended.tombstone) for ended in model.values()]
+    assert len(outcomes) == len(model)
+    for name in IDS:
+        ended = model.get(name)
+        assert outcomes.get(name) == ended
+        assert outcomes.positions(name) == (None if ended is None else (ended.half_offset, ended.tombstone))
+
+
+def ended(number: int) -> Ended:
+    return Ended(
+        id=f"order-{number}",
+        state=State.COMMITTED,
+        group=f"group-{number % 100}",
+        cause=Cause.PRODUCER,
+        at=number,
+        prepared_at=0,
+        checks=0,
+        half_offset=number,
+        fingerprint=b"f" * 16,
+        index=MessageIndex.of([("orders", b"k" * 8)]),
+        remark=None,
+    )
+
+
+@pytest.mark.parametrize("stays", [None, 0, 777], ids=["none stays", "the oldest stays", "one stays"])
+def test_many_that_come_and_go(stays: int | None) -> None:
+    """Over many segments and splits of the index, with one that outlives all others."""
+    outcomes, count, kept = Outcomes(SHARD), 20_000, 3_000
+    for number in range(count):
+        outcomes.put(ended(number))
+        if number >= kept and number - kept != stays:
+            outcomes.discard(f"order-{number - kept}")
+    left = [] if stays is None else [stays]
+    numbers = [*left, *range(count - kept, count)]
+    assert [outcome.at for outcome in outcomes] == numbers
+    assert all(outcomes.get(f"order-{number}") == ended(number) for number in numbers)
+    assert all(outcomes.get(f"order-{number}") is None for number in range(count - kept) if number != stays)
+
+
+def test_going_through_them_while_others_come_and_go_shows_what_stays_once() -> None:
+    outcomes = Outcomes(SHARD)
+    for number in range(5_000):
+        outcomes.put(ended(number))
+    shown: list[int] = []
+    for outcome in outcomes:
+        shown.append(outcome.at)
+        gone = 4_999 - 2 * len(shown)
+        if gone > 2_500:
+            outcomes.discard(f"order-{gone}")
+        outcomes.put(ended(5_000 + len(shown)))
+        if len(shown) > 20_000:
+            break
+    assert len(shown) == len(set(shown))
+    assert {*range(2_500), *range(2_500, 5_000, 2)} <= set(shown)
