@@ -2,7 +2,7 @@
 PYTHON ?= python3
 # One Kafka broker per test worker: more workers than cores only makes them wait for each other.
 TEST_WORKERS ?= 2
-# More arguments for pytest: make test ARGS="tests/unit -k policy"
+# More arguments for pytest or the benchmark: make test ARGS="tests/unit -k policy"
 ARGS ?=
 
 BIN := .venv/bin
@@ -31,9 +31,8 @@ check: $(STAMP) ## Lint, format, types, layers, and the built wheel
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python .ci/wheel.py
 
-bench: $(STAMP) ## Measure throughput and latency
-	@test -d bench || { echo "bench: there are no benchmarks yet" >&2; exit 1; }
-	$(BIN)/python -m bench
+bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written
+	$(BIN)/python -m bench $(ARGS)
 
 format: $(STAMP) ## Format the code and apply safe fixes
 	$(BIN)/ruff check --fix --exit-zero .

@@ -1,0 +1,57 @@
+"""`python -m bench`: measures, prints a table and writes build/bench.json; `python -m bench soak`: a long even load.
+
+Exit status 1 when a committed transaction is missing, doubled or was never sent, or when a request failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.plan import SCENARIOS
+from bench.report import lines_table, wide_console, write_json
+from bench.rig import Rig, RigError
+from bench.scenarios import Lengths, run_scenarios
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the command line asks for and return the exit status."""
+    given = _parser().parse_args(arguments)
+    try:
+        return int(given.run(given))
+    except RigError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = Lengths()
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.set_defaults(run=_bench)
+    parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="where the figures go")
+    parser.add_argument("--only", action="append", choices=[one.name for one in SCENARIOS], help="can be repeated")
+    parser.add_argument("--warm-up", type=float, default=defaults.warm_up_s, help="seconds, once")
+    parser.add_argument("--lead", type=float, default=defaults.lead_s, help="seconds before counting, each scenario")
+    parser.add_argument("--seconds", type=float, default=defaults.run_s, help="that count, each scenario")
+    parser.add_argument("--raw-seconds", type=float, default=defaults.raw_s, help="of the raw limit, each scenario")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already, for figures without its CPU")
+    return parser
+
+
+def _bench(given: argparse.Namespace) -> int:
+    console = wide_console()
+    lengths = Lengths(warm_up_s=given.warm_up, lead_s=given.lead, run_s=given.seconds, raw_s=given.raw_seconds)
+    chosen = tuple(one for one in SCENARIOS if given.only is None or one.name in given.only)
+    with Rig(say=console.print, bootstrap_servers=given.kafka) as rig:
+        lines = run_scenarios(rig, chosen, lengths, say=console.print)
+    console.print(lines_table(lines))
+    write_json(given.json, lines)
+    console.print(f"written to {given.json}")
+    return 0 if all(line.clean for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Percentiles, and what the kernel tells of a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+_TICK_US: Final = 1_000_000 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_UTIME, _STIME = 11, 12
+_THREADS, _RSS = 17, 21
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process holds at a moment."""
+
+    rss_mib: float
+    threads: int
+    fds: int
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least this share of all do not exceed; 0 where there is none."""
+    if not ordered:
+        return 0.0
+    rank = -(-len(ordered) * share // 1)
+    return ordered[max(0, int(rank) - 1)]
+
+
+def cpu_us(pid: int) -> float:
+    """Return the CPU time of a process so far, in user and in system mode, all threads; microseconds."""
+    fields = _stat(pid)
+    return (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_US
+
+
+def standing(pid: int) -> Standing:
+    """Return what a process holds now."""
+    fields = _stat(pid)
+    return Standing(
+        rss_mib=int(fields[_RSS]) * _PAGE_BYTES / 1024**2,
+        threads=int(fields[_THREADS]),
+        fds=len(os.listdir(f"/proc/{pid}/fd")),  # noqa: PTH208 - names are enough
+    )
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat that follow the process's name, which may hold spaces itself."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return text[text.rindex(")") + 2 :].split()

@@ -1,0 +1,183 @@
+"""The load process: `python -m bench.load PLAN RESULT`, two files of JSON (`plan.LoadPlan`, `plan.LoadResult`).
+
+Closed loop: each caller begins its next transaction when the last one is confirmed. Open loop (`rate_per_s`): they
+begin by the clock, whether earlier ones are done or not, and latency counts from when one was due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from bench.callers import Caller
+from bench.figures import cpu_us, percentile
+from bench.plan import COMMITTED, GROUP, KEYS, UNCONFIRMED, VALUE_BYTES, LoadPlan, LoadResult, Window
+from bench.wire import Requests
+
+MAX_FAILURES: Final = 1_000
+FINISH_S: Final = 30.0
+_TICK_S: Final = 0.002
+_SENT_BUFFER: Final = 1024 * 1024
+
+
+class Load:
+    """The desk of all callers: says when to begin, takes the time, and writes down what was committed."""
+
+    def __init__(self, plan: LoadPlan, sent: IO[bytes]) -> None:
+        """Build the requests; nothing is connected. `sent` gets a line for each transaction whose end was sent."""
+        self._plan = plan
+        self._pids = {**plan.pids, "load": os.getpid()}
+        self._requests = Requests(
+            host=f"{plan.host}:{plan.port}",
+            group=GROUP,
+            topic=plan.topic,
+            keys=KEYS,
+            value_bytes=VALUE_BYTES,
+            batch=plan.batch,
+        )
+        self._sent = sent
+        self._latencies = array("d")
+        self._transactions = 0
+        self._failed = 0
+        self._first_failure = ""
+        self._running = True
+        self._resting: deque[Caller] = deque()
+        self._due: deque[float] = deque()
+        self._all_resting = asyncio.Event()
+
+    async def run(self) -> LoadResult:
+        """Connect, carry the plan out, finish what is under way."""
+        plan = self._plan
+        loop = asyncio.get_running_loop()
+        callers = []
+        for _ in range(plan.callers):
+            _, caller = await loop.create_connection(
+                lambda: Caller(self._requests, self, batch=plan.batch > 0), plan.host, plan.port
+            )
+            callers.append(caller)
+        gc.collect()
+        gc.freeze()
+        self._wake()
+        clock = None if plan.rate_per_s is None else asyncio.create_task(self._by_the_clock(plan.rate_per_s))
+        try:
+            await asyncio.sleep(plan.lead_s)
+            windows = await self._windows()
+        finally:
+            if clock is not None:
+                clock.cancel()
+            self._running = False
+        self._due.clear()
+        if len(self._resting) < plan.callers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FINISH_S):
+                    await self._all_resting.wait()
+        for caller in callers:
+            caller.close()
+        return LoadResult(windows=windows, failed=self._failed, first_failure=self._first_failure)
+
+    async def _windows(self) -> list[Window]:
+        windows = []
+        self._latencies, self._transactions = array("d"), 0
+        began, cpu = time.perf_counter(), self._cpu()
+        for number in range(1, self._plan.windows + 1):
+            await asyncio.sleep(self._plan.window_s)
+            now, used = time.perf_counter(), self._cpu()
+            latencies, transactions = self._latencies, self._transactions
+            self._latencies, self._transactions = array("d"), 0
+            if number == self._plan.windows:
+                self._running = False
+            ordered = sorted(latencies)
+            windows.append(
+                Window(
+                    seconds=now - began,
+                    transactions=transactions,
+                    p50_ms=percentile(ordered, 0.5) * 1000,
+                    p99_ms=percentile(ordered, 0.99) * 1000,
+                    cpu_us={name: used[name] - cpu[name] for name in used},
+                )
+            )
+            began, cpu = now, used
+        return windows
+
+    def _cpu(self) -> dict[str, float]:
+        return {name: cpu_us(pid) for name, pid in self._pids.items()}
+
+    # --- when to begin
+
+    def _wake(self) -> None:
+        """Let the callers begin that connected before there was anything to do."""
+        if self._plan.rate_per_s is None:
+            resting, self._resting = self._resting, deque()
+            for caller in resting:
+                self.ready(caller)
+
+    async def _by_the_clock(self, rate: float) -> None:
+        began, begun = time.perf_counter(), 0
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.perf_counter()
+            due = int((now - began) * rate)
+            for number in range(begun, due):
+                self._due.append(began + number / rate)
+            begun = due
+            while self._due and self._resting:
+                self._resting.pop().begin(self._due.popleft())
+
+    def ready(self, caller: Caller) -> None:
+        if self._running and self._failed < MAX_FAILURES:
+            if self._due:
+                caller.begin(self._due.popleft())
+                return
+            if self._plan.rate_per_s is None:
+                caller.begin(time.perf_counter())
+                return
+        self._resting.append(caller)
+        if len(self._resting) == self._plan.callers:
+            self._all_resting.set()
+
+    # --- what came of it
+
+    def confirmed(self, began: float, ids: Sequence[bytes]) -> None:
+        self._latencies.append(time.perf_counter() - began)
+        self._transactions += len(ids)
+        self._write(COMMITTED, ids)
+
+    def unconfirmed(self, ids: Sequence[bytes]) -> None:
+        self._write(UNCONFIRMED, ids)
+
+    def failed(self, what: str) -> None:
+        self._failed += 1
+        self._first_failure = self._first_failure or what
+
+    def _write(self, mark: bytes, ids: Sequence[bytes]) -> None:
+        for one in ids:
+            self._sent.write(b"%b%b\n" % (mark, one))
+
+
+def main(plan_path: str, result_path: str) -> None:
+    """Carry out a plan."""
+    plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=LoadPlan)
+    with Path(plan.sent_path).open("wb", buffering=_SENT_BUFFER) as sent:
+        load = Load(plan, sent).run()
+        try:
+            import uvloop
+        except ImportError:  # not on every platform
+            result = asyncio.run(load)
+        else:
+            result = uvloop.run(load)
+    Path(result_path).write_bytes(msgspec.json.encode(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

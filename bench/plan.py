@@ -1,0 +1,89 @@
+"""What the processes of a run tell each other, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+GROUP: Final = "bench"
+TOPIC: Final = "bench.orders"
+PARTITIONS: Final = 6
+SHARDS: Final = 4
+VALUE_BYTES: Final = 512
+KEYS: Final = 256
+COMMITTED: Final = b"+"
+"""Marks an id whose commit was answered 200."""
+UNCONFIRMED: Final = b"?"
+"""Marks an id whose commit was sent and not answered so: it may stand or not, but not twice."""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Callers, each with one request at a time; `batch` transactions in a request, 0 for requests of one each."""
+
+    name: str
+    callers: int
+    batch: int = 0
+
+
+SCENARIOS: Final = (
+    Scenario(name="single-1", callers=1),
+    Scenario(name="single-16", callers=16),
+    Scenario(name="single-64", callers=64),
+    Scenario(name="batch-100", callers=8, batch=100),
+)
+
+
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the load process is to do: `lead_s` without counting, then `windows` times `window_s`."""
+
+    host: str
+    port: int
+    topic: str
+    callers: int
+    batch: int
+    lead_s: float
+    window_s: float
+    windows: int = 1
+    rate_per_s: float | None = None
+    """Transactions begun in a second, however long they take; None: each caller begins when its last one is done."""
+    pids: Mapping[str, int]
+    """Whose CPU time to count, beside the load process's own."""
+    sent_path: str
+    """Where every transaction goes whose end was sent; see `audit.Sent`."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What one window saw: transactions whose commit was confirmed in it, and CPU time in microseconds by process."""
+
+    seconds: float
+    transactions: int
+    p50_ms: float
+    p99_ms: float
+    cpu_us: Mapping[str, float]
+
+
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the load process saw; `failed` counts requests that were not answered as they must be, lead included."""
+
+    windows: list[Window]
+    failed: int
+    first_failure: str = ""
+
+
+class RawPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that finds the raw limit is to do; see `raw`."""
+
+    bootstrap_servers: str
+    topic: str
+    ends: int
+    ahead: bool
+    lead_s: float
+    run_s: float
+
+
+class RawResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What librdkafka alone reached."""
+
+    tx_per_s: float

@@ -1,0 +1,45 @@
+"""Tables for the terminal, and the JSON beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bench.scenarios import Line
+
+
+def lines_table(lines: Iterable[Line]) -> Table:
+    """Return the scenarios as a table."""
+    table = Table(title="prepare to commit confirmed; CPU in microseconds a transaction")
+    table.add_column("scenario")
+    for name in (
+        *("tx/s", "p50 ms", "p99 ms", "coordinator", "broker", "load", "raw tx/s", "ratio", "ends/Kafka tx"),
+        *("missing", "doubled", "extra", "failed"),
+    ):
+        table.add_column(name, justify="right")
+    for line in lines:
+        table.add_row(
+            line.scenario,
+            *(f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}", f"{line.coordinator_cpu_us:.0f}"),
+            *("" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}", f"{line.load_cpu_us:.0f}"),
+            *(f"{line.raw_tx_per_s:,.0f}", f"{line.ratio:.2f}", f"{line.ends_per_kafka_transaction:.1f}"),
+            *(str(line.missing), str(line.doubled), str(line.extra), str(line.failed)),
+        )
+    return table
+
+
+def write_json(path: Path, found: Any) -> None:
+    """Write what was found, indented for a person, in whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+
+
+def wide_console() -> Console:
+    """Return a console that does not fold a table where it writes to a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=180)

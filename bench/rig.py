@@ -1,0 +1,182 @@
+"""What is measured: a broker and a coordinator, each a process of its own, and the processes that load them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
+
+from bench.plan import GROUP, PARTITIONS, SHARDS, TOPIC
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from halfway.embedded.ports import HOST, pick_port
+from halfway.embedded.process import SupervisedProcess
+
+READY_S: Final = 60.0
+STOP_S: Final = 45.0
+_ASK_S: Final = 30.0
+_LOOK_S: Final = 0.05
+_SHOWN: Final = 4_000
+_ROOT: Final = Path(__file__).resolve().parents[1]
+
+R = TypeVar("R")
+
+
+class RigError(Exception):
+    """The benchmark cannot go on; the message says why."""
+
+
+class Rig:
+    """A context manager: everything runs inside it, and is stopped in any case when it is left.
+
+    `bootstrap_servers` is of a broker that runs already, None for one of its own; `settings` are variables for the
+    coordinator over those of the benchmark.
+    """
+
+    def __init__(
+        self,
+        *,
+        say: Callable[[str], None],
+        bootstrap_servers: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        name: str = "bench",
+    ) -> None:
+        """Keep what is wanted; nothing is started."""
+        self._say = say
+        self._given = bootstrap_servers
+        self._settings = settings or {}
+        self._name = name
+        self._stack = ExitStack()
+        self._jobs = 0
+        self.broker_pid: int | None = None
+        self.topic = TOPIC if name == "bench" else f"{name}.orders"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-bench-")))
+            self.bootstrap_servers = self._given or self._broker(stack)
+            self._create_topic()
+            self._say("the coordinator starts")
+            self._coordinator(stack)
+            self._register()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._say("everything is stopped")
+        self._stack.close()
+
+    # --- the parts
+
+    def _broker(self, stack: ExitStack) -> str:
+        self._say("the broker starts")
+        kafka = stack.enter_context(EmbeddedKafka(EmbeddedConfig(heap="1g", progress=self._say)))
+        self.broker_pid = kafka.pid
+        return kafka.bootstrap_servers
+
+    def _create_topic(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        wanted = [NewTopic(self.topic, num_partitions=PARTITIONS, replication_factor=1)]
+        for made in admin.create_topics(wanted, operation_timeout=_ASK_S, request_timeout=_ASK_S).values():
+            made.result(_ASK_S)
+
+    def _coordinator(self, stack: ExitStack) -> None:
+        self.port = pick_port()
+        self._health = pick_port({self.port})
+        settings = {
+            "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "HALFWAY_KAFKA_PREFIX": f"_{self._name}.",
+            "HALFWAY_SHARDS": str(SHARDS),
+            "HALFWAY_HOST": HOST,
+            "HALFWAY_PORT": str(self.port),
+            "HALFWAY_HEALTH_HOST": HOST,
+            "HALFWAY_HEALTH_PORT": str(self._health),
+            **self._settings,
+        }
+        ours = [word for name in os.environ if name.startswith("HALFWAY_") for word in ("-u", name)]
+        given = [f"{name}={value}" for name, value in settings.items()]
+        log = self.directory / "coordinator.log"
+        command = ["env", *ours, *given, sys.executable, "-m", "halfway.runtime.cli", "serve"]
+        process = SupervisedProcess(command, cwd=self.directory, log_path=log)
+        stack.callback(_stop, process)
+        self.coordinator_pid = process.pid
+        deadline = time.monotonic() + READY_S
+        while not self._ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RigError(f"the coordinator did not get ready:\n{log.read_text(errors='replace')[-_SHOWN:]}")
+            time.sleep(_LOOK_S)
+
+    def _ready(self) -> bool:
+        try:
+            return bool(_call(f"http://{HOST}:{self._health}/health/ready"))
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _register(self) -> None:
+        body = msgspec.json.encode({"check": {"mode": "pull"}, "topics": [self.topic]})
+        _call(f"http://{HOST}:{self.port}/v1/groups/{GROUP}", method="PUT", body=body)
+
+    # --- what is asked of them
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes whose CPU time counts."""
+        broker = {} if self.broker_pid is None else {"broker": self.broker_pid}
+        return {"coordinator": self.coordinator_pid, **broker}
+
+    def lane(self) -> tuple[int, int]:
+        """Return the Kafka transactions of the lane so far, and the ends in them."""
+        count = ends = 0
+        for line in _call(f"http://{HOST}:{self._health}/metrics").decode().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "halfway_lane_batch_ends_count":
+                count = round(float(value))
+            elif name == "halfway_lane_batch_ends_sum":
+                ends = round(float(value))
+        return count, ends
+
+    def run(
+        self, module: str, plan: Any, result: type[R], *, within_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> R:
+        """Run `python -m <module>` with a plan to its end and return its result; `meanwhile` is called every second."""
+        self._jobs += 1
+        stem = self.directory / f"{self._jobs}-{module}"
+        plan_path, result_path, log_path = (stem.with_name(f"{stem.name}.{kind}") for kind in ("plan", "result", "log"))
+        plan_path.write_bytes(msgspec.json.encode(plan))
+        process = SupervisedProcess(
+            [sys.executable, "-m", module, str(plan_path), str(result_path)], cwd=_ROOT, log_path=log_path
+        )
+        try:
+            deadline = time.monotonic() + within_s
+            while (status := process.wait(1.0)) is None:
+                if time.monotonic() > deadline:
+                    raise RigError(f"{module} does not end")
+                if meanwhile is not None:
+                    meanwhile()
+        finally:
+            process.kill()
+        if status:
+            raise RigError(f"{module} ended with {status}:\n{log_path.read_text(errors='replace')[-_SHOWN:]}")
+        return msgspec.json.decode(result_path.read_bytes(), type=result)
+
+
+def _stop(process: SupervisedProcess) -> None:
+    process.terminate()
+    if process.wait(STOP_S) is None:
+        process.kill()
+
+
+def _call(url: str, *, method: str = "GET", body: bytes | None = None) -> bytes:
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    request = urllib.request.Request(url, data=body, method=method, headers=headers)  # noqa: S310 - our own processes
+    with urllib.request.urlopen(request, timeout=_ASK_S) as answer:  # noqa: S310 - the same
+        return bytes(answer.read())

@@ -1,0 +1,127 @@
+"""HTTP/1.1 as far as the load needs it: requests built beforehand, answers split by Content-Length.
+
+A client library would cost as much CPU as the coordinator, on the same cores, and halve what is measured.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Final
+
+import msgspec
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_LENGTH: Final = b"\r\ncontent-length:"
+_ID: Final = b'{"id":"'
+_ONE_COMMIT: Final = b'{"outcome":"commit"}'
+_BATCHES: Final = 16
+
+
+class WireError(Exception):
+    """An answer is not what the load can read."""
+
+
+def split(received: bytes) -> tuple[int, bytes, bytes] | None:
+    """Return the first answer's status and body, and what follows it; None where it has not arrived in full.
+
+    Raises:
+        WireError: it is no answer with a Content-Length.
+
+    """
+    end = received.find(_END_OF_HEAD)
+    if end < 0:
+        return None
+    head = received[:end].lower()
+    at = head.find(_LENGTH)
+    if at < 0 or not head.startswith(b"http/1.1 "):
+        raise WireError(f"not an answer with a Content-Length: {received[:200]!r}")
+    start = end + len(_END_OF_HEAD)
+    until = start + int(head[at + len(_LENGTH) :].partition(b"\r\n")[0])
+    if len(received) < until:
+        return None
+    return int(head[9:12]), received[start:until], received[until:]
+
+
+def id_in(body: bytes) -> bytes:
+    """Return the id in the answer to a prepare, where it stands first."""
+    if not body.startswith(_ID):
+        raise WireError(f"no id in {body[:200]!r}")
+    return body[len(_ID) : body.index(b'"', len(_ID))]
+
+
+class _Identified(msgspec.Struct, frozen=True, gc=False):
+    id: str = ""
+
+
+class _Item(msgspec.Struct, frozen=True, gc=False):
+    status: int
+    body: _Identified = _Identified()
+
+
+class _Batch(msgspec.Struct, frozen=True, gc=False):
+    prepare: list[_Item]
+    end: list[_Item]
+
+
+Items = list[tuple[int, bytes]]
+_BATCH: Final = msgspec.json.Decoder(_Batch)
+
+
+def items_in(body: bytes) -> tuple[Items, Items]:
+    """Return status and id of each prepare and of each end in the answer to a batch; no id where it was refused."""
+    answer = _BATCH.decode(body)
+    prepares, ends = (
+        [(item.status, item.body.id.encode()) for item in items] for items in (answer.prepare, answer.end)
+    )
+    return prepares, ends
+
+
+class Requests:
+    """The requests of one load: bytes that are ready, and bytes with only ids to put in."""
+
+    def __init__(self, *, host: str, group: str, topic: str, keys: int, value_bytes: int, batch: int) -> None:
+        """Build one prepare a key, or `_BATCHES` batches of them; letters as values, so that nothing is escaped."""
+        self._host = host.encode()
+        letters = random.Random(7)  # the same bytes in every run
+        prepares = [
+            msgspec.json.encode(
+                {
+                    "group": group,
+                    "messages": [
+                        {
+                            "topic": topic,
+                            "key": f"key-{number:05d}",
+                            "value": "".join(letters.choices(string.ascii_letters, k=value_bytes)),
+                        }
+                    ],
+                }
+            )
+            for number in range(keys)
+        ]
+        ready = [self._post(b"/v1/transactions", body) for body in prepares]
+        if batch:
+            endless = cycle(prepares)
+            bodies = [b",".join(next(endless) for _ in range(batch)) for _ in range(_BATCHES)]
+            ready = [self._post(b"/v1/batch", b'{"prepare":[%b]}' % body) for body in bodies]
+        self.next_prepare: Callable[[], bytes] = cycle(ready).__next__
+        self._end_before, self._end_after = self._post(b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
+
+    def end(self, transaction_id: bytes) -> bytes:
+        """Return the commit of one transaction."""
+        return b"%b%b%b" % (self._end_before, transaction_id, self._end_after)
+
+    def ends(self, transaction_ids: Sequence[bytes]) -> bytes:
+        """Return a batch of commits."""
+        ids = b'","outcome":"commit"},{"id":"'.join(transaction_ids)
+        return self._post(b"/v1/batch", b'{"end":[{"id":"%b","outcome":"commit"}]}' % ids)
+
+    def _post(self, path: bytes, body: bytes) -> bytes:
+        return b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+            path,
+            self._host,
+            len(body),
+            body,
+        )
