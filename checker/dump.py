@@ -1,0 +1,156 @@
+"""Reads the topics as a consumer of committed records gets them, with schemas and fastavro, not with halfway's code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from io import BytesIO
+from typing import Any, Final
+from uuid import uuid4
+
+import fastavro
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # they are there
+from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
+
+from checker.content import Content, Contents, content_of
+from checker.records import AnyRecord, Half, Op, Parked, Real
+from halfway import schemas
+
+_ASK_WITHIN_S: Final = 30.0
+_SILENCE_S: Final = 60.0
+_FINGERPRINT: Final = slice(2, 10)
+_KINDS: Final = ("half", "op", "parked")
+
+
+def read_topics(bootstrap_servers: str, *, prefix: str, topics: Sequence[str]) -> Iterator[AnyRecord]:
+    """Return every committed record of the real topics and of half, op and parked, up to their ends as they are now.
+
+    The end is the one of all records: a Kafka transaction that is still open there is waited for.
+    """
+    internal = {f"{prefix}{kind}": kind for kind in _KINDS}
+    for message in _read(bootstrap_servers, [*topics, *internal]):
+        kind = internal.get(message.topic() or "")
+        record = _real(message) if kind is None else _internal(kind, message)
+        if record is not None:
+            yield record
+
+
+def _read(bootstrap_servers: str, topics: Sequence[str]) -> Iterator[Message]:
+    missing = {place: end for place, end in _ends(bootstrap_servers, topics).items() if end > 0}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"checker-{uuid4().hex}",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "queued.max.messages.kbytes": 16384,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for topic, number in missing])
+        heard = time.monotonic()
+        while missing:
+            for message in consumer.consume(1000, timeout=0.5):
+                place = (message.topic() or "", message.partition() or 0)
+                offset, error = message.offset() or 0, message.error()
+                if error is None and place in missing and offset < missing[place]:
+                    heard = time.monotonic()
+                    yield message
+                elif error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  named so
+                    if offset >= missing.get(place, offset + 1):
+                        del missing[place]
+                elif error is not None and not error.retriable():
+                    raise KafkaException(error)
+            if time.monotonic() - heard > _SILENCE_S:
+                raise TimeoutError(f"readers of committed records do not get to the ends of {missing}")
+    finally:
+        consumer.close()
+
+
+def _ends(bootstrap_servers: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    metadata = admin.list_topics(timeout=_ASK_WITHIN_S).topics
+    wanted = [TopicPartition(topic, number) for topic in topics for number in metadata[topic].partitions]
+    asked: Any = dict.fromkeys(wanted, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_WITHIN_S)
+    return {(one.topic, one.partition): answer.result(_ASK_WITHIN_S).offset for one, answer in answers.items()}
+
+
+def _real(message: Message) -> Real:
+    headers = _headers(message)
+    told = dict(headers)
+    number, _, total = _text(told.get("halfway-message")).partition("/")
+    return Real(
+        shard=message.partition() or 0,
+        offset=message.offset() or 0,
+        id=_text(told.get("halfway-transaction-id")),
+        content=content_of(message.topic() or "", _bytes(message.key()), _bytes(message.value()), headers),
+        number=int(number) if number.isdecimal() else 0,
+        total=int(total) if total.isdecimal() else 0,
+    )
+
+
+def _internal(kind: str, message: Message) -> AnyRecord | None:
+    if _text(dict(_headers(message)).get("halfway-kind")) != kind:
+        return None  # a barrier
+    key, value = _bytes(message.key()) or b"", _bytes(message.value())
+    place: dict[str, Any] = {"shard": message.partition(), "offset": message.offset(), "id": key.decode()}
+    if kind == "parked":
+        return Parked(**place, tombstone=value is None)
+    if value is None:
+        return Half(**place)
+    fields = _decode(kind, value)
+    if kind == "half":
+        return Half(**place, contents=_contents(fields["messages"]), group=fields["group"])
+    return Op(
+        **place,
+        kind=fields["kind"],
+        cause=fields["cause"],
+        group=fields["group"],
+        messages=tuple((one["topic"], _hex(one["key_hash"]), _hex(one["value_hash"])) for one in fields["messages"]),
+    )
+
+
+def _contents(messages: Sequence[Mapping[str, Any]]) -> Contents:
+    return tuple(_content(message) for message in messages)
+
+
+def _content(message: Mapping[str, Any]) -> Content:
+    headers = [(header["name"], header["value"]) for header in message["headers"]]
+    return content_of(message["topic"], message["key"], message["value"], headers)
+
+
+@cache
+def _writers(kind: str) -> dict[bytes, Any]:
+    parsed = [parse_schema(version) for version in schemas.versions(kind)]
+    return {bytes.fromhex(fingerprint(to_parsing_canonical_form(one), "CRC-64-AVRO")): one for one in parsed}
+
+
+def _decode(kind: str, value: bytes) -> dict[str, Any]:
+    """Read a record in Avro's single-object encoding, whatever version wrote it."""
+    writers = _writers(kind)
+    newest = next(iter(writers.values()))
+    body = BytesIO(value[_FINGERPRINT.stop :])
+    fields: Any = fastavro.schemaless_reader(body, writers[value[_FINGERPRINT]], newest)
+    return dict(fields)
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | None]]:
+    headers: Any = message.headers() or ()  # a list of pairs, whatever the types say
+    return [(name, _bytes(value)) for name, value in headers]
+
+
+def _bytes(data: str | bytes | None) -> bytes | None:
+    return data.encode() if isinstance(data, str) else data
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode(errors="replace")
+
+
+def _hex(data: bytes | None) -> str | None:
+    return None if data is None else data.hex()

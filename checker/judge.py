@@ -1,0 +1,65 @@
+"""The verdict over a whole run: every rule over every transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from checker.cases import gather
+from checker.history import AnyEvent, Fault, Rest, Run
+from checker.records import AnyRecord
+from checker.rules import COUNTS, RULES, Finding, foreign
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found."""
+
+    transactions: int
+    """Ids that an acknowledged prepare, a record or a message names."""
+    committed: int
+    rolled_back: int
+    faults: dict[str, int]
+    """Faults that took effect, by kind."""
+    findings: tuple[Finding, ...]
+    complete: bool
+    """Whether the history goes to its end: a verdict over a part of one is none."""
+    seed: int | None
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.complete and not self.findings
+
+    def summary(self) -> dict[str, object]:
+        """Return the result as it goes into a JSON line: per count, how many findings."""
+        counts = Counter(finding.count for finding in self.findings)
+        return {
+            "transactions": self.transactions,
+            "committed": self.committed,
+            "rolled_back": self.rolled_back,
+            "faults": self.faults,
+            **{count: counts[count] for count in COUNTS},
+            "complete": self.complete,
+            "seed": self.seed,
+        }
+
+
+def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
+    """Judge the history of a run and what the topics hold after it."""
+    history: Sequence[AnyEvent] = list(events)
+    evidence = gather(history, records)
+    findings = [finding for case in evidence.cases.values() for rule in RULES for finding in rule(case)]
+    findings += map(foreign, evidence.strays)
+    known = [case for case in evidence.cases.values() if case.acknowledged or case.halves or case.ops or case.messages]
+    outcomes = Counter(outcome for case in known for outcome in case.decided_as)
+    return Verdict(
+        transactions=len(known),
+        committed=outcomes["committed"],
+        rolled_back=outcomes["rolled_back"],
+        faults=dict(Counter(event.kind for event in history if isinstance(event, Fault) and event.counts)),
+        findings=tuple(findings),
+        complete=bool(history) and isinstance(history[0], Run) and isinstance(history[-1], Rest),
+        seed=next((event.seed for event in history if isinstance(event, Run)), None),
+    )

@@ -1,0 +1,85 @@
+"""What the topics hold, as the judge needs it; `checker.dump` reads it from Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from checker.content import Content, Contents
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record", tag=str.lower):
+    """One record; `shard` is the partition, also of a real topic."""
+
+    shard: int
+    offset: int
+    id: str
+    """Of the transaction; empty where the record names none."""
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for a person."""
+        return f"{type(self).__name__.lower()}[{self.shard}]@{self.offset}"
+
+
+class Real(Record, frozen=True, kw_only=True):
+    """A message in a real topic, as a read_committed consumer gets it; number 0 where it says none."""
+
+    content: Content
+    number: int
+    total: int
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for a person."""
+        return f"{self.content.topic}[{self.shard}]@{self.offset}"
+
+
+class Half(Record, frozen=True, kw_only=True):
+    """A record of half; `contents` is None for a tombstone."""
+
+    contents: Contents | None = None
+    group: str = ""
+
+
+class Op(Record, frozen=True, kw_only=True):
+    """An op marker."""
+
+    kind: str
+    cause: str
+    group: str = ""
+    messages: tuple[tuple[str, str | None, str | None], ...] = ()
+    """Topic and the hashes of key and value."""
+
+    @property
+    def outcome(self) -> str | None:
+        """`committed` or `rolled_back` where it is one."""
+        return {"COMMITTED": "committed", "ROLLED_BACK": "rolled_back"}.get(self.kind)
+
+
+class Parked(Record, frozen=True, kw_only=True):
+    """A record of parked."""
+
+    tombstone: bool = False
+
+
+AnyRecord: TypeAlias = Real | Half | Op | Parked
+
+_DECODER = msgspec.json.Decoder(AnyRecord)
+
+
+def write_records(path: Path, records: Iterable[AnyRecord]) -> None:
+    """Write one JSON record a line."""
+    encode = msgspec.json.Encoder().encode
+    with path.open("wb") as file:
+        file.writelines(encode(record) + b"\n" for record in records)
+
+
+def read_records(path: Path) -> Iterator[AnyRecord]:
+    """Return the records of a file."""
+    with path.open("rb") as file:
+        for line in file:
+            yield _DECODER.decode(line)
