@@ -1,0 +1,129 @@
+"""How the producers answer checks: over HTTP, plainly, late, wrongly or not at all; and by fetching them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from typing import Any, Final
+
+from aiohttp import web
+
+from checker.history import Checked, HistoryWriter, Said
+from halfway.embedded.ports import HOST, pick_port
+from tests.chaos.caller import Caller
+from tests.chaos.decisions import Decisions
+from tests.chaos.producers import PULLED, Producers
+
+PLAIN_FROM: Final = 4
+"""From this attempt on an answer is plain: what is never answered well is never resolved."""
+LATE_S: Final = 3.0
+"""Later than the coordinators wait (2 s)."""
+_MANNERS: Final = {
+    "plain": 70,
+    "late": 6,
+    "error with a verdict": 5,
+    "redirect": 4,
+    "trailing text": 5,
+    "page": 4,
+    "capitals": 3,
+    "broken off": 3,
+}
+_VERDICT_TEXT: Final = '{"outcome": "%s"}'
+
+
+class CheckEndpoints:
+    """Answers checks by the decision table."""
+
+    def __init__(self, decisions: Decisions, producers: Producers, history: HistoryWriter, seed: int) -> None:
+        self._decisions = decisions
+        self._producers = producers
+        self._history = history
+        self._seed = seed
+        self._port = pick_port()
+        self._runner: web.AppRunner | None = None
+        self.manners: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self._port}/check"
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/check", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, HOST, self._port).start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def verdict(self, transaction: str) -> Said:
+        """Give what the database says; what it has never heard of is rolled back for ever."""
+        if transaction in self._producers.undecided:
+            return "unknown"
+        return self._decisions.decide(transaction, "rollback")
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body: dict[str, Any] = await request.json()
+        transaction, attempt = str(body["id"]), int(body["attempt"])
+        chance = random.Random(f"{self._seed}/{transaction}/{attempt}")
+        manner = chance.choices(list(_MANNERS), list(_MANNERS.values()))[0] if attempt < PLAIN_FROM else "plain"
+        self.manners[manner] += 1
+        if manner == "late":
+            await asyncio.sleep(LATE_S)
+        if manner in ("plain", "late"):
+            said = self.verdict(transaction)
+            self._history.write(Checked(id=transaction, said=said, manner=manner))
+            return web.json_response({"outcome": said})
+        self._history.write(Checked(id=transaction, said="nothing", manner=manner))
+        return _no_verdict(request, manner, self._bait(transaction))
+
+    def _bait(self, transaction: str) -> str:
+        """Give the opposite of the truth: to act on an answer that is none would show."""
+        return "rollback" if self._decisions.find(transaction) == "commit" else "commit"
+
+
+def _no_verdict(request: web.Request, manner: str, bait: str) -> web.StreamResponse:
+    text = _VERDICT_TEXT % bait
+    match manner:
+        case "error with a verdict":
+            return web.Response(status=500, text=text, content_type="application/json")
+        case "redirect":
+            return web.Response(status=307, headers={"Location": "/check"}, text=text, content_type="application/json")
+        case "trailing text":
+            return web.Response(text=text + " or so", content_type="application/json")
+        case "page":
+            return web.Response(text=f"<html>{text}</html>", content_type="text/html")
+        case "capitals":
+            return web.Response(text=json.dumps({"outcome": bait.upper()}), content_type="application/json")
+        case _:
+            if request.transport is not None:
+                request.transport.close()
+            return web.Response()
+
+
+class Fetcher:
+    """A producer service that cannot be called: it fetches its checks from every coordinator."""
+
+    def __init__(self, caller: Caller, endpoints: CheckEndpoints, instances: int) -> None:
+        self._caller = caller
+        self._endpoints = endpoints
+        self._instances = instances
+        self.fetched = 0
+
+    async def run(self) -> None:
+        """Fetch until cancelled."""
+        while True:
+            answer = await self._caller.persist("GET", f"/groups/{PULLED}/checks?wait_s=0.5&max=50")
+            checks = answer.body.get("checks") or []
+            self.fetched += len(checks)
+            await asyncio.gather(*(self._answer(check) for check in checks))
+            if answer.status != web.HTTPOk.status_code:
+                await asyncio.sleep(0.5)
+
+    async def _answer(self, check: dict[str, Any]) -> None:
+        said = self._endpoints.verdict(check["id"])
+        await self._caller.end(check["id"], said, by="check", check_id=check["check_id"])

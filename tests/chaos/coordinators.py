@@ -1,0 +1,55 @@
+"""Coordinators as processes, each behind a network of its own, with a clock that can be set."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from halfway.embedded.ports import HOST
+from halfway.embedded.process import SupervisedProcess
+from tests.acceptance.coordinator_process import CoordinatorProcess, halfway_command
+from tests.chaos.launcher import ClockFile
+
+
+class Instance(CoordinatorProcess):
+    """One of several coordinators that share their topics."""
+
+    def __init__(
+        self, number: int, bootstrap_ports: Sequence[int], directory: Path, prefix: str, settings: Mapping[str, str]
+    ) -> None:
+        self.name = f"coordinator-{number}"
+        self.number = number
+        bootstrap = ",".join(f"{HOST}:{port}" for port in bootstrap_ports)
+        super().__init__(bootstrap, directory / self.name, settings)
+        self.prefix = prefix
+        self.settings |= {"HALFWAY_KAFKA_PREFIX": prefix, "HALFWAY_INSTANCE_URL": self.url}
+        self.clock = ClockFile(directory / self.name / "clock")
+        self.paused = False
+
+    def launch(self, **settings: str) -> None:
+        assert not self.running
+        self.settings |= settings
+        command = halfway_command(self.settings, "serve")
+        at = command.index(sys.executable)
+        self._process = SupervisedProcess(
+            [*command[:at], sys.executable, "-m", "tests.chaos.launcher", str(self.clock.path), "serve"],
+            cwd=Path(__file__).resolve().parents[2],
+            log_path=self.log_path,
+        )
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        assert self._process is not None
+        self._process.pause()
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        assert self._process is not None
+        self._process.resume()
+        self.paused = False
+
+    def kill(self) -> None:
+        self.paused = False
+        super().kill()

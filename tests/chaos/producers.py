@@ -1,0 +1,195 @@
+"""Producers that commit, roll back, go silent, repeat, contradict themselves and disappear."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
+from typing import Final
+
+from checker.history import Outcome
+from tests.chaos.caller import Answer, Caller, Message
+from tests.chaos.decisions import Decisions
+
+TOPICS: Final = ("orders", "points", "carts")
+PUSHED, PULLED, PARKING, DROPPING = "pushed", "pulled", "parking", "dropping"
+"""Groups: asked over HTTP; fetching their checks; parked soon; rolled back by policy soon."""
+GROUPS: Final[Mapping[str, int]] = {PUSHED: 60, PULLED: 20, PARKING: 10, DROPPING: 10}
+_STORED: Final = (200, 201)
+
+Behaviour = Callable[["Producers", "Plan"], Awaitable[None]]
+
+
+class Plan:
+    """What one transaction is to be, by chance: the same for the same seed and number."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self.chance = random.Random(f"{seed}/{number}")
+        self.ref = f"t{number}"
+        self.behaviour = self.chance.choices(list(BEHAVIOURS), list(BEHAVIOURS.values()))[0]
+        self.group = self.chance.choices(list(GROUPS), list(GROUPS.values()))[0]
+        self.outcome: Outcome = "commit" if self.chance.random() < 0.75 else "rollback"
+        self.id = f"{seed}-{number}" if self.chance.random() < 0.5 else None
+        self.messages = self._messages()
+
+    def _messages(self) -> list[Message]:
+        messages = [self._message(n) for n in range(self.chance.choices((1, 2, 3, 4), (55, 25, 15, 5))[0])]
+        if self.chance.random() < 0.1:
+            messages.append(messages[0])  # two equal messages of one transaction are two messages
+        return messages
+
+    def _message(self, number: int) -> Message:
+        key = f"{self.ref}.{number}".encode()
+        kind = self.chance.random()
+        value: bytes | None
+        if kind < 0.05:
+            value = None
+        elif kind < 0.2:
+            value = self.chance.randbytes(self.chance.randrange(1, 400))
+        else:
+            value = (f"{self.ref}.{number} " + "x" * self.chance.randrange(400)).encode()
+        headers = (("trace", self.ref.encode()),) if self.chance.random() < 0.3 else ()
+        return Message(topic=self.chance.choice(TOPICS), key=key, value=value, headers=headers)
+
+
+class Producers:
+    """A number of producers that work through the plans side by side."""
+
+    def __init__(self, caller: Caller, decisions: Decisions, seed: int) -> None:
+        self._caller = caller
+        self._decisions = decisions
+        self._seed = seed
+        self.begun: Counter[str] = Counter()
+        self.undecided: set[str] = set()
+        """Transactions whose local transaction still runs: a check about them is answered with unknown."""
+
+    async def run(self, enough: Callable[[int], bool], *, side_by_side: int) -> None:
+        """Go on until `enough` says so of the number of transactions begun."""
+        numbers = count()
+
+        async def work() -> None:
+            while not enough(self.begun.total()):
+                number = next(numbers)
+                plan = Plan(self._seed, number)
+                self.begun[plan.behaviour.__name__] += 1
+                await plan.behaviour(self, plan)
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(side_by_side):
+                workers.create_task(work())
+
+    async def prepare(self, plan: Plan) -> str | None:
+        """Prepare, and give the id where it was acknowledged as pending."""
+        answer = await self._caller.prepare(plan.ref, plan.group, plan.messages, plan.id)
+        return _id_of(answer)
+
+    def decide(self, transaction: str, outcome: Outcome) -> Outcome:
+        return self._decisions.decide(transaction, outcome)
+
+    async def plain(self, plan: Plan) -> None:
+        """Prepare, decide, end; sometimes look afterwards."""
+        transaction = await self.prepare(plan)
+        if transaction is None:
+            return
+        await self._caller.end(transaction, self.decide(transaction, plan.outcome))
+        if plan.chance.random() < 0.15:
+            await self._caller.look(transaction)
+
+    async def silent(self, plan: Plan) -> None:
+        """Decide, and never tell: the check finds it out."""
+        transaction = await self.prepare(plan)
+        if transaction is not None and plan.chance.random() < 0.7:
+            self.decide(transaction, plan.outcome)
+
+    async def slow(self, plan: Plan) -> None:
+        """Take long: checks come before the end."""
+        transaction = await self.prepare(plan)
+        if transaction is None:
+            return
+        self.undecided.add(transaction)
+        try:
+            await asyncio.sleep(plan.chance.uniform(0.5, 6))
+        finally:
+            self.undecided.discard(transaction)
+        await self._caller.end(transaction, self.decide(transaction, plan.outcome))
+
+    async def repeat(self, plan: Plan) -> None:
+        """Do everything several times, also at one instant."""
+        if plan.id is None:
+            plan.id = f"{self._seed}-{plan.ref}"
+        prepared = await asyncio.gather(self.prepare(plan), self._again(plan, "b"))
+        transaction = next((one for one in prepared if one is not None), None)
+        if transaction is None:
+            return
+        outcome = self.decide(transaction, plan.outcome)
+        await asyncio.gather(*(self._caller.end(transaction, outcome) for _ in range(plan.chance.choice((2, 3)))))
+        await self._again(plan, "c")
+        await self._caller.end(transaction, outcome)
+
+    async def _again(self, plan: Plan, suffix: str) -> str | None:
+        answer = await self._caller.prepare(plan.ref + suffix, plan.group, plan.messages, plan.id)
+        return _id_of(answer)
+
+    async def contradict(self, plan: Plan) -> None:
+        """Say both: at one instant, or one after the other. What stands is halfway's to keep."""
+        transaction = await self.prepare(plan)
+        if transaction is None:
+            return
+        first = self.decide(transaction, plan.outcome)
+        second: Outcome = "rollback" if first == "commit" else "commit"
+        if plan.chance.random() < 0.5:
+            await asyncio.gather(self._caller.end(transaction, first), self._caller.end(transaction, second))
+        else:
+            await self._caller.end(transaction, first)
+            await self._caller.end(transaction, second)
+        await self._caller.look(transaction)
+
+    async def reuse(self, plan: Plan) -> None:
+        """Prepare another content under the same id, at the same instant or later."""
+        if plan.id is None:
+            plan.id = f"{self._seed}-{plan.ref}"
+        other = Plan(self._seed, -1 - int(plan.ref[1:]))
+        other.ref, other.id, other.group = f"{plan.ref}b", plan.id, plan.group
+        if plan.chance.random() < 0.5:
+            found = await asyncio.gather(self.prepare(plan), self.prepare(other))
+            transaction = next((one for one in found if one is not None), None)
+        else:
+            transaction = await self.prepare(plan)
+            await self.prepare(other)
+        if transaction is not None:
+            await self._caller.end(transaction, self.decide(transaction, plan.outcome))
+
+    async def disappear(self, plan: Plan) -> None:
+        """Break the connection in the middle of the prepare, or of the end."""
+        if plan.chance.random() < 0.4:
+            await _broken_off(self.prepare(plan), plan.chance)
+            return
+        transaction = await self.prepare(plan)
+        if transaction is not None:
+            outcome = self.decide(transaction, plan.outcome)
+            await _broken_off(self._caller.end(transaction, outcome), plan.chance)
+
+
+async def _broken_off(call: Awaitable[object], chance: random.Random) -> None:
+    task = asyncio.ensure_future(call)
+    await asyncio.wait([task], timeout=chance.uniform(0, 0.05))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _id_of(answer: Answer) -> str | None:
+    return answer.text("id") if answer.status in _STORED and answer.state == "prepared" else None
+
+
+BEHAVIOURS: Final[Mapping[Behaviour, int]] = {
+    Producers.plain: 58,
+    Producers.silent: 8,
+    Producers.slow: 6,
+    Producers.repeat: 8,
+    Producers.contradict: 8,
+    Producers.reuse: 4,
+    Producers.disappear: 8,
+}
+"""What producers do, and how many of each hundred do it."""

@@ -1,0 +1,246 @@
+"""One run: a cluster, coordinators, producers, faults; at the end the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from checker.dump import read_topics
+from checker.history import HistoryWriter, Rest, Run, read_history
+from checker.judge import Verdict, judge
+from checker.records import read_records, write_records
+from halfway.embedded.ports import pick_port
+from halfway.embedded.properties import Listener
+from tests.chaos.answering import CheckEndpoints, Fetcher
+from tests.chaos.brokers import NODES, BrokerCluster
+from tests.chaos.caller import Caller
+from tests.chaos.coordinators import Instance
+from tests.chaos.decisions import Decisions
+from tests.chaos.faults import SESSION_S, Faults
+from tests.chaos.network import Network
+from tests.chaos.producers import DROPPING, PARKING, PULLED, PUSHED, TOPICS, Producers
+
+SHARDS: Final = 6
+PARTITIONS: Final = 2
+REST_WITHIN_S: Final = 180.0
+"""Time for everything to be resolved when all runs again: checks are seconds apart here."""
+_LOOK_AGAIN_S: Final = 1.0
+_SETTLE_S: Final = 3.0
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "HALFWAY_SHARDS": str(SHARDS),
+    "HALFWAY_SESSION_TIMEOUT_S": f"{SESSION_S:g}",
+    "HALFWAY_SCAN_INTERVAL_S": "0.5",
+    "HALFWAY_CHECK_TIMEOUT_S": "2",
+    "HALFWAY_LEASE_S": "3",
+}
+_POLICY: Final = {"first_check_after_s": 2, "check_interval_s": 1, "max_interval_s": 4, "max_checks": 40}
+_SHORT: Final = {"first_check_after_s": 1.5, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How large a run is to be."""
+
+    seed: int
+    transactions: int
+    faults: int = 0
+    """The load goes on until so many took effect."""
+    instances: int = 3
+    side_by_side: int = 48
+    coordinator_gap_s: float = 3.0
+    broker_gap_s: float = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a run; the directory holds the history, the dump and all logs."""
+
+    verdict: Verdict
+    directory: Path
+    seconds: float
+    deaths: list[str]
+
+    def summary(self) -> dict[str, object]:
+        return {**self.verdict.summary(), "deaths": len(self.deaths), "seconds": round(self.seconds, 1)}
+
+
+async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Outcome:
+    """Run, wait for everything to come to rest, and judge."""
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        chaos = _Chaos(wanted, directory, say, stack)
+        await chaos.start()
+        await chaos.load()
+        await chaos.come_to_rest()
+        await chaos.dump()
+    verdict = judge(read_history(chaos.history_path), read_records(chaos.dump_path))
+    (directory / "findings.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict.findings)))
+    return Outcome(verdict=verdict, directory=directory, seconds=time.monotonic() - began, deaths=chaos.faults.deaths)
+
+
+class _Chaos:
+    def __init__(self, wanted: Wanted, directory: Path, say: Callable[[str], None], stack: AsyncExitStack) -> None:
+        self._wanted = wanted
+        self._directory = directory
+        self._say = say
+        self._stack = stack
+        self.history_path = directory / "history.jsonl"
+        self.dump_path = directory / "topics.jsonl"
+        self._prefix = "_halfway."
+
+    def _chance(self, purpose: str) -> random.Random:
+        return random.Random(f"{self._wanted.seed}/{purpose}")
+
+    async def start(self) -> None:
+        numbers = range(1, self._wanted.instances + 1)
+        taken: set[int] = set()
+
+        def free() -> int:
+            taken.add(port := pick_port(taken))
+            return port
+
+        listeners = {
+            f"C{number}": {node: Listener(port=free(), advertised_port=free()) for node in NODES} for number in numbers
+        }
+        self._say("three brokers start")
+        self._cluster = BrokerCluster(self._directory, listeners)
+        self._stack.callback(self._cluster.close)
+        await asyncio.to_thread(self._cluster.__enter__)
+        await asyncio.to_thread(self._cluster.make_topics, *TOPICS, partitions=PARTITIONS)
+        networks = {}
+        for number in numbers:
+            ports = listeners[f"C{number}"].values()
+            networks[number] = Network({one.advertised_port or 0: one.port for one in ports})
+            await networks[number].start()
+            self._stack.push_async_callback(networks[number].stop)
+        self._instances = [
+            Instance(
+                number,
+                [one.advertised_port or 0 for one in listeners[f"C{number}"].values()],
+                self._directory,
+                self._prefix,
+                SETTINGS,
+            )
+            for number in numbers
+        ]
+        self._say(f"{len(self._instances)} coordinators start")
+        for instance in self._instances:
+            self._stack.callback(instance.close)
+            instance.launch()
+        for instance in self._instances:
+            await asyncio.to_thread(instance.wait_until_ready, 120)
+        await self._start_producers(networks)
+
+    async def _start_producers(self, networks: Mapping[int, Network]) -> None:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        session = await self._stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        history = self._stack.enter_context(HistoryWriter(self.history_path))
+        decisions = Decisions(self._directory / "decisions.db")
+        self._stack.callback(decisions.close)
+        self._history, self._decisions = history, decisions
+        self.caller = Caller(session, self._instances, history, self._chance("caller"))
+        self.producers = Producers(self.caller, decisions, self._wanted.seed)
+        self.endpoints = CheckEndpoints(decisions, self.producers, history, self._wanted.seed)
+        await self.endpoints.start()
+        self._stack.push_async_callback(self.endpoints.stop)
+        self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
+        self.faults = Faults(self._cluster, self._instances, networks, self.caller, history, self._chance("faults"))
+        history.write(Run(seed=self._wanted.seed, topics=TOPICS, policy_rolls_back=(DROPPING,)))
+        await self._register()
+
+    async def _register(self) -> None:
+        pushed = {"urls": [self.endpoints.url]}
+        for group, check, policy in (
+            (PUSHED, pushed, _POLICY),
+            (PULLED, {"mode": "pull"}, _POLICY),
+            (PARKING, pushed, _SHORT | {"on_exhausted": "park"}),
+            (DROPPING, pushed, _SHORT | {"on_exhausted": "rollback"}),
+        ):
+            body = {"check": check, "topics": list(TOPICS), "policy": policy}
+            answer = await self.caller.persist("PUT", f"/groups/{group}", body)
+            assert answer.status in (200, 201), answer
+
+    async def load(self) -> None:
+        """Send transactions while faults happen, until there were enough of both."""
+        fetching = asyncio.create_task(self.fetcher.run())
+        self._stack.callback(fetching.cancel)
+        breaking = asyncio.create_task(
+            self.faults.run(self._wanted.coordinator_gap_s, self._wanted.broker_gap_s), name="faults"
+        )
+        watching = asyncio.create_task(self._report())
+        try:
+            await self.producers.run(self._enough, side_by_side=self._wanted.side_by_side)
+            if breaking.done():
+                await breaking
+        finally:
+            for task in (breaking, watching):
+                task.cancel()
+            await asyncio.gather(breaking, watching, return_exceptions=True)
+        await self.faults.mend()
+
+    def _enough(self, begun: int) -> bool:
+        return begun >= self._wanted.transactions and self.faults.happened.total() >= self._wanted.faults
+
+    async def _report(self) -> None:
+        before, began = 0, time.monotonic()
+        while True:
+            await asyncio.sleep(10)
+            begun = self.producers.begun.total()
+            faults = self.faults.happened.total()
+            rate = (begun - before) / 10
+            self._say(f"{time.monotonic() - began:.0f} s: {begun} transactions, {rate:.0f}/s, {faults} faults")
+            before = begun
+
+    async def come_to_rest(self) -> None:
+        """Wait until nothing is pending; an operator ends what is parked, by the producers' own database."""
+        self._say("everything runs again; what is pending is resolved")
+        deadline = time.monotonic() + REST_WITHIN_S
+        left = -1
+        while left and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            left = 0
+            for instance in self._instances:
+                left += await self._left_at(instance)
+        self._say(f"{left} are left without an outcome" if left else "all have an outcome")
+        await asyncio.sleep(_SETTLE_S)
+        self._history.write(Rest())
+
+    async def _left_at(self, instance: Instance) -> int:
+        left = 0
+        for state in ("parked", "prepared"):
+            answer = await self.caller.once(instance, "GET", f"/transactions?state={state}&limit=1000")
+            if answer.status != 200:
+                return 1
+            found = [str(one["id"]) for one in answer.body["transactions"]]
+            left += len(found)
+            if state == "parked":
+                for transaction in found:
+                    outcome = self._decisions.decide(transaction, "rollback")
+                    await self.caller.end(transaction, outcome, by="operator")
+        return left
+
+    async def dump(self) -> None:
+        """Read the topics, past the proxies."""
+        self._say("the topics are read")
+        records = read_topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=TOPICS)
+        await asyncio.to_thread(write_records, self.dump_path, records)
+        answers = ", ".join(f"{times} x {what}" for what, times in self.caller.answers.most_common())
+        self._say(f"answers: {answers}")
+        behaviours = ", ".join(f"{times} x {what}" for what, times in self.producers.begun.most_common())
+        self._say(f"producers: {behaviours}; checks answered: {dict(self.endpoints.manners)}")
+
+
+def new_directory() -> Path:
+    """Make a directory for one run."""
+    return Path(tempfile.mkdtemp(prefix="halfway-chaos-"))
