@@ -81,6 +81,10 @@ class KafkaGroups:
         """Remove a group and return once that has been read back; KafkaUnavailableError past the deadline."""
         await self._write(name, None, "deleted", deadline)
 
+    async def refresh(self, *, deadline: float) -> None:
+        """Return once what had been written before is read; KafkaUnavailableError past the deadline."""
+        await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
+
     async def _write(self, name: str, value: bytes | None, state: str, deadline: float) -> None:
         headers = record_headers(KIND_GROUP, name, state)
         try:

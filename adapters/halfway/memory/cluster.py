@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
 from halfway.domain.records import Half
@@ -12,6 +12,7 @@ from halfway.memory.half_log import MemoryHalfLog
 from halfway.memory.lane import MemoryLane
 from halfway.memory.log import MemoryLog, RealTopic, Record, kept_headers
 from halfway.memory.membership import MemoryMembership
+from halfway.memory.peers import MemoryOwners, MemoryPeers
 from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryTopics
 from halfway.memory.surroundings import ManualClock, RecordingObserver, ScriptedCaller
 from halfway.service.access import OpenAccess
@@ -24,6 +25,8 @@ from halfway.service.ports import (
     HalfLog,
     Lane,
     Observer,
+    Owners,
+    Peers,
     TopicFacts,
     Topics,
 )
@@ -43,6 +46,8 @@ class Ports(TypedDict):
     authority: Authority
     clock: Clock
     observer: Observer
+    owners: Owners
+    peers: Peers
 
 
 def topic(partitions: int = 3, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> TopicFacts:
@@ -53,7 +58,8 @@ def topic(partitions: int = 3, *, max_message_bytes: int = 1_048_588, compacted:
 class Memory:
     """A Kafka with halfway's ports over it, in this process.
 
-    `Coordinator(limits=..., **memory.ports)`, then `await memory.membership.start(coordinator.listener)`.
+    `Coordinator(limits=..., **memory.ports)`, then `await memory.membership.start(coordinator.listener)`. Several
+    instances share one log, each with the shards of its `owns`, and `memory.peers.serve(coordinator.answering)`.
     """
 
     def __init__(
@@ -66,10 +72,12 @@ class Memory:
         lane_capacity: int = 10_000,
         clock: ManualClock | None = None,
         log: MemoryLog | None = None,
+        owns: Collection[int] | None = None,
     ) -> None:
         """Create the log (or take over the one given) and the ports over it.
 
-        `topics` are the real topics: by name their facts, or just a number of partitions.
+        `topics` are the real topics: by name their facts, or just a number of partitions. `owns` are the shards that
+        this instance acquires, all where it is None.
         """
         facts = {name: topic(it) if isinstance(it, int) else it for name, it in (topics or {}).items()}
         self.log = MemoryLog(shards, facts) if log is None else log
@@ -83,9 +91,13 @@ class Memory:
         self.cursors = MemoryCursors(self.log, self.faults)
         self.groups = MemoryGroups(self.log, self.faults)
         self.topics = MemoryTopics(self.log, self.faults)
+        url = self.log.new_url()
+        self.owners = MemoryOwners(self.log, url)
+        self.peers = MemoryPeers(self.log, url)
         self.membership = MemoryMembership(
-            self.log, self.lane, self.cursors, self.clock, outcome_horizon_s=outcome_horizon_s
+            self.log, self.lane, self.cursors, self.clock, outcome_horizon_s=outcome_horizon_s, url=url, owns=owns
         )
+        self._owns = owns
         self._settings = outcome_horizon_s, max_record_bytes, lane_capacity
 
     @property
@@ -101,6 +113,8 @@ class Memory:
             authority=self.authority,
             clock=self.clock,
             observer=self.observer,
+            owners=self.owners,
+            peers=self.peers,
         )
 
     def restarted(self) -> Memory:
@@ -113,6 +127,7 @@ class Memory:
             lane_capacity=lane_capacity,
             clock=self.clock,
             log=self.log,
+            owns=self._owns,
         )
 
     # --- the real topics, as producers and consumers see them

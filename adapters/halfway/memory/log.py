@@ -8,16 +8,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Barrier, Group, Half, Message, Op, Parked
-from halfway.service.ports import Cursors, TopicFacts
+from halfway.service.peer_calls import PeerCall
+from halfway.service.ports import Cursors, OwnerHint, TopicFacts
 
 BARRIER_KEY = "!barrier"
 """The key of a barrier; no transaction id can be equal to it."""
+
+
+class Answers(Protocol):
+    """What answers other instances: `Coordinator.answering`."""
+
+    async def answer(self, call: PeerCall, *, deadline: float, credential: str | None) -> msgspec.Struct:
+        """Do a call."""
+
 
 Headers = tuple[tuple[str, bytes | None], ...]
 V = TypeVar("V")
@@ -140,7 +149,16 @@ class MemoryLog:
         self.topics = {name: RealTopic(facts) for name, facts in topics.items()}
         self.groups: dict[str, Group] = {}
         self.cursors: dict[int, Cursors] = {}
+        self.owners: dict[int, OwnerHint] = {}
+        """Who owns which shard, as the owner records say."""
+        self.instances: dict[str, Answers] = {}
+        """What answers other instances, by URL."""
         self._incarnations = count(1)
+        self._urls = count(1)
+
+    def new_url(self) -> str:
+        """Return a URL that no instance has had."""
+        return f"memory://{next(self._urls)}"
 
     def new_incarnation(self) -> int:
         """Return an id that no incarnation has had."""

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from halfway.domain.records import Barrier, Half, Op, Parked
 from halfway.domain.shard import ShardState
 from halfway.memory.lane import Incarnation, MemoryLane
 from halfway.memory.log import BARRIER_KEY, MemoryLog, ShardLog, kept_headers
 from halfway.memory.stores import MemoryCursors
-from halfway.service.ports import Clock, Cursors, ShardListener
+from halfway.service.ports import Clock, Cursors, OwnerHint, ShardListener
 
 
 class MemoryMembership:
-    """The port `service.ports.Membership`, for one instance that owns every shard."""
+    """The port `service.ports.Membership`, for an instance that owns every shard, or those of `owns`."""
 
     def __init__(
-        self, log: MemoryLog, lane: MemoryLane, cursors: MemoryCursors, clock: Clock, *, outcome_horizon_s: float
+        self,
+        log: MemoryLog,
+        lane: MemoryLane,
+        cursors: MemoryCursors,
+        clock: Clock,
+        *,
+        outcome_horizon_s: float,
+        url: str,
+        owns: Collection[int] | None = None,
     ) -> None:
-        """Nothing is owned before `start`."""
+        """Nothing is owned before `start`. `url` is where other instances ask this one."""
+        self._url = url
+        self._owns = range(len(log.shards)) if owns is None else sorted(owns)
         self._log = log
         self._lane = lane
         self._cursors = cursors
@@ -55,9 +65,10 @@ class MemoryMembership:
             tail.stop()
         self._tails.clear()
         if incarnation is not None:
-            for shard in self._log.shards:
+            for number, shard in enumerate(self._log.shards):
                 if shard.owner == incarnation.number:
                     shard.owner = None
+                    self._log.owners.pop(number, None)
 
     def lose(self) -> None:
         """End the incarnation as a fence or an ambiguous commit does: every shard is lost, then acquired again."""
@@ -80,12 +91,13 @@ class MemoryMembership:
         )
         self._incarnation = incarnation
         self._lane.attach(incarnation)
-        for shard in range(len(self._log.shards)):
+        for shard in self._owns:
             self._acquire(shard, incarnation, listener)
 
     def _acquire(self, shard: int, incarnation: Incarnation, listener: ShardListener) -> None:
         log, now = self._log.shards[shard], self._clock.now_ms()
         log.owner = incarnation.number
+        self._log.owners[shard] = OwnerHint(incarnation=str(incarnation.number), url=self._url)
         barrier = Barrier(incarnation=str(incarnation.number), at=now)
         headers = kept_headers("barrier", "", "acquired")
         position = log.half.append(BARRIER_KEY, barrier, headers) + 1

@@ -57,10 +57,14 @@ class MemoryGroups:
         await self._answering(deadline)
         self._log.groups.pop(name, None)
 
+    async def refresh(self, *, deadline: float) -> None:
+        """Return: what others write is known at once; KafkaUnavailableError past the deadline."""
+        await self._answering(deadline)
+
     async def _answering(self, deadline: float) -> None:
         await asyncio.sleep(0)
         if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
-            raise KafkaUnavailableError("the group could not be written in time")
+            raise KafkaUnavailableError("the groups' topic did not answer in time")
 
 
 class MemoryTopics:

@@ -129,6 +129,14 @@ class RecordingObserver:
         """Keep a record that could not be used."""
         self._keep("skipped_record", topic=topic, reason=reason)
 
+    def forwarded(self, call: str, result: str, seconds: float) -> None:
+        """Keep a call to another instance."""
+        self._keep("forwarded", call=call, result=result, seconds=seconds)
+
+    def shard_moved(self, seconds: float) -> None:
+        """Keep how long a shard was served by nobody."""
+        self._keep("shard_moved", seconds=seconds)
+
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Keep outcomes that were forgotten before their time."""
         self._keep("horizon_shortened", shard=shard, outcomes=outcomes)

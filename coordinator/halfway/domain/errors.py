@@ -179,6 +179,15 @@ class ShardUnavailableError(RetryableError):
     code = "shard_unavailable"
 
 
+class NotServedError(ShardUnavailableError):
+    """The shard is not served by this instance, and nothing has been begun: its owner may be asked instead."""
+
+    def __init__(self, detail: str, *, shard: int | None = None) -> None:
+        """Say which shard; None where any shard would do."""
+        super().__init__(detail, **({} if shard is None else {"shard": shard}))
+        self.shard = shard
+
+
 class OverloadedError(RetryableError):
     """Too much is in flight."""
 
@@ -207,6 +216,12 @@ class ShuttingDownError(RetryableError):
     """This coordinator is stopping."""
 
     code = "shutting_down"
+
+
+class PeerLostError(HalfwayError):
+    """Another instance was asked and gave no answer: what it was asked for may have been done."""
+
+    code = "peer_lost"
 
 
 class LaneLostError(HalfwayError):

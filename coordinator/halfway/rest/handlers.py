@@ -29,14 +29,14 @@ async def put_group(call: Call) -> Answer:
 
 async def list_groups(call: Call) -> Answer:
     """Show every group."""
-    views = call.site.coordinator.list_groups(credential=call.credential)
+    views = await call.site.coordinator.list_groups(deadline=call.deadline, credential=call.credential)
     return answer(HTTPStatus.OK, models.GroupList(groups=[convert.group_shown(view) for view in views]))
 
 
 async def get_group(call: Call) -> Answer:
     """Show a group."""
     name = path_parameter("group", call.parameter, models.GroupName)
-    view = call.site.coordinator.get_group(name, credential=call.credential)
+    view = await call.site.coordinator.get_group(name, deadline=call.deadline, credential=call.credential)
     return answer(HTTPStatus.OK, convert.group_shown(view))
 
 

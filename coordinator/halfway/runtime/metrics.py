@@ -32,6 +32,7 @@ OTHER: Final = "other"
 
 _LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15)
 _CHECK_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_AWAY_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 300)
 _OUTCOME_S: Final = (0.01, 0.1, 1, 10, 60, 300, 1_800, 7_200, 43_200)
 _ENDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 _BYTES: Final = (1_024, 16_384, 131_072, 524_288, 1_048_576, 4_194_304, 16_777_216, 67_108_864)
@@ -111,6 +112,22 @@ class Metrics:
             ["shard"],
             registry=registry,
         )
+        self._forwarded = Counter(
+            "halfway_forwarded", "Calls to other instances by what came back", ["call", "result"], registry=registry
+        )
+        self._forwarded_s = Histogram(
+            "halfway_forwarded_seconds",
+            "Time of a call to another instance",
+            ["call"],
+            registry=registry,
+            buckets=_LATENCY_S,
+        )
+        self._moved_s = Histogram(
+            "halfway_shard_away_seconds",
+            "How long a shard was served by nobody, when this instance took it",
+            registry=registry,
+            buckets=_AWAY_S,
+        )
         Info("halfway_build", "What runs", registry=registry).info(
             {"version": version("halfway"), "python": platform.python_version()}
         )
@@ -151,6 +168,15 @@ class Metrics:
     def skipped_record(self, topic: str, reason: str) -> None:
         """Count a record that could not be used."""
         self._count(self._skipped, topic, reason)
+
+    def forwarded(self, call: str, result: str, seconds: float) -> None:
+        """Count a call to another instance."""
+        self._count(self._forwarded, call, result)
+        self._observe(self._forwarded_s, seconds, call)
+
+    def shard_moved(self, seconds: float) -> None:
+        """Observe how long a shard was served by nobody."""
+        self._moved_s.observe(seconds)
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Count outcomes that were forgotten early."""

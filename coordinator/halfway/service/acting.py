@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from halfway.domain.errors import HalfwayError
+from halfway.domain.errors import HalfwayError, NotServedError
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import Action, Cause, Outcome, transition
 from halfway.service.checks import ACTIONS
@@ -35,7 +35,8 @@ class Acting:
     async def end(self, request: End, *, deadline: float, credential: str | None) -> EndResult:
         """End a transaction for a caller; one that brings the id of a check it was sent has the cause `check`."""
         loop = asyncio.get_running_loop()
-        began, result, group, cause = loop.time(), "changed", "", request.cause
+        began, group, cause = loop.time(), "", request.cause
+        result: str | None = "changed"
         try:
             shard, entry = await self._ending.locate(request.id, deadline=deadline)
             group = entry.group
@@ -47,6 +48,9 @@ class Acting:
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
                 still.remark = request.remark
             result = "changed" if ended.changed else "unchanged"
+        except NotServedError:
+            result = None  # whoever owns the shard counts it
+            raise
         except HalfwayError as error:
             result = error.code
             raise
@@ -55,7 +59,8 @@ class Acting:
                 return EndResult(id=ended.id, state=ended.state, changed=False)
             return ended
         finally:
-            self._observer.ended(group, request.outcome.value, cause.value, result, loop.time() - began)
+            if result is not None:
+                self._observer.ended(group, request.outcome.value, cause.value, result, loop.time() - began)
 
     def _was_sent(self, given: str, entry: Entry) -> bool:
         """Whether a check id is one that was sent for this transaction; the last one's count may not be noted yet."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from halfway.domain.errors import NotServedError
 from halfway.service.acting import Acting
+from halfway.service.answering import Answering
 from halfway.service.checks import CheckDesk
 from halfway.service.ending import Ending
+from halfway.service.forwarding import Forwarding, NoOwners, NoPeers
+from halfway.service.gathering import Gathering
 from halfway.service.groups import Groups
 from halfway.service.leases import Leases
+from halfway.service.peer_calls import CheckCall, EndCall, GetCall, PrepareCall, ResumeCall
 from halfway.service.preparing import Preparing
 from halfway.service.queries import Queries
 from halfway.service.scanning import Scanning
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
         HalfLog,
         Lane,
         Observer,
+        Owners,
+        Peers,
         ShardListener,
         Topics,
     )
@@ -63,8 +70,10 @@ class Coordinator:
         authority: Authority,
         clock: Clock,
         observer: Observer,
+        owners: Owners | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """Wire the parts together; nothing is started."""
+        """Wire the parts together; nothing is started. Without `owners` and `peers` nothing is forwarded."""
         self.limits = limits
         self._shards = ShardTable(limits, clock, observer)
         self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
@@ -77,6 +86,10 @@ class Coordinator:
             limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer
         )
         self._queries = Queries(self._shards, self._groups, self._ending)
+        self._forwarding = Forwarding(self._shards, owners or NoOwners(), peers or NoPeers(), observer)
+        self._gathering = Gathering(self._forwarding, self._queries, self._groups, self._leases)
+        self.answering = Answering(self._preparing, self._acting, self._queries, self._groups, self._leases)
+        """Does what other instances ask of this one."""
 
     @property
     def listener(self) -> ShardListener:
@@ -90,49 +103,79 @@ class Coordinator:
 
     async def prepare(self, request: Prepare, *, deadline: float, credential: str | None = None) -> Prepared:
         """Store a half message and answer once it is durable (DESIGN section 3)."""
-        return await self._preparing.prepare(request, deadline=deadline, credential=credential)
+        try:
+            return await self._preparing.prepare(request, deadline=deadline, credential=credential)
+        except NotServedError as error:
+            prepared: Prepared = await self._forwarding.instead(
+                error, PrepareCall(request=request), deadline=deadline, credential=credential
+            )
+            return prepared
 
     async def end(self, request: End, *, deadline: float, credential: str | None = None) -> EndResult:
         """Commit, roll back, or say that the outcome is unknown (DESIGN section 4)."""
-        return await self._acting.end(request, deadline=deadline, credential=credential)
+        try:
+            return await self._acting.end(request, deadline=deadline, credential=credential)
+        except NotServedError as error:
+            ended: EndResult = await self._forwarding.instead(
+                error, EndCall(request=request), deadline=deadline, credential=credential
+            )
+            return ended
 
     async def get(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Show one transaction, with its messages while it is prepared or parked."""
-        return await self._queries.get(transaction_id, deadline=deadline, credential=credential)
+        try:
+            return await self._queries.get(transaction_id, deadline=deadline, credential=credential)
+        except NotServedError as error:
+            shown: TransactionView = await self._forwarding.instead(
+                error, GetCall(id=transaction_id), deadline=deadline, credential=credential
+            )
+            return shown
 
     async def list(self, query: ListQuery, *, deadline: float, credential: str | None = None) -> Page:
         """List transactions, oldest prepare first, without payloads."""
-        return await self._queries.list(query, deadline=deadline, credential=credential)
+        return await self._gathering.list(query, deadline=deadline, credential=credential)
 
     async def check(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Ask the producer group about a prepared transaction now."""
-        return await self._acting.check_now(transaction_id, deadline=deadline, credential=credential)
+        try:
+            return await self._acting.check_now(transaction_id, deadline=deadline, credential=credential)
+        except NotServedError as error:
+            shown: TransactionView = await self._forwarding.instead(
+                error, CheckCall(id=transaction_id), deadline=deadline, credential=credential
+            )
+            return shown
 
     async def resume(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Take a parked transaction back among the prepared, with its count at 0; a prepared one is unchanged."""
-        return await self._acting.resume(transaction_id, deadline=deadline, credential=credential)
+        try:
+            return await self._acting.resume(transaction_id, deadline=deadline, credential=credential)
+        except NotServedError as error:
+            shown: TransactionView = await self._forwarding.instead(
+                error, ResumeCall(id=transaction_id), deadline=deadline, credential=credential
+            )
+            return shown
 
     async def lease_checks(
         self, group: str, *, at_most: int, wait_s: float, credential: str | None = None
     ) -> Sequence[LeasedCheck]:
         """Hand out due checks of a group in pull mode, waiting up to `wait_s` for the first."""
-        return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
+        return await self._gathering.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
 
     async def put_group(self, spec: GroupSpec, *, deadline: float, credential: str | None = None) -> GroupView:
         """Register a group or change it; answered once this instance has read it back from the log."""
         return await self._groups.put(spec, deadline=deadline, credential=credential)
 
-    def get_group(self, name: str, *, credential: str | None = None) -> GroupView:
+    async def get_group(self, name: str, *, deadline: float, credential: str | None = None) -> GroupView:
         """Show a group."""
-        return self._groups.view(name, credential=credential)
+        return await self._groups.view(name, deadline=deadline, credential=credential)
 
-    def list_groups(self, *, credential: str | None = None) -> Sequence[GroupView]:
+    async def list_groups(self, *, deadline: float, credential: str | None = None) -> Sequence[GroupView]:
         """Show every group, by name."""
-        return self._groups.views(credential=credential)
+        return await self._groups.views(deadline=deadline, credential=credential)
 
     async def delete_group(self, name: str, *, deadline: float, credential: str | None = None) -> None:
         """Remove a group without pending or parked transactions."""
-        await self._groups.delete(name, deadline=deadline, credential=credential)
+        await self._gathering.delete_group(name, deadline=deadline, credential=credential)
 
     async def scan(self, shard: int, now: int) -> None:
         """Compare half with op: do what is due now (ms since the epoch) and commit the cursors (DESIGN section 6)."""
@@ -140,4 +183,5 @@ class Coordinator:
 
     async def drain(self) -> None:
         """Stop sending checks and answer waiting polls; requests in flight are the REST layer's to finish."""
+        await self._gathering.close()
         await self._checks.close()

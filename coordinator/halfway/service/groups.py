@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from halfway.domain.errors import GroupInUseError, InvalidRequestError, UnknownGroupError
+from halfway.domain.errors import GroupInUseError, HalfwayError, InvalidRequestError, UnknownGroupError
 from halfway.domain.records import Group
+from halfway.service.peer_calls import Counted
 from halfway.service.requests import GroupSpec, GroupView
 
 if TYPE_CHECKING:
@@ -13,6 +17,12 @@ if TYPE_CHECKING:
     from halfway.service.ports import Authority, CheckCaller, Clock, GroupStore
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards import ShardTable
+
+HOLD_S: Final = 10.0
+"""How long a group that is being deleted takes no prepares: longer than to write and to read the deletion may take."""
+
+CountAll = Callable[[str, float], Awaitable[Counted]]
+"""Counts a group's transactions in every shard, and holds back its prepares for so many seconds."""
 
 
 class Groups:
@@ -34,15 +44,33 @@ class Groups:
         self._authority = authority
         self._clock = clock
         self._caller = caller
-        self._leaving: set[str] = set()
+        self._held: dict[str, tuple[float, int]] = {}
+        """Groups that are being deleted, here or elsewhere: until when they take no prepares, and when made."""
 
     def require(self, name: str, *, credential: str | None, action: str) -> Group:
         """Return a group that the caller may act for; UnknownGroupError or ForbiddenError otherwise."""
         group = self._store.get(name)
         self._authority.require(credential, group, action=action)
-        if group is None or (action == "prepare" and name in self._leaving):
+        if group is None or (self._held and action == "prepare" and self._is_held(group)):
             raise UnknownGroupError(name)
         return group
+
+    async def required(self, name: str, *, credential: str | None, action: str, deadline: float) -> Group:
+        """Return a group as `require` does; one that is not known is looked for as far as the log goes now."""
+        if self._store.get(name) is None:
+            await self._store.refresh(deadline=deadline)
+        return self.require(name, credential=credential, action=action)
+
+    async def refresh(self, *, deadline: float) -> None:
+        """Know what other instances had written of groups when this was called."""
+        await self._store.refresh(deadline=deadline)
+
+    def _is_held(self, group: Group) -> bool:
+        until, created_at = self._held.get(group.name, (0.0, 0))
+        if until <= asyncio.get_running_loop().time() or created_at != group.created_at:
+            self._held.pop(group.name, None)
+            return False
+        return True
 
     def allow(self, name: str, *, credential: str | None, action: str) -> None:
         """Raise ForbiddenError where the caller may not act for a group, registered or not."""
@@ -66,6 +94,7 @@ class Groups:
                 endpoint that the operator does not allow.
 
         """
+        await self._store.refresh(deadline=deadline)
         before = self._store.get(spec.name)
         self._authority.require(credential, before, action="put_group")
         self._judge(spec)
@@ -108,25 +137,42 @@ class Groups:
                 field="policy.first_check_after_s",
             )
 
-    async def delete(self, name: str, *, deadline: float, credential: str | None) -> None:
-        """Remove a group that has no pending or parked transaction; GroupInUseError otherwise."""
-        self.require(name, credential=credential, action="delete_group")
-        pending, parked = self._shards.all_counts_of(name)
-        if pending or parked:
-            raise GroupInUseError(name, pending=pending, parked=parked)
-        self._leaving.add(name)
-        try:
-            await self._store.delete(name, deadline=deadline)
-        finally:
-            self._leaving.discard(name)
+    def count(self, name: str, shards: Collection[int], *, hold_s: float) -> Counted:
+        """Count a group's transactions in shards served here, and take no prepare of it for a time (0: take them)."""
+        group = self._store.get(name)
+        if hold_s > 0 and group is not None:
+            self._held[name] = (asyncio.get_running_loop().time() + hold_s, group.created_at)
+        else:
+            self._held.pop(name, None)
+        pending, parked = self._shards.counts_of(name, shards)
+        return Counted(pending=pending, parked=parked)
 
-    def view(self, name: str, *, credential: str | None) -> GroupView:
+    async def delete(self, name: str, count_all: CountAll, *, deadline: float, credential: str | None) -> None:
+        """Remove a group that has no pending or parked transaction; GroupInUseError otherwise.
+
+        `count_all` counts in every shard, whoever owns it. It is asked once more while no prepare of the group is taken
+        anywhere: what comes in between must not be left without its group.
+        """
+        await self.required(name, credential=credential, action="delete_group", deadline=deadline)
+        _demand_unused(name, await count_all(name, 0.0))
+        try:
+            _demand_unused(name, await count_all(name, HOLD_S))
+        except HalfwayError:
+            with suppress(HalfwayError):
+                await count_all(name, 0.0)
+            raise
+        # Where it is not known whether it was deleted, the hold is left to pass.
+        await self._store.delete(name, deadline=min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2))
+
+    async def view(self, name: str, *, deadline: float, credential: str | None) -> GroupView:
         """Show a group; UnknownGroupError where it is not registered."""
+        await self._store.refresh(deadline=deadline)
         return self._shown(self.require(name, credential=credential, action="get_group"))
 
-    def views(self, *, credential: str | None) -> list[GroupView]:
+    async def views(self, *, deadline: float, credential: str | None) -> list[GroupView]:
         """Show every group, by name."""
         self._authority.require(credential, None, action="list_groups")
+        await self._store.refresh(deadline=deadline)
         return [self._shown(group) for group in sorted(self._store.all(), key=lambda group: group.name)]
 
     def _shown(self, group: Group, *, created: bool = False) -> GroupView:
@@ -140,3 +186,8 @@ class Groups:
             updated_at=group.updated_at,
             created=created,
         )
+
+
+def _demand_unused(name: str, found: Counted) -> None:
+    if found.pending or found.parked:
+        raise GroupInUseError(name, pending=found.pending, parked=found.parked)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from halfway.domain.errors import HalfwayError, InvalidRequestError, OverloadedError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _HAND_OUT_S = 2.0
 """How long payloads may be read back beyond the time of the poll."""
+_HAND_OUT_BYTES = 16 * 1024 * 1024
+"""How much payload one answer may carry, beyond that of its last check."""
 
 
 class Leases:
@@ -52,35 +56,58 @@ class Leases:
 
         A check that is handed out counts as sent, and is not handed out again before its lease has passed.
         """
-        group = self._groups.require(name, credential=credential, action="lease_checks")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        group = await self._groups.required(
+            name, credential=credential, action="lease_checks", deadline=until + _HAND_OUT_S
+        )
         if group.mode is not CheckMode.PULL:
             raise InvalidRequestError(
                 f'group {name!r} is asked over HTTP: PUT it with "check": {{"mode": "pull"}} to fetch its checks',
                 field="group",
             )
         desk = self._checks.desk(name)
+        if not wait_s:
+            return await self._hand_out(group, desk, at_most, until=until + _HAND_OUT_S)
+        with self.polling(name):
+            while True:
+                leased = await self._hand_out(group, desk, at_most, until=max(until, loop.time()) + _HAND_OUT_S)
+                if leased or self._checks.closed or not await self.due(name, until=until):
+                    return leased
+
+    @contextmanager
+    def polling(self, name: str) -> Iterator[None]:
+        """Count a poll while it waits; OverloadedError where too many do."""
+        desk = self._checks.desk(name)
         if desk.polls >= self._limits.max_waiting_polls:
             raise OverloadedError(f"{desk.polls} polls of group {name!r} wait already")
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_s
         desk.polls += 1
         try:
-            while True:
-                desk.arrival.clear()
-                leased = await self._hand_out(group, desk, at_most, until=max(until, loop.time()) + _HAND_OUT_S)
-                if leased or self._checks.closed or loop.time() >= until:
-                    return leased
-                try:
-                    async with asyncio.timeout_at(until):
-                        await desk.arrival.wait()
-                except TimeoutError:
-                    continue
+            yield
         finally:
             desk.polls -= 1
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is handed out any more."""
+        return self._checks.closed
+
+    async def due(self, name: str, *, until: float) -> bool:
+        """Wait until checks of a group are due here, or a time on the loop's clock; whether they are."""
+        desk = self._checks.desk(name)
+        while not desk.due and not self._checks.closed:
+            desk.arrival.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await desk.arrival.wait()
+            except TimeoutError:
+                break
+        return bool(desk.due)
+
     async def _hand_out(self, group: Group, desk: Desk, at_most: int, *, until: float) -> list[LeasedCheck]:
         taken: list[tuple[Shard, Pending]] = []
-        while desk.due and len(taken) < at_most:
+        size = 0
+        while desk.due and len(taken) < at_most and size < _HAND_OUT_BYTES:
             number, transaction_id = desk.take()
             shard, entry = self._shards.find(number), self._checks.pending(number, transaction_id)
             if shard is None or entry is None:
@@ -89,6 +116,7 @@ class Leases:
             shard.agenda.put(transaction_id, self._clock.now_ms() + RETRY_MS)
             if transaction_id not in self._shards.claims:
                 taken.append((shard, entry))
+                size += entry.size
         leased = await asyncio.gather(*(self._lease_one(group, shard, entry, until=until) for shard, entry in taken))
         return [check for check in leased if check is not None]
 

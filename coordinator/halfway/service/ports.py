@@ -7,7 +7,7 @@ time on the loop's own clock (`loop.time()`), passed down unchanged.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from halfway.domain.records import Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
     from halfway.domain.transaction import Outcome
+    from halfway.service.peer_calls import PeerCall
 
 
 class Tombstone(Enum):
@@ -141,6 +142,14 @@ class GroupStore(Protocol):
     async def delete(self, name: str, *, deadline: float) -> None:
         """Remove a group and return once this instance has read that back."""
 
+    async def refresh(self, *, deadline: float) -> None:
+        """Return once this instance has read whatever others had written when this was called.
+
+        Raises:
+            KafkaUnavailableError: not in time.
+
+        """
+
 
 class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What matters of a real topic."""
@@ -196,6 +205,35 @@ class CheckCaller(Protocol):
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
         """Ask the endpoints in the order given, the next one when one fails, within a bounded time; never raises."""
+
+
+class OwnerHint(msgspec.Struct, frozen=True, kw_only=True):
+    """Another instance that owns a shard, as far as is known: only a hint where to ask."""
+
+    incarnation: str
+    url: str
+
+
+class Owners(Protocol):
+    """Who owns which shard, as read from `_halfway.owners`."""
+
+    def find(self, shard: int) -> OwnerHint | None:
+        """Return the owner of a shard; None where none is known, or where it is this instance."""
+
+
+class Peers(Protocol):
+    """Asks other instances of the cluster, which answer for themselves and ask nobody else: one hop at most."""
+
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+        """Have a call done by an owner, and return what `peer_calls.ANSWERS` says.
+
+        Raises:
+            ShardUnavailableError: it could not be asked, or refuses: nothing was done.
+            PeerLostError: no answer came: it may have been done.
+            OverloadedError: too many calls wait for other instances; nothing was done.
+            HalfwayError: whatever else the owner answers.
+
+        """
 
 
 class ShardListener(Protocol):
@@ -264,6 +302,12 @@ class Observer(Protocol):
 
     def skipped_record(self, topic: str, reason: str) -> None:
         """Count a record of an internal topic that could not be used."""
+
+    def forwarded(self, call: str, result: str, seconds: float) -> None:
+        """Count a call to another instance by its kind and its result: `done`, or an error code."""
+
+    def shard_moved(self, seconds: float) -> None:
+        """Observe how long a shard that is served from now on was served by nobody, as far as is known."""
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Count outcomes that were forgotten before their time because memory is bounded."""

@@ -15,6 +15,7 @@ from halfway.domain.errors import (
     IdReusedError,
     InvalidRequestError,
     MessageTooLargeError,
+    NotServedError,
     OutcomeUnknownError,
     OverloadedError,
     PreparesRejectedError,
@@ -75,26 +76,33 @@ class Preparing:
             OutcomeUnknownError: it is not known whether it was stored: roll back, or send the same id again.
             IdReusedError: the id has other content.
             UnknownGroupError, ForbiddenError, PreparesRejectedError, TopicNotAllowedError, UnknownTopicError,
-            InvalidRequestError, MessageTooLargeError, OverloadedError, ShardUnavailableError: nothing was stored.
+            InvalidRequestError, MessageTooLargeError, OverloadedError, NotServedError: nothing was stored.
 
         """
         loop = asyncio.get_running_loop()
-        began, result = loop.time(), "prepared"
+        began = loop.time()
+        result: str | None = "prepared"
         try:
             prepared = await self._prepare(request, deadline=deadline, credential=credential)
             result = "prepared" if prepared.created else "repeated"
+        except NotServedError:
+            result = None  # whoever owns the shard counts it
+            raise
         except HalfwayError as error:
             result = error.code
             raise
         else:
             return prepared
         finally:
-            known = self._groups.find(request.group) is not None
-            self._observer.prepared(request.group if known else "", result, loop.time() - began)
+            if result is not None:
+                known = self._groups.find(request.group) is not None
+                self._observer.prepared(request.group if known else "", result, loop.time() - began)
 
     async def _prepare(self, request: Prepare, *, deadline: float, credential: str | None) -> Prepared:
         if self._limits.reject_prepares:
             raise PreparesRejectedError
+        if self._groups.find(request.group) is None:
+            await self._groups.refresh(deadline=deadline)  # another instance may have registered it a moment ago
         group = self._groups.require(request.group, credential=credential, action="prepare")
         content = fingerprint(request.group, request.messages, request.check_after_ms)
         if request.id is None:
@@ -179,6 +187,9 @@ class Preparing:
             )
         allowed = frozenset(group.topics)
         for number, message in enumerate(request.messages):
+            if message.topic not in allowed:
+                await self._groups.refresh(deadline=deadline)  # it may have been changed a moment ago
+                allowed = frozenset((self._groups.find(group.name) or group).topics)
             if message.topic not in allowed:
                 raise TopicNotAllowedError(
                     f"topic {message.topic!r} is not among the topics of group {group.name!r}: "

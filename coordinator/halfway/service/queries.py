@@ -14,11 +14,13 @@ import msgspec
 from halfway.domain.errors import InvalidRequestError, OverloadedError
 from halfway.domain.shard import Ended, Entry, key_index
 from halfway.domain.transaction import State
-from halfway.service.requests import ListQuery, Page, TransactionView
+from halfway.service.peer_calls import Listed
+from halfway.service.requests import ListQuery, TransactionView
+from halfway.service.shards import not_served
 from halfway.service.views import view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from halfway.service.ending import Ending
     from halfway.service.groups import Groups
@@ -45,32 +47,36 @@ class Queries:
         half = await self._ending.payload(shard, entry, deadline=deadline)
         return view(self._groups, shard.state.find(transaction_id) or entry, half.messages)
 
-    async def list(self, query: ListQuery, *, deadline: float, credential: str | None) -> Page:
-        """List transactions, oldest prepare first; the work is cut into slices so that other requests go on."""
-        self._shards.require_all()
+    async def list(self, query: ListQuery, shards: Sequence[int], *, deadline: float, credential: str | None) -> Listed:
+        """List what these shards hold, oldest prepare first; NotServedError where one of them is not served here.
+
+        The work is cut into slices so that other requests go on.
+        """
         if query.group is not None:
-            self._groups.require(query.group, credential=credential, action="list")
+            await self._groups.required(query.group, credential=credential, action="list", deadline=deadline)
         after = _decode(query.cursor)
         best: list[Entry] = []
-        for shard in self._shards.all():
+        served = [self._shards.get(number) for number in shards]
+        for shard in served:
             found = self._matching(shard, query, after)
             while chunk := list(islice(found, _SLICE)):
-                best = nsmallest(query.limit + 1, best + chunk, key=_order)
+                best = nsmallest(query.limit + 1, best + chunk, key=order_of)
                 await asyncio.sleep(0)
                 if asyncio.get_running_loop().time() > deadline:
                     raise OverloadedError("there is too much to look through in time: narrow the list by a filter")
-        shown = best[: query.limit]
-        more = len(best) > query.limit
-        return Page(
-            transactions=tuple(view(self._groups, entry) for entry in shown),
-            next=_encode(_order(shown[-1])) if more else None,
+        for shard in served:
+            if self._shards.get(shard.number) is not shard:
+                raise not_served(shard.number)
+        return Listed(
+            transactions=tuple(view(self._groups, entry) for entry in best[: query.limit]),
+            more=len(best) > query.limit,
         )
 
     @staticmethod
     def _matching(shard: Shard, query: ListQuery, after: tuple[int, str] | None) -> Iterator[Entry]:
         key = key_index(query.key)
         for entry in _entries(shard, query.state):
-            if after is not None and _order(entry) <= after:
+            if after is not None and order_of(entry) <= after:
                 continue
             if query.group is not None and entry.group != query.group:
                 continue
@@ -91,12 +97,14 @@ def _entries(shard: Shard, state: State | None) -> Iterator[Entry]:
         yield from (entry for entry in shard.state.ended() if state in (None, entry.state))
 
 
-def _order(entry: Entry) -> tuple[int, str]:
-    return entry.prepared_at, entry.id
+def order_of(one: Entry | TransactionView) -> tuple[int, str]:
+    """Return a transaction's place in the one order of all lists."""
+    return one.prepared_at, one.id
 
 
-def _encode(place: tuple[int, str]) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+def encode_cursor(last: TransactionView) -> str:
+    """Return the cursor of the page that comes after a transaction."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(order_of(last))).decode().rstrip("=")
 
 
 def _decode(cursor: str | None) -> tuple[int, str] | None:

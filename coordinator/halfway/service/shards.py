@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from halfway.domain.errors import KafkaUnavailableError, ShardUnavailableError, UnknownTransactionError
+from halfway.domain.errors import (
+    KafkaUnavailableError,
+    NotServedError,
+    ShardUnavailableError,
+    UnknownTransactionError,
+)
 from halfway.domain.ids import shard_of
 from halfway.domain.offsets import OffsetIndex
 from halfway.service.payloads import PayloadCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from halfway.domain.records import Half
     from halfway.domain.shard import ShardState
@@ -85,7 +90,7 @@ class Shard:
         """Wake who waits: this shard is no longer served here."""
         for _, _, waiter in self._waiting:
             if not waiter.done():
-                waiter.set_exception(unavailable(self.number))
+                waiter.set_exception(not_served(self.number))
         self._waiting.clear()
 
 
@@ -111,6 +116,11 @@ class ShardTable:
         """The numbers of the shards served now."""
         return sorted(self._served)
 
+    @property
+    def count(self) -> int:
+        """How many shards there are in all."""
+        return self._limits.shards
+
     def number_of(self, transaction_id: str) -> int:
         """Return the shard that an id belongs to; UnknownTransactionError where there is no such shard."""
         number = shard_of(transaction_id, self._limits.shards)
@@ -119,11 +129,16 @@ class ShardTable:
         return number
 
     def get(self, number: int) -> Shard:
-        """Return a shard that is served and not being given up; ShardUnavailableError otherwise."""
+        """Return a shard that is served and not being given up; NotServedError otherwise."""
         shard = self._served.get(number)
         if shard is None or shard.leaving:
-            raise unavailable(number)
+            raise not_served(number)
         return shard
+
+    def serves(self, number: int) -> bool:
+        """Whether a shard is served and not being given up."""
+        shard = self._served.get(number)
+        return shard is not None and not shard.leaving
 
     def find(self, number: int) -> Shard | None:
         """Return a shard that is served, None otherwise."""
@@ -137,7 +152,7 @@ class ShardTable:
         """Return one of the shards served here for a new transaction, in turn."""
         numbers = [number for number, shard in self._served.items() if not shard.leaving]
         if not numbers:
-            raise ShardUnavailableError("this instance serves no shard yet: try again")
+            raise NotServedError("this instance serves no shard now: try again")
         self._next += 1
         return self._served[numbers[self._next % len(numbers)]]
 
@@ -148,7 +163,7 @@ class ShardTable:
                 async with asyncio.timeout_at(deadline):
                     await self._change.wait()
             except TimeoutError:
-                raise unavailable(number) from None
+                raise ShardUnavailableError(str(not_served(number)), shard=number) from None
         return shard
 
     @property
@@ -181,19 +196,14 @@ class ShardTable:
             if not self._preparing[group]:
                 del self._preparing[group]
 
-    def all_counts_of(self, group: str) -> tuple[int, int]:
-        """Return pending (also on their way) and parked of a group; ShardUnavailableError unless all are known."""
-        self.require_all()
-        pending, parked = self.group_counts().get(group, (0, 0))
-        return pending + self._preparing[group], parked
-
-    def require_all(self) -> None:
-        """Raise ShardUnavailableError where this instance does not serve every shard now."""
-        served = len(self._served)
-        if served < self._limits.shards:
-            raise ShardUnavailableError(
-                f"this instance serves {served} of {self._limits.shards} shards now and cannot tell of all: try again"
-            )
+    def counts_of(self, group: str, numbers: Collection[int]) -> tuple[int, int]:
+        """Return pending (also on their way) and parked of a group in shards served here; NotServedError otherwise."""
+        pending, parked = self._preparing[group], 0
+        for number in numbers:
+            found = self.get(number).state.group_counts.get(group, (0, 0))
+            pending += found[0]
+            parked += found[1]
+        return pending, parked
 
     # --- ShardListener
 
@@ -244,9 +254,9 @@ class ShardTable:
             log.info("shard_dropped", shard=shard)
 
 
-def unavailable(number: int) -> ShardUnavailableError:
+def not_served(number: int) -> NotServedError:
     """Return the error for a shard that is not served here now."""
-    return ShardUnavailableError(f"shard {number} is being recovered or moved: try again", shard=number)
+    return NotServedError(f"shard {number} is being recovered or moved: try again", shard=number)
 
 
 def _stats(shard: Shard, now: int) -> ShardStats:

@@ -92,7 +92,7 @@ async def test_a_group_in_use_cannot_be_deleted(world: World) -> None:
     await world.end(prepared.id, Outcome.ROLLBACK)
     await world.coordinator.delete_group("shop", deadline=world.deadline())
     with pytest.raises(UnknownGroupError):
-        world.coordinator.get_group("shop")
+        await world.coordinator.get_group("shop", deadline=world.deadline())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Several instances over one log in memory: who owns what, and asking each other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from halfway.domain.errors import HalfwayError, PeerLostError, ShardUnavailableError
+from halfway.memory.log import Answers, MemoryLog
+from halfway.service.peer_calls import PeerCall
+from halfway.service.peer_wire import AnswerReader, decode_call, decode_request, encode_answer, encode_call, request_of
+from halfway.service.peer_wire import result_of as read_result
+from halfway.service.ports import OwnerHint
+
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+
+class MemoryOwners:
+    """The port `service.ports.Owners`."""
+
+    def __init__(self, log: MemoryLog, url: str) -> None:
+        """Keep the log, and the URL of this instance."""
+        self._log = log
+        self._url = url
+
+    def find(self, shard: int) -> OwnerHint | None:
+        """Return the owner of a shard; None where there is none, or where it is this instance."""
+        hint = self._log.owners.get(shard)
+        return None if hint is None or hint.url == self._url else hint
+
+
+class MemoryPeers:
+    """The port `service.ports.Peers`: calls and answers are the bytes that would go over a connection."""
+
+    def __init__(self, log: MemoryLog, url: str) -> None:
+        """Keep the log, and the URL of this instance."""
+        self._log = log
+        self._url = url
+        self.lose_answers = 0
+        """So many of the next calls are done, and their answers lost."""
+
+    def serve(self, answers: Answers) -> None:
+        """Answer other instances from now on."""
+        self._log.instances[self._url] = answers
+
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+        """Have a call done by an owner; errors as the port tells."""
+        await asyncio.sleep(0)
+        answers = self._log.instances.get(owner.url)
+        if answers is None or owner not in self._log.owners.values():
+            raise ShardUnavailableError(f"{owner.url} cannot be reached")
+        body = request_of([encode_call(call, within_ms=1, credential=credential)])
+        [frame] = decode_request(body)
+        try:
+            async with asyncio.timeout_at(deadline):
+                done = await answers.answer(decode_call(frame.call), deadline=deadline, credential=frame.credential)
+                answer = encode_answer(0, done)
+        except TimeoutError:
+            raise PeerLostError("not in time") from None
+        except HalfwayError as error:
+            answer = encode_answer(0, error)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise PeerLostError("the connection was closed")
+        [told] = AnswerReader(_MAX_ANSWER_BYTES).feed(answer)
+        return read_result(call, told)

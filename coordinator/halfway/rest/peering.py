@@ -1,0 +1,149 @@
+"""What other instances ask of this one: one path, a credential, and never a hop further."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from halfway.domain.errors import HalfwayError, KafkaUnavailableError
+from halfway.service.peer_calls import (
+    CREDENTIAL_HEADER,
+    PATH,
+    TO_HEADER,
+    UNDERSTOOD,
+    VERSION_HEADER,
+)
+from halfway.service.peer_wire import CONTENT_TYPE, CallFrame, decode_call, decode_request, encode_answer
+
+if TYPE_CHECKING:
+    from halfway.service.answering import Answering
+
+log = structlog.get_logger(__name__)
+
+__all__ = ["PATH", "PeerPort"]
+
+_BODY_S: Final = 10.0
+
+
+class _RefusedError(Exception):
+    """The whole request is refused, before any call of it is done."""
+
+    def __init__(self, status: HTTPStatus, code: str) -> None:
+        super().__init__(code)
+        self.status = status
+        self.code = code
+
+
+class PeerPort:
+    """The handler of requests from other instances."""
+
+    def __init__(
+        self,
+        answering: Answering,
+        *,
+        credentials: Sequence[str],
+        incarnation: Callable[[], str | None],
+        max_body_bytes: int,
+        longest_s: float,
+        max_calls: int = 10_000,
+    ) -> None:
+        """Take the credentials that are accepted, and who this instance is now.
+
+        `longest_s` bounds the time of one call, `max_calls` those under way.
+        """
+        self._answering = answering
+        self._credentials = [credential.encode() for credential in credentials]
+        self._incarnation = incarnation
+        self._max_body_bytes = max_body_bytes
+        self._longest_s = longest_s
+        self._max_calls = max_calls
+        self._bytes = 0
+        self._calls: set[asyncio.Task[bytes]] = set()
+        self._stopping = False
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer the calls of one request, each as soon as it is done."""
+        try:
+            self._admit(request)
+            calls = await self._read(request)
+        except _RefusedError as refused:
+            log.info("peer_refused", reason=refused.code, remote=request.remote)
+            body = msgspec.json.encode({"error_code": refused.code})
+            response = web.Response(status=refused.status, body=body, content_type="application/json")
+            response.force_close()
+            return response
+        loop = asyncio.get_running_loop()
+        tasks = {loop.create_task(self._answer(index, frame)) for index, frame in enumerate(calls)}
+        self._calls |= tasks
+        for task in tasks:
+            task.add_done_callback(self._calls.discard)
+        answers = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+        await answers.prepare(request)
+        while tasks:
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await answers.write(b"".join(task.result() for task in done))
+        await answers.write_eof()
+        return answers
+
+    async def drain(self, deadline: float) -> None:
+        """Take no more calls, and return once those under way are answered, or at the deadline."""
+        self._stopping = True
+        if self._calls:
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait(set(self._calls), timeout=left)
+
+    def _admit(self, request: web.BaseRequest) -> None:
+        """Judge a request by its headers, the credential first: nothing is told to whoever lacks it."""
+        shown = request.headers.get(CREDENTIAL_HEADER, "").encode(errors="surrogateescape")
+        known = [hmac.compare_digest(shown, credential) for credential in self._credentials]
+        if not any(known):
+            raise _RefusedError(HTTPStatus.UNAUTHORIZED, "wrong_credential")
+        if request.method != "POST":
+            raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed")
+        version = request.headers.get(VERSION_HEADER, "")
+        if not version.isascii() or not version.isdigit() or int(version[:6]) not in UNDERSTOOD:
+            raise _RefusedError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "unknown_version")
+        if self._stopping:
+            raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "shutting_down")
+        if request.headers.get(TO_HEADER) != self._incarnation():
+            # A former incarnation, or another cluster's instance at an address that was ours.
+            raise _RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "another_incarnation")
+
+    async def _read(self, request: web.BaseRequest) -> list[CallFrame]:
+        length = request.content_length
+        if length is None or length > self._max_body_bytes:
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large")
+        if len(self._calls) >= self._max_calls or self._bytes + length > 4 * self._max_body_bytes:
+            raise _RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "overloaded")
+        self._bytes += length
+        try:
+            async with asyncio.timeout(_BODY_S):
+                return decode_request(await request.content.read(-1))
+        except TimeoutError:
+            raise _RefusedError(HTTPStatus.REQUEST_TIMEOUT, "body_timeout") from None
+        except (ValueError, web.RequestPayloadError):
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "malformed") from None
+        finally:
+            self._bytes -= length
+
+    async def _answer(self, index: int, frame: CallFrame) -> bytes:
+        within = min(max(0, frame.within_ms) / 1000, self._longest_s)
+        deadline = asyncio.get_running_loop().time() + within
+        try:
+            call = decode_call(frame.call)
+            done = await self._answering.answer(call, deadline=deadline, credential=frame.credential)
+            return encode_answer(index, done)
+        except HalfwayError as error:
+            return encode_answer(index, error)
+        except TimeoutError:
+            return encode_answer(index, KafkaUnavailableError("not done in time: try again"))
+        except Exception:
+            log.exception("peer_call_failed")
+            return encode_answer(index, HalfwayError("something went wrong at the owner: its log has it"))
