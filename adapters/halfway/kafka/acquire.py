@@ -70,6 +70,8 @@ class Acquired:
     shard: int
     state: ShardState
     barrier: int
+    released_at: int | None = None
+    """When its former owner gave it back (ms since the epoch, by that one's clock); None where it did not."""
 
 
 @dataclass(kw_only=True)
@@ -92,6 +94,7 @@ class Acquisition:
     skipped: Callable[[str, str], None]
     """Counts a record that cannot be decoded: topic, reason."""
     claimed: set[int] = field(default_factory=set)
+    released: dict[int, int] = field(default_factory=dict)
 
     def acquire(self) -> list[Acquired]:
         """Acquire the shards, side by side; all of them or AcquireError.
@@ -191,6 +194,10 @@ class Acquisition:
                 return
             try:
                 last[place] = None if value is None else decode_owner(value)
+                if value is None:
+                    self.released[place[1]] = message.timestamp()[1]
+                else:
+                    self.released.pop(place[1], None)
             except UndecodableError as error:
                 # Serving past it could leave a former owner unfenced.
                 raise AcquireError(
@@ -282,7 +289,7 @@ class Acquisition:
             # Where op had nothing to read, its cursor must not go back to the beginning.
             state.op_tail = max(state.op_tail, barriers[self.config.op_topic, shard] + 1)
             state.settle()
-            acquired.append(Acquired(shard=shard, state=state, barrier=barrier))
+            acquired.append(Acquired(shard=shard, state=state, barrier=barrier, released_at=self.released.get(shard)))
         return acquired
 
     def _read_up_to(

@@ -20,6 +20,7 @@ from aiohttp import web
 from halfway.domain.errors import ConfigurationError, ShardUnavailableError
 from halfway.rest.api import Api, ApiLimits
 from halfway.rest.calls import refusal
+from halfway.rest.peering import PATH, PeerPort
 from halfway.rest.problems import CONTENT_TYPE
 from halfway.rest.second_port import Reason, SecondPort
 from halfway.rest.server import HttpServer
@@ -36,6 +37,7 @@ log = structlog.get_logger(__name__)
 _LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - to be reached, not to listen
 _LOOK_EVERY_S: Final = 0.05
 _LAGGING_S: Final = 5.0
+_PEER_REQUEST_BYTES: Final = 1024 * 1024
 _CLOSING_S: Final = 15.0
 """What closing everything may take beyond the time for finishing what is in flight."""
 
@@ -74,6 +76,7 @@ class _Stage:
     def __init__(self, lag: LoopLag) -> None:
         self.backend: Backend | None = None
         self.api: Api | None = None
+        self.peers: PeerPort | None = None
         self.stopping = False
         self._lag = lag
 
@@ -88,6 +91,8 @@ class _Stage:
         return found
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.peers is not None and request.rel_url.raw_path == PATH:
+            return await self.peers(request)
         if self.api is not None:
             return await self.api(request)
         told = refusal(ShardUnavailableError("this instance is starting: try again"))
@@ -152,6 +157,15 @@ async def _serving(
             ),
         )
         metrics.show(backend.coordinator.shards, api)
+        if settings.peer_credential is not None:
+            stage.peers = PeerPort(
+                backend.coordinator.answering,
+                credentials=settings.peer_credentials,
+                incarnation=lambda: backend.status.incarnation,
+                # What fits into a request of a client may be somewhat larger here, with every default written out.
+                max_body_bytes=2 * settings.max_body_bytes + _PEER_REQUEST_BYTES,
+                longest_s=settings.request_timeout_s,
+            )
         stage.backend, stage.api = backend, api
         announcing = asyncio.create_task(_announce(stage, backend, ready, on_ready))
         halt = asyncio.ensure_future(stopping.wait())
@@ -170,7 +184,7 @@ async def _serving(
         _end_by_force_after(settings.shutdown_timeout_s + _CLOSING_S)
         await server.close_port()
         await backend.coordinator.drain()
-        await api.drain(deadline)
+        await asyncio.gather(api.drain(deadline), *([] if stage.peers is None else [stage.peers.drain(deadline)]))
 
 
 async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:

@@ -17,7 +17,9 @@ from halfway.kafka.cursors import KafkaCursors
 from halfway.kafka.destinations import Destinations
 from halfway.kafka.groups import KafkaGroups
 from halfway.kafka.halflog import KafkaHalfLog
+from halfway.kafka.owners import KafkaOwners
 from halfway.kafka.topics import InternalTopics
+from halfway.peers import HttpPeers
 from halfway.runtime.scheduler import ScannedShards, ScanScheduler, SystemClock
 from halfway.service.access import OpenAccess
 from halfway.service.coordinator import Coordinator
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from halfway.kafka.config import KafkaConfig
     from halfway.kafka.membership import MembershipStatus
     from halfway.runtime.settings import Settings
-    from halfway.service.ports import Observer
+    from halfway.service.ports import Observer, Owners
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +36,8 @@ _RETRY_S: Final = 2.0
 _SAY_AFTER_S: Final = 5.0
 _GROUPS_READ_S: Final = 30.0
 _WATCH_EVERY_S: Final = 60.0
+_LOOK_EVERY_S: Final = 1.0
+_SAY_AGAIN_S: Final = 600.0
 _REFUSALS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
 
 
@@ -144,6 +148,10 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         cursors = KafkaCursors(config)
         stack.push_async_callback(cursors.stop)
         await cursors.start()
+        owners = KafkaOwners(config)
+        stack.push_async_callback(owners.stop)
+        await owners.start()
+        peers = await _peers(stack, settings)
         destinations = Destinations(config)
         cluster = KafkaCluster(config, observer, destinations, cursors)
         caller = await stack.enter_async_context(_check_caller(settings))
@@ -158,6 +166,8 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
             authority=OpenAccess(),
             clock=clock,
             observer=observer,
+            owners=owners,
+            peers=peers,
         )
         scheduler = ScanScheduler(coordinator, clock, interval_s=settings.scan_interval_s)
         stack.push_async_callback(scheduler.stop)
@@ -174,6 +184,9 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
         watching = asyncio.create_task(backend.watch())
         stack.callback(watching.cancel)
+        if peers is None:
+            warning = asyncio.create_task(_warn_of_others(backend, owners))
+            stack.callback(warning.cancel)
         yield backend
 
 
@@ -191,6 +204,30 @@ def _check_caller(settings: Settings) -> HttpCheckCaller:
         urls=AllowedHosts(settings.check_hosts, settings.check_networks),
         ssl_context=context,
     )
+
+
+async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
+    if settings.peer_credential is None:
+        log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set: this is right for one instance only")
+        return None
+    return await stack.enter_async_context(HttpPeers(settings.peer_credential.get_secret_value()))
+
+
+async def _warn_of_others(backend: Backend, owners: Owners) -> None:
+    """Say when another instance serves shards which requests to this one will not reach."""
+    count = backend.coordinator.shards.count
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        if backend.not_ready():
+            continue  # a former owner's record may stand until the shard is acquired
+        others = {hint.url for shard in range(count) if (hint := owners.find(shard)) is not None}
+        if others:
+            log.warning(
+                "other_instances_are_not_asked",
+                others=sorted(others),
+                remedy="set HALFWAY_PEER_CREDENTIAL to the same secret on every instance",
+            )
+            await asyncio.sleep(_SAY_AGAIN_S)
 
 
 async def _groups(stack: AsyncExitStack, config: KafkaConfig, observer: Observer) -> KafkaGroups:

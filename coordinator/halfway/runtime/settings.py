@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from halfway.domain.errors import ConfigurationError
 from halfway.domain.policy import CheckPolicy, OnExhausted
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.owners import refused
 from halfway.service.requests import ServiceLimits
 
 PREFIX: Final = "HALFWAY_"
@@ -31,6 +32,8 @@ KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
 NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_CONFIG_FILE"})
 """Variables of the command line: where the coordinator is, and where the file is."""
 _SHOWN: Final = 80
+_MIN_CREDENTIAL: Final = 16
+_MAX_CREDENTIAL: Final = 512
 
 Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -93,6 +96,10 @@ class Settings(BaseSettings):
     health_port: Port = 8081
     instance_url: str | None = None
     """Where other instances reach this one; http://<host name>:<port> where it is not set."""
+    peer_credential: SecretStr | None = None
+    """What instances show each other, the same on all of them; without it nothing is forwarded."""
+    peer_credential_previous: SecretStr | None = None
+    """Accepted as well, so that the credential can be changed while instances run."""
     request_timeout_s: Seconds = 15
     max_body_bytes: Count = 8 * MIB
     max_requests: Count = 4_096
@@ -145,6 +152,14 @@ class Settings(BaseSettings):
                 f"max_body_bytes {self.max_body_bytes} is below max_prepare_bytes {self.max_prepare_bytes}: "
                 "no prepare of that size could arrive"
             )
+        if self.instance_url is not None and (refusal := refused(self.instance_url)) is not None:
+            raise ValueError(f"instance_url {self.instance_url[:_SHOWN]!r}: {refusal}")
+        for credential in self.peer_credentials:
+            if not _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL or not credential.isascii():
+                raise ValueError(
+                    f"peer_credential is to be {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: make it with "
+                    "openssl rand -hex 32"
+                )
         policy = self.policy
         if policy.max_interval_s < policy.check_interval_s:
             raise ValueError(
@@ -167,6 +182,12 @@ class Settings(BaseSettings):
     def max_age_limit_s(self) -> float:
         """The largest `max_age_s` of a policy: a day less than op markers are kept, or six sevenths of a short time."""
         return self.op_retention_ms / 1000 * 6 / 7
+
+    @property
+    def peer_credentials(self) -> tuple[str, ...]:
+        """What other instances may show: the credential, and the one before it."""
+        given = (self.peer_credential, self.peer_credential_previous)
+        return tuple(value.get_secret_value() for value in given if value is not None)
 
     def kafka_config(self, instance_url: str) -> KafkaConfig:
         """Return the Kafka adapter's part."""
