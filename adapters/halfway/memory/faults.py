@@ -19,6 +19,7 @@ class Faults:
         self._appends: deque[bool] = deque()
         self._batches: deque[bool] = deque()
         self._holds = 0
+        self._answer_holds = 0
 
     def next_append_ambiguous(self, *, stored: bool) -> None:
         """Leave the next prepare's caller without an answer, whether or not the record was stored."""
@@ -41,6 +42,20 @@ class Faults:
     def holds_lane(self) -> bool:
         """Whether the lane is held."""
         return self._holds > 0
+
+    @contextmanager
+    def answers_held(self) -> Iterator[None]:
+        """Let the lane commit inside this block and hear of it only afterwards."""
+        self._answer_holds += 1
+        try:
+            yield
+        finally:
+            self._answer_holds -= 1
+
+    @property
+    def holds_answers(self) -> bool:
+        """Whether the lane does not hear of what it has committed."""
+        return self._answer_holds > 0
 
     def take_append(self) -> bool | None:
         """Return whether an ambiguous append is stored, None where it is not ambiguous."""

@@ -113,8 +113,15 @@ class MemoryLane:
         written = self._commit(admitted)
         size = sum(waiting.write.size for waiting in admitted)
         self._observer.lane_committed(len(admitted), size, 0.0)
-        for waiting, stands in zip(admitted, written, strict=True):
-            loop.call_soon(_answer, waiting, stands)
+        loop.call_soon(self._tell, list(zip(admitted, written, strict=True)), loop)
+
+    def _tell(self, answers: list[tuple[_Waiting, Written]], loop: asyncio.AbstractEventLoop) -> None:
+        """Answer what stands, once the answer has come."""
+        if self._faults.holds_answers:
+            loop.call_later(_HELD_S, self._tell, answers, loop)
+            return
+        for waiting, stands in answers:
+            _answer(waiting, stands)
 
     @staticmethod
     def _lose(batch: list[_Waiting], incarnation: Incarnation) -> None:

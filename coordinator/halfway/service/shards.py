@@ -222,6 +222,10 @@ class ShardTable:
             return
         state = served.state
         for offset, transaction_id, half in records:
+            if half is None and transaction_id in self.claims:
+                # The tail may see what the lane has committed before the lane is answered, and sees no op. Until whoever
+                # claimed the id applies both, it is known: an id that is being resolved must never be taken for unknown.
+                continue
             known = state.find(transaction_id) is not None
             state.apply_half(offset, transaction_id, half)
             if half is not None and not known and state.find(transaction_id) is not None:

@@ -136,6 +136,29 @@ async def test_an_id_that_nobody_prepared_is_unknown_after_a_read_barrier(world:
         await world.end("7-01890a5d-ac96-774b-bcce-b302099a8057", Outcome.COMMIT)
 
 
+async def test_an_id_is_known_while_its_end_is_committed_and_not_answered(world: World) -> None:
+    """The tail has the tombstone before the lane has its answer: the second end waits, and GET shows it, no 404."""
+    prepared = await world.prepare(transaction_id="order-1")
+    number = world.coordinator.shards.number_of(prepared.id)
+    log = world.memory.log.shards[number].half
+    with world.memory.faults.answers_held():
+        first = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+        await world.until(lambda: len(world.memory.records("orders")) == 1)
+        await world.until(lambda: world.coordinator.shards.get(number).state.half_tail >= log.end)
+        second = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+        opposite = asyncio.create_task(world.end(prepared.id, Outcome.ROLLBACK))
+        again = await world.prepare(transaction_id="order-1")
+        assert (await world.get(prepared.id)).state is State.PREPARED
+    assert (await first).changed is True
+    assert (await second).changed is False
+    with pytest.raises(AlreadyEndedError):
+        await opposite
+    assert again.created is False
+    assert (await world.get(prepared.id)).state is State.COMMITTED
+    await world.scan()
+    assert [record.value for record in log.records if record.key == prepared.id][1:] == [None], "nothing to correct"
+
+
 async def test_an_outcome_that_is_no_longer_held_is_expired_not_unknown(world: World) -> None:
     """After the outcome horizon an end for a server-made id is 410; the log stays as it is."""
     prepared = await world.prepare()
