@@ -111,10 +111,18 @@ class PartitionReader:
         return True
 
     def offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
-        """Return the first offset at or after a time (ms) by partition; below 0 where there is none."""
+        """Return the first offset at or after a time (ms) by partition; below 0 where there is none.
+
+        Raises:
+            KafkaException: Kafka did not tell it of a partition, which must not be taken for "there is none".
+
+        """
         asked = [TopicPartition(*place, at) for place, at in times.items()]
         found = self._consumer.offsets_for_times(asked, timeout=timeout)
-        return {(entry.topic, entry.partition): -1 if entry.error else entry.offset for entry in found}
+        failure = next((entry.error for entry in found if entry.error is not None), None)
+        if failure is not None:
+            raise KafkaException(failure)
+        return {(entry.topic, entry.partition): entry.offset for entry in found}
 
     def close(self) -> None:
         """End the consumer; it is in no group, so this does not wait for one."""
