@@ -14,6 +14,7 @@ from tests.acceptance.guarded_kafka import GuardedKafka
 from tests.acceptance.rest_client import Connect, Rest
 from tests.acceptance.topics import Cluster, InternalTopics
 from tests.fixtures_kafka import Kafka
+from tests.proxied_kafka import ProxiedKafka
 
 # Where the log of each coordinator that a test uses began to be its own.
 _LOGS = pytest.StashKey[list[tuple[CoordinatorProcess, int]]]()
@@ -184,3 +185,22 @@ def guarded_kafka(_guarded: GuardedKafka) -> Iterator[GuardedKafka]:
     yield _guarded
     if _guarded.running:
         _guarded.resume()
+
+
+@pytest.fixture(scope="session")
+def _proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedKafka]:
+    with ProxiedKafka(data_dir=tmp_path_factory.mktemp("proxied-kafka")) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def proxied_kafka(_proxied: ProxiedKafka) -> Iterator[ProxiedKafka]:
+    """Give a running broker behind a proxy, both of which tests may disturb.
+
+    Tests that use it carry the mark `xdist_group("proxied_kafka")`, so that there is only one.
+    """
+    _proxied.start()
+    yield _proxied
+    _proxied.proxy.clear()
+    if _proxied.running:
+        _proxied.resume()
