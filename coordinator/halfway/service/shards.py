@@ -223,8 +223,8 @@ class ShardTable:
         state = served.state
         for offset, transaction_id, half in records:
             if half is None and transaction_id in self.claims:
-                # The tail may see what the lane has committed before the lane is answered, and sees no op. Until whoever
-                # claimed the id applies both, it is known: an id that is being resolved must never be taken for unknown.
+                # The tail sees no op, and it may be here before the lane's answer. Until whoever claimed the id applies
+                # both, the id stays known: one that is being resolved must never be taken for unknown.
                 continue
             known = state.find(transaction_id) is not None
             state.apply_half(offset, transaction_id, half)
