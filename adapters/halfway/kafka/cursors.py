@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +24,8 @@ _TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.2
 _POLL_S: Final = 0.05
 _COORDINATOR_MS: Final = 6_000
+_STOP_S: Final = 2.0
+"""What a stop waits for a commit, and then for the consumer: a cursor that was not committed costs only reading."""
 
 
 class KafkaCursors:
@@ -36,6 +40,7 @@ class KafkaCursors:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-cursors")
         self._consumer: Consumer | None = None
         self._unanswered = 0
+        self._stop_by = math.inf
         self._failure: KafkaError | None = None
         self._newest: dict[int, Cursors] = {}
         self._committing: asyncio.Task[None] | None = None
@@ -45,9 +50,10 @@ class KafkaCursors:
         await asyncio.wrap_future(self._thread.submit(self._open))
 
     async def stop(self) -> None:
-        """Commit what waits, and end the thread."""
+        """Commit what waits, and end the thread, all of it within seconds where Kafka does not answer."""
+        self._stop_by = time.monotonic() + _STOP_S
         if self._committing is not None:
-            await asyncio.wait([self._committing], timeout=_TIMEOUT_S)
+            await asyncio.wait([self._committing], timeout=_STOP_S)
         await asyncio.wrap_future(self._thread.submit(self._close))
         self._thread.shutdown(wait=False)
 
@@ -104,9 +110,12 @@ class KafkaCursors:
         )
 
     def _close(self) -> None:
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            # It waits for the answers to its commits for as long as Kafka is silent: nobody waits for that here.
+            closing = threading.Thread(target=consumer.close, name="halfway-cursors-close", daemon=True)
+            closing.start()
+            closing.join(_STOP_S)
 
     def _commit(self, consumer: Consumer, cursors: Mapping[int, Cursors]) -> None:
         offsets = [
@@ -122,7 +131,7 @@ class KafkaCursors:
         self._unanswered += 1
         deadline = time.monotonic() + _TIMEOUT_S
         while self._unanswered:
-            if time.monotonic() > deadline:
+            if time.monotonic() > min(deadline, self._stop_by):
                 raise KafkaUnavailableError("Kafka did not answer in time")
             consumer.poll(_POLL_S)
         if self._failure is not None:
