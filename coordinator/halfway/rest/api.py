@@ -7,7 +7,7 @@ import logging
 import re
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -59,6 +59,10 @@ class RequestObserver(Protocol):
         """Count a request by operation (`none` where there is none) and status."""
 
 
+_ABANDON_S: Final = 1.0
+"""What those may take that are told, at the deadline of a stop, that they were not done."""
+
+
 class Api:
     """The handler of the first port."""
 
@@ -88,7 +92,8 @@ class Api:
         self._idle = asyncio.Event()
         self._idle.set()
         self.in_flight = 0
-        self._open = 0
+        self._open: set[asyncio.Task[Any]] = set()
+        self._abandoning = False
         self._body_bytes = 0
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -98,7 +103,8 @@ class Api:
         request_id = self._request_id(request)
         name = "none"
         allowed = None
-        self._open += 1
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._open.add(task)
         self._idle.clear()
         try:
             operation, parameter = self._routes.find(request.method, request.rel_url.raw_path)
@@ -113,13 +119,13 @@ class Api:
                 log.exception("request_failed", operation=name, request_id=request_id)
         except (ConnectionError, HTTPException):
             raise
-        except TimeoutError:
-            given = refusal(KafkaUnavailableError("not done in time: try again"), instance=request_id)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            given = refusal(self._cut_off(error, task), instance=request_id)
         except Exception:
             log.exception("request_failed", operation=name, request_id=request_id)
             given = refusal(InternalError(), instance=request_id)
         finally:
-            self._open -= 1
+            self._open.discard(task)
             if not self._open:
                 self._idle.set()
         seconds = loop.time() - began
@@ -130,17 +136,31 @@ class Api:
             )
         return self._response(given, request_id, allowed)
 
-    async def drain(self, deadline: float) -> None:
-        """Take nothing more (503 `shutting_down`), and return once what is in flight is answered, or at the deadline.
+    def _cut_off(self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any]) -> HalfwayError:
+        """Return what to tell a request whose time is over, by its own deadline or by the deadline of a stop."""
+        if isinstance(error, asyncio.CancelledError):
+            if not self._abandoning:
+                raise error
+            task.uncancel()
+        return KafkaUnavailableError("not done in time: try again")
 
-        `deadline` is a time on the loop's clock.
+    async def drain(self, deadline: float) -> None:
+        """Take nothing more (503 `shutting_down`), and return once what is in flight is answered.
+
+        What is not done by `deadline` (on the loop's clock) is answered 503 then.
         """
         self._stopping = True
         try:
             async with asyncio.timeout_at(deadline):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("requests_abandoned", requests=self._open)
+            log.warning("requests_abandoned", requests=len(self._open))
+            self._abandoning = True
+            abandoned = list(self._open)
+            for task in abandoned:
+                task.cancel()
+            if abandoned:
+                await asyncio.wait(abandoned, timeout=_ABANDON_S)
 
     async def _admitted(
         self, operation: Operation, parameter: str, request: web.BaseRequest, deadline: float

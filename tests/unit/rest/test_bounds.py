@@ -243,8 +243,8 @@ async def test_a_stop_takes_nothing_more_and_waits_for_what_is_in_flight(
         await draining
 
 
-async def test_a_stop_ends_at_its_deadline(world: RestWorld) -> None:
-    _, slow = await asyncio.open_connection(HOST, world.port)
+async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: RestWorld) -> None:
+    reader, slow = await asyncio.open_connection(HOST, world.port)
     try:
         slow.write(POST + b"Content-Length: 100\r\n\r\n{")
         await slow.drain()
@@ -252,8 +252,11 @@ async def test_a_stop_ends_at_its_deadline(world: RestWorld) -> None:
             while not world.api.in_flight:  # noqa: ASYNC110  nothing tells when the request has come
                 await asyncio.sleep(0.01)
             await world.api.drain(asyncio.get_running_loop().time() + 0.1)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
     finally:
         slow.close()
+    assert head.startswith("HTTP/1.1 503 ")
+    assert "Retry-After: " in head
 
 
 async def test_connections_are_bounded(world: RestWorld) -> None:
