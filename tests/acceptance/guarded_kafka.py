@@ -1,9 +1,12 @@
 """A broker of our own with a second listener that asks for a password, and with access control lists."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -61,13 +64,41 @@ class GuardedKafka(EmbeddedKafka):
     def allow(self, user: str, resource: ResourceType, name: str, *operations: AclOperation) -> None:
         """Let a user do something to everything whose name begins with `name` (`*`: to everything)."""
         pattern = ResourcePatternType.LITERAL if name == "*" else ResourcePatternType.PREFIXED
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        acls = [
+        self._create(
             AclBinding(resource, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
             for operation in operations
-        ]
-        for done in admin.create_acls(acls, request_timeout=_ANSWER_WITHIN_S).values():
+        )
+
+    def deny(self, user: str, topic: str, operation: AclOperation) -> None:
+        """Keep a user from doing something to one topic, whatever else is allowed."""
+        self._create([_denial(AclBinding, user, topic, operation)])
+
+    def stop_denying(self, user: str, topic: str, operation: AclOperation) -> None:
+        """Take a denial back."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        denial = _denial(AclBindingFilter, user, topic, operation)
+        for done in admin.delete_acls([denial], request_timeout=_ANSWER_WITHIN_S).values():
             done.result(_ANSWER_WITHIN_S)
+
+    def _create(self, acls: Iterable[AclBinding]) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        for done in admin.create_acls(list(acls), request_timeout=_ANSWER_WITHIN_S).values():
+            done.result(_ANSWER_WITHIN_S)
+
+
+B = TypeVar("B", AclBinding, AclBindingFilter)
+
+
+def _denial(kind: type[B], user: str, topic: str, operation: AclOperation) -> B:
+    return kind(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        operation,
+        AclPermissionType.DENY,
+    )
 
 
 def credentials(user: str, password: str) -> dict[str, str]:

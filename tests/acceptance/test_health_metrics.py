@@ -1,34 +1,13 @@
 """The second port: whether it lives, whether it is ready, and what it counts."""
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from halfway.embedded.ports import HOST, pick_port
 from tests.acceptance.coordinator_process import CoordinatorProcess
 from tests.acceptance.endpoints import CheckEndpoint
+from tests.acceptance.metrics import samples, total
 from tests.acceptance.rest_client import QUIET, Rest, message
 from tests.acceptance.waiting import eventually
 
 HASTY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1}
-
-
-async def samples(rest: Rest) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Give every sample of the metrics by its name and its labels."""
-    status, text = await rest.health("/metrics")
-    assert status == 200
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def total(found: dict[tuple[str, frozenset[tuple[str, str]]], float], words: str, **labels: str) -> float:
-    """Add up the samples whose name has each of the words and which have these labels."""
-    return sum(
-        value
-        for (name, given), value in found.items()
-        if all(word in name for word in words.split()) and set(labels.items()) <= given
-    )
 
 
 async def test_a_ready_coordinator_says_so(rest: Rest) -> None:

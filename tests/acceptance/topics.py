@@ -90,6 +90,11 @@ class Cluster:
         entries = await asyncio.to_thread(told.result, _ANSWER_WITHIN_S)
         return {setting: entry.value for setting, entry in entries.items()}
 
+    async def members(self, group: str) -> int:
+        """Count the members of a consumer group."""
+        (told,) = self._admin.describe_consumer_groups([group], request_timeout=_ANSWER_WITHIN_S).values()
+        return len((await asyncio.to_thread(told.result, _ANSWER_WITHIN_S)).members)
+
     async def topic_names(self) -> set[str]:
         metadata = await asyncio.to_thread(self._admin.list_topics, timeout=_ANSWER_WITHIN_S)
         return set(metadata.topics)
