@@ -28,8 +28,6 @@ from tests.fixtures_kafka import Kafka
 AT_BROKER_S = 0.05
 """Long enough for what was produced to be in an open Kafka transaction at the broker."""
 
-ON_THE_LOOP = {"suspects.answer.before": ""}
-
 
 @pytest.fixture(scope="module")
 def lineage(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lineage]:
@@ -66,8 +64,6 @@ async def scene(
         ("lane.5.commit.after", 0, "resolved"),
         ("lane.answer.before", 0, "resolved"),
         ("lane.answer.after", 0, "resolved"),
-        ("ending.apply.before", 0, "resolved"),
-        ("ending.apply.after", 0, "resolved"),
     ],
 )
 async def test_killed_in_the_lane(scene: Scene, point: str, seconds: float, victims: str) -> None:
@@ -81,7 +77,7 @@ async def test_killed_in_the_lane(scene: Scene, point: str, seconds: float, vict
     await scene.stands(victims=victims)
 
 
-@pytest.mark.parametrize("seconds", [0.001, 0.003, 0.006])
+@pytest.mark.parametrize("seconds", [0.001, 0.004])
 async def test_killed_while_the_commit_is_under_way(scene: Scene, seconds: float) -> None:
     """Kafka may have heard of it or not: each transaction stands in all of its topics or in none."""
     await scene.set()
@@ -95,12 +91,9 @@ async def test_killed_while_the_commit_is_under_way(scene: Scene, seconds: float
 @pytest.mark.parametrize(
     "point, seconds, victims",
     [
-        ("suspects.rehearse.before", 0, "pending"),
         ("suspects.rehearse.after", 0, "pending"),
-        ("lane.4.tombstones.after", AT_BROKER_S, "pending"),
-        ("lane.5.commit.before", 0, "pending"),
+        ("lane.5.commit.before", AT_BROKER_S, "pending"),
         ("lane.5.commit.after", 0, "either"),
-        ("suspects.answer.before", 0, "either"),
     ],
 )
 async def test_killed_in_the_suspects_lane(scene: Scene, point: str, seconds: float, victims: str) -> None:
@@ -108,7 +101,7 @@ async def test_killed_in_the_suspects_lane(scene: Scene, point: str, seconds: fl
     await scene.set()
     await scene.end_victims(
         Fault(point="lane.4.tombstones.after", action="fail", hit=2, thread="halfway-lane"),
-        Fault(point=point, action="kill", seconds=seconds, thread=ON_THE_LOOP.get(point, "halfway-suspects")),
+        Fault(point=point, action="kill", seconds=seconds, thread="halfway-suspects"),
     )
     await scene.coordinator.killed_at_its_fault()
 
@@ -117,34 +110,27 @@ async def test_killed_in_the_suspects_lane(scene: Scene, point: str, seconds: fl
 
 
 @pytest.mark.parametrize(
-    "point, seconds",
+    "first, second, seconds",
     [
-        ("acquire.initialise_lane.before", 0),
-        ("acquire.initialise_lane.after", 0),
-        ("acquire.1.fence_acquirers.before", 0),
-        ("acquire.1.fence_acquirers.after", 0),
-        ("acquire.2.read_owners.before", 0),
-        ("acquire.2.read_owners.after", 0),
-        ("acquire.3.fence_owners.before", 0),
-        ("acquire.3.fence_owners.after", 0),
-        ("acquire.4.claim.before", 0),
-        ("acquire.4.produce_claim.after", AT_BROKER_S),
-        ("acquire.4.claim_one.after", 0),
-        ("acquire.4.claim.after", 0),
-        ("acquire.5.fold.before", 0),
-        ("acquire.5.fold.after", 0),
-        ("acquire.6.serve.before", 0),
-        ("acquire.6.serve.after", 0),
+        ("acquire.initialise_lane.before", "acquire.initialise_lane.after", 0),
+        ("acquire.1.fence_acquirers.before", "acquire.1.fence_acquirers.after", 0),
+        ("acquire.2.read_owners.before", "acquire.2.read_owners.after", 0),
+        ("acquire.3.fence_owners.before", "acquire.3.fence_owners.after", 0),
+        ("acquire.4.claim.before", "acquire.4.claim.after", 0),
+        ("acquire.4.produce_claim.after", "acquire.4.claim_one.after", AT_BROKER_S),
+        ("acquire.5.fold.before", "acquire.5.fold.after", 0),
+        ("acquire.6.serve.before", "acquire.6.serve.after", 0),
     ],
 )
-async def test_killed_while_it_acquires(scene: Scene, point: str, seconds: float) -> None:
-    """The first leaves a Kafka transaction open and its shards unreleased; the second dies on taking them over."""
+async def test_killed_while_it_acquires(scene: Scene, first: str, second: str, seconds: float) -> None:
+    """One leaves a Kafka transaction open and its shards unreleased; two in a row die on taking them over."""
     await scene.set()
     await scene.end_victims(Fault(point="lane.5.commit.before", action="kill", hit=2, seconds=AT_BROKER_S))
     await scene.coordinator.killed_at_its_fault()
-    scene.coordinator.faults.plan(Fault(point=point, action="kill", seconds=seconds))
-    scene.coordinator.launch()
-    await scene.coordinator.killed_at_its_fault()
+    for point in (first, second):
+        scene.coordinator.faults.plan(Fault(point=point, action="kill", seconds=seconds))
+        scene.coordinator.launch()
+        await scene.coordinator.killed_at_its_fault()
 
     await scene.restart()
     await scene.stands(victims="pending")
@@ -154,11 +140,9 @@ async def test_killed_while_it_acquires(scene: Scene, point: str, seconds: float
     "point, seconds",
     [
         ("release.give_back.before", 0),
-        ("release.finish.before", 0),
         ("release.finish.after", 0),
         ("release.produce.after", AT_BROKER_S),
         ("release.commit.after", 0),
-        ("release.give_back.after", 0),
     ],
 )
 async def test_killed_while_it_gives_its_shards_back(scene: Scene, point: str, seconds: float) -> None:
@@ -172,9 +156,7 @@ async def test_killed_while_it_gives_its_shards_back(scene: Scene, point: str, s
     await scene.stands()
 
 
-@pytest.mark.parametrize(
-    "point", ["scan.3.due.after", "scan.5.forget.before", "scan.6.commit_cursors.before", "scan.6.commit_cursors.after"]
-)
+@pytest.mark.parametrize("point", ["scan.6.commit_cursors.before", "scan.6.commit_cursors.after"])
 async def test_killed_in_a_scan(scene: Scene, point: str) -> None:
     """Cursors that were not committed cost reading time, nothing else."""
     await scene.set()
@@ -189,10 +171,8 @@ async def test_killed_in_a_scan(scene: Scene, point: str) -> None:
     "point, counted",
     [
         ("check.ask.after", 0),
-        ("check.note.before", 0),
         ("lane.5.commit.before", 0),
         ("lane.5.commit.after", 1),
-        ("check.note.after", 1),
     ],
 )
 async def test_killed_after_a_check_was_sent(
@@ -247,7 +227,7 @@ async def _killed_on_checking(scene: Scene, transaction: str, fault: Fault) -> N
     await scene.coordinator.killed_at_its_fault()
 
 
-@pytest.mark.parametrize("point", ["scan.give_up.before", "lane.5.commit.before", "lane.5.commit.after"])
+@pytest.mark.parametrize("point", ["lane.5.commit.before", "lane.5.commit.after"])
 @pytest.mark.parametrize("on_exhausted, state", [("park", "parked"), ("rollback", "rolled_back")])
 async def test_killed_while_it_gives_up(scene: Scene, group: str, on_exhausted: str, state: str, point: str) -> None:
     """What policy decided stands once, whether the first or the second start wrote it."""
@@ -295,5 +275,5 @@ async def test_killed_while_it_writes_old_halves_again(
         assert (await rest.commit(old))["changed"] is True
 
     assert {(await rest.show(transaction))["state"] for transaction in pending} == {"prepared"}
-    values = [record.value for record in await cluster.read(topic)]
-    assert values == [b"scan.write_again.before", b"lane.5.commit.before", b"lane.5.commit.after"]
+    values = sorted(record.value or b"" for record in await cluster.read(topic))
+    assert values == [b"lane.5.commit.after", b"lane.5.commit.before", b"scan.write_again.before"]
