@@ -95,6 +95,11 @@ class Cluster:
         (told,) = self._admin.describe_consumer_groups([group], request_timeout=_ANSWER_WITHIN_S).values()
         return len((await asyncio.to_thread(told.result, _ANSWER_WITHIN_S)).members)
 
+    async def brokers(self) -> list[str]:
+        """Give the id of every broker."""
+        metadata = await asyncio.to_thread(self._admin.list_topics, timeout=_ANSWER_WITHIN_S)
+        return [str(broker) for broker in metadata.brokers]
+
     async def topic_names(self) -> set[str]:
         metadata = await asyncio.to_thread(self._admin.list_topics, timeout=_ANSWER_WITHIN_S)
         return set(metadata.topics)

@@ -9,7 +9,8 @@ from typing import Protocol
 from uuid import uuid4
 
 from halfway.domain.entries import Ended, ParkedEntry, Pending
-from halfway.domain.records import Half, Message, Op, Parked, fingerprint
+from halfway.domain.ids import shard_of
+from halfway.domain.records import Foreign, Half, Message, Op, Parked, fingerprint
 from halfway.domain.shard import ShardState
 from halfway.domain.transaction import Cause
 from halfway.service import writes
@@ -106,7 +107,7 @@ class Listener:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
-    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         state = self.states[shard]
         for offset, transaction_id, half in records:
             state.apply_half(offset, transaction_id, half)
@@ -244,9 +245,12 @@ async def running(backend: Backend) -> AsyncIterator[Instance]:
             await instance.stop()
 
 
-def new_id(name: str = "t") -> str:
-    """Make an id that no other test has."""
-    return f"{name}-{uuid4().hex[:12]}"
+def new_id(name: str = "t", *, shard: int = 0) -> str:
+    """Make an id that no other test has and that belongs to a shard."""
+    while True:
+        made = f"{name}-{uuid4().hex[:12]}"
+        if shard_of(made, SHARDS) == shard:
+            return made
 
 
 def half_of(transaction_id: str, messages: Iterable[Message] = (), *, at: int = 1_760_000_000_000) -> Half:

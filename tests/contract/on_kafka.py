@@ -70,7 +70,7 @@ class KafkaBackend:
             half_log = KafkaHalfLog(config, observer)
             stack.push_async_callback(half_log.stop)
             await half_log.start()
-            cursors = KafkaCursors(config)
+            cursors = KafkaCursors(config, observer)
             stack.push_async_callback(cursors.stop)
             await cursors.start()
             destinations = Destinations(config)

@@ -62,7 +62,7 @@ async def test_a_restart_finds_pending_parked_ended_and_checked(backend: Backend
 
 
 async def test_a_restart_from_committed_cursors_finds_the_same(backend: Backend) -> None:
-    pending, parked, committed = (half_of(new_id(), at=backend.now_ms()) for _ in range(3))
+    pending, parked, committed = (half_of(new_id(shard=1), at=backend.now_ms()) for _ in range(3))
     async with running(backend) as first:
         for half in (committed, parked, pending):
             await first.prepare(1, half)
@@ -158,7 +158,7 @@ async def test_recovery_begins_at_the_cursors(backend: Backend) -> None:
 
 
 async def test_the_cursors_of_a_shard_that_had_nothing_to_do_never_go_back(backend: Backend) -> None:
-    half = half_of(new_id())
+    half = half_of(new_id(shard=1))
     async with running(backend) as first:
         await first.prepare(1, half)
         await first.write(first.commit_of(1, half))

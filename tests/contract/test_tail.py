@@ -16,7 +16,7 @@ async def test_every_shard_is_acquired_once(instance: Instance) -> None:
 
 async def test_the_tail_brings_what_others_append(instance: Instance, backend: Backend) -> None:
     """A paused former owner may still append a prepare it was asked for."""
-    half = half_of(new_id())
+    half = half_of(new_id(shard=1))
     offset = await backend.foreign_prepare(1, half)
     await eventually(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
     assert instance.pending(1, half.id).offset == offset

@@ -11,6 +11,7 @@ _LANE = "halfway.kafka.lane_transaction"
 _THREAD = "halfway.kafka.lane"
 _SUSPECTS = "halfway.kafka.suspects"
 _ACQUIRE = "halfway.kafka.acquire"
+_FORMER_OWNERS = "halfway.kafka.former_owners"
 _MEMBERSHIP = "halfway.kafka.membership"
 _SCAN = "halfway.service.scanning"
 _CHECKS = "halfway.service.checks"
@@ -33,8 +34,8 @@ STEPS: Mapping[str, tuple[str, str]] = {
     # DESIGN section 5.
     "acquire.initialise_lane": (_MEMBERSHIP, "lane_producers"),
     "acquire.1.fence_acquirers": (_ACQUIRE, "Acquisition._fence_acquirers"),
-    "acquire.2.read_owners": (_ACQUIRE, "Acquisition._read_owners"),
-    "acquire.3.fence_owners": (_ACQUIRE, "Acquisition._fence_owners"),
+    "acquire.2.read_owners": (_FORMER_OWNERS, "FormerOwners._read"),
+    "acquire.3.fence_owners": (_FORMER_OWNERS, "FormerOwners._fence"),
     "acquire.4.claim": (_ACQUIRE, "Acquisition._claim"),
     "acquire.4.produce_claim": (_ACQUIRE, "Acquisition._produce_claim"),
     "acquire.4.claim_one": (_ACQUIRE, "Acquisition._claim_one"),

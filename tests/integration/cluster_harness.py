@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -15,7 +16,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from halfway.domain.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, fingerprint
+from halfway.domain.ids import shard_of
+from halfway.domain.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
 from halfway.domain.shard import ShardState
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.cluster import KafkaCluster
@@ -101,7 +103,7 @@ class SmallService:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
-    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         state = self.states.get(shard)
         if state is None:
             self.errors.append(f"appended to shard {shard}, which is not served")
@@ -131,7 +133,7 @@ class Instance:
         self.config = config
         self.observer = CountingObserver()
         self.service = SmallService()
-        self.cursors = KafkaCursors(config)
+        self.cursors = KafkaCursors(config, self.observer)
         self.destinations = Destinations(config)
         self._stopped = False
         self.cluster = KafkaCluster(config, self.observer, self.destinations, self.cursors)
@@ -208,6 +210,11 @@ async def eventually(condition: Callable[[], bool], what: str, seconds: float = 
     while not condition():
         assert time.monotonic() < until, f"not in {seconds:g} s: {what}"
         await asyncio.sleep(0.02)
+
+
+def in_shard(shard: int, name: str, *, shards: int = 2) -> str:
+    """Give an id that begins with `name` and belongs to a shard."""
+    return next(made for made in (f"{name}.{n}" for n in count()) if shard_of(made, shards) == shard)
 
 
 def half(transaction_id: str, *messages: Message) -> Half:

@@ -10,7 +10,7 @@ import sys
 
 from halfway.domain.records import Message
 from halfway.kafka.config import KafkaConfig
-from tests.integration.cluster_harness import Instance, commit_of, half, prepare
+from tests.integration.cluster_harness import Instance, commit_of, half, in_shard, prepare
 
 
 async def main(bootstrap_servers: str, prefix: str, shards: str, topic: str) -> None:
@@ -25,15 +25,15 @@ async def main(bootstrap_servers: str, prefix: str, shards: str, topic: str) -> 
     await instance.start()
     await instance.serves(range(config.shards))
     for number in range(10):
-        one = half(f"done-{number}", Message(topic=topic, value=b"done-%d" % number))
+        one = half(in_shard(number % config.shards, f"done-{number}"), Message(topic=topic, value=b"done-%d" % number))
         [offset] = prepare(config, number % config.shards, one)
         await instance.write(commit_of(number % config.shards, one, offset))
-    prepare(config, 0, half("pending", Message(topic=topic, value=b"pending")))
+    prepare(config, 0, half(in_shard(0, "pending"), Message(topic=topic, value=b"pending")))
     incarnation = instance.cluster.membership._incarnation
     assert incarnation is not None
     producer = incarnation.lane._producers[incarnation.lane._turn]
     producer.begin()
-    producer.produce(config.half_topic, None, b"pending", 0)
+    producer.produce(config.half_topic, None, in_shard(0, "pending").encode(), 0)
     producer.produce(topic, b"never", None, 0)
     assert producer._producer is not None
     producer._producer.flush(10)

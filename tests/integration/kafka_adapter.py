@@ -7,6 +7,7 @@ from uuid import uuid4
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from halfway.kafka.codec import Headers
 from halfway.kafka.config import KafkaConfig
 from halfway.service.ports import Observer
 
@@ -36,7 +37,14 @@ def delete_all(config: KafkaConfig) -> None:
         future.result(PATIENCE_S)
 
 
-def produce(config: KafkaConfig, topic: str, partition: int, key: bytes | None, value: bytes | None) -> int:
+def produce(
+    config: KafkaConfig,
+    topic: str,
+    partition: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers | None = None,
+) -> int:
     """Append a record as anybody could, and return its offset."""
     offsets: list[int] = []
 
@@ -45,7 +53,7 @@ def produce(config: KafkaConfig, topic: str, partition: int, key: bytes | None, 
         offsets.append(message.offset())
 
     producer = Producer({"bootstrap.servers": config.properties["bootstrap.servers"]})
-    producer.produce(topic, value, key, partition, on_delivery=delivered)
+    producer.produce(topic, value, key, partition, on_delivery=delivered, headers=headers)
     assert producer.flush(PATIENCE_S) == 0
     return offsets[0]
 

@@ -12,10 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from halfway.domain.records import Message, Owner
+from halfway.domain.records import Barrier, Message, Owner
 from halfway.domain.transaction import State
 from halfway.kafka.acquire import Acquired, AcquireError, Acquisition
-from halfway.kafka.codec import KIND_OWNER, decode_owner, encode_owner, record_headers
+from halfway.kafka.codec import (
+    BARRIER_KEY,
+    KIND_BARRIER,
+    KIND_OWNER,
+    LAYOUT_KEY,
+    decode_owner,
+    encode_barrier,
+    encode_owner,
+    record_headers,
+)
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.cursors import KafkaCursors
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
@@ -28,10 +37,12 @@ from tests.integration.cluster_harness import (
     create_internal_topics,
     create_topics,
     half,
+    in_shard,
     prepare,
     read_topic,
     running,
 )
+from tests.integration.kafka_adapter import produce
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,6 +86,20 @@ def acquire(config: KafkaConfig, incarnation: str, shards: Sequence[int], **fiel
     return acquisition(config, incarnation, shards, **fields).acquire()
 
 
+def owner_of(incarnation: str, *, shard: int) -> Owner:
+    return Owner(shard=shard, incarnation=incarnation, lane_ids=(), url="", acquired_at=1)
+
+
+def assert_fenced(config: KafkaConfig, lanes: Sequence[TransactionalProducer]) -> None:
+    for lane in lanes:
+        lane.begin()
+        lane.produce(config.prefix + "orders", b"never", None, 0)
+        with pytest.raises(ProducerFailedError) as failed:
+            lane.commit(10)
+        assert failed.value.fenced
+        lane.abandon()
+
+
 async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_aborted(config: KafkaConfig) -> None:
     """A kill -9 in the middle of a lane transaction: ends that were answered stand, the open one has no effect."""
     orders = config.prefix + "orders"
@@ -102,9 +127,12 @@ async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_abor
     async with running(config) as instance:
         states = instance.service.states
         for number in range(10):
-            assert states[number % config.shards].state_of(f"done-{number}") is State.COMMITTED
-        assert states[0].state_of("pending") is State.PREPARED
-        one = half("pending", Message(topic=orders, value=b"pending"))
+            assert (
+                states[number % config.shards].state_of(in_shard(number % config.shards, f"done-{number}"))
+                is State.COMMITTED
+            )
+        assert states[0].state_of(in_shard(0, "pending")) is State.PREPARED
+        one = half(in_shard(0, "pending"), Message(topic=orders, value=b"pending"))
         await instance.write(commit_of(0, one, 0))
     values = sorted(seen.value or b"" for seen in read_topic(config, orders))
     assert values == [*(b"done-%d" % number for number in range(10)), b"pending"]
@@ -113,14 +141,14 @@ async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_abor
 async def test_a_restart_after_a_release_fences_nobody_and_knows_everything(config: KafkaConfig) -> None:
     """A clean stop leaves tombstones in owners; the next start folds outcomes, pending and parked transactions."""
     async with running(config) as instance:
-        await instance.write(commit_of(1, half("ended"), 0))
-        await asyncio.to_thread(prepare, config, 1, half("pending"))
+        await instance.write(commit_of(1, half(in_shard(1, "ended")), 0))
+        await asyncio.to_thread(prepare, config, 1, half(in_shard(1, "pending")))
     last = {seen.partition: seen.value for seen in read_topic(config, config.owners_topic)}
     assert last == {0: None, 1: None}
     async with running(config) as instance:
         state = instance.service.states[1]
-        assert state.state_of("ended") is State.COMMITTED
-        assert state.state_of("pending") is State.PREPARED
+        assert state.state_of(in_shard(1, "ended")) is State.COMMITTED
+        assert state.state_of(in_shard(1, "pending")) is State.PREPARED
         assert state.half_tail > 0
 
 
@@ -201,33 +229,85 @@ def test_an_acquisition_gives_up_when_it_is_no_longer_wanted_or_out_of_time(conf
     assert read_topic(config, config.owners_topic) == []
 
 
-def test_an_owner_record_that_cannot_be_read_is_never_passed_over(config: KafkaConfig) -> None:
-    """Serving without knowing whom to fence would not be safe."""
-    [producer] = initialised(config, [f"{config.prefix}rubbish"], time.monotonic() + PATIENCE_S)
-    producer.begin()
-    producer.produce(config.owners_topic, b"rubbish", b"0", 0)
-    producer.commit(10)
-    producer.abandon()
-    with pytest.raises(AcquireError, match="cannot be decoded"):
+FOREIGN = pytest.mark.parametrize(
+    "value",
+    [b"rubbish", None, b"", encode_barrier(Barrier(incarnation="x", at=1)), encode_owner(owner_of("x", shard=1))],
+    ids=["rubbish", "null by hand", "nothing", "another kind", "of another shard"],
+)
+
+
+@FOREIGN
+def test_a_foreign_owner_record_hides_nobody_who_must_be_fenced(config: KafkaConfig, value: bytes | None) -> None:
+    """The owner record before it is still there: that owner is fenced, and the new one stands after the rubbish."""
+    former, skipped = lane_of(config, "former"), list[tuple[str, str]]()
+    acquire(config, "former", [0])
+    produce(config, config.owners_topic, 0, b"0", value)
+    acquire(config, "next", [0], skipped=lambda *told: skipped.append(told))
+    assert_fenced(config, former)
+    assert [topic for topic, _ in skipped] == [config.owners_topic]
+    assert decode_owner(read_topic(config, config.owners_topic)[-1].value).incarnation == "next"
+
+
+def test_where_compaction_left_only_a_foreign_owner_record_the_barriers_tell_whom_to_fence(config: KafkaConfig) -> None:
+    """A claim is also a barrier in parked and in half, under a key of its own."""
+    former = lane_of(config, "former")
+    barrier = encode_barrier(Barrier(incarnation="former", at=1))
+    headers = record_headers(KIND_BARRIER, "", "acquired")
+    produce(config, config.owners_topic, 0, b"0", b"rubbish")
+    produce(config, config.half_topic, 0, BARRIER_KEY, barrier, headers)
+    produce(config, config.parked_topic, 0, BARRIER_KEY, b"rubbish")
+    acquire(config, "next", [0])
+    assert_fenced(config, former)
+
+
+def test_where_nothing_tells_who_owned_a_shard_it_is_not_served(config: KafkaConfig) -> None:
+    """Overwritten in owners, parked and half: to serve it would not be safe, and the error says what to do."""
+    produce(config, config.owners_topic, 0, b"0", b"rubbish")
+    for topic in (config.half_topic, config.parked_topic):
+        produce(config, topic, 0, BARRIER_KEY, b"rubbish")
+    with pytest.raises(AcquireError, match="make sure that no instance runs"):
         acquire(config, "one", [0])
+
+
+def test_records_under_other_keys_in_owners_are_no_owners(config: KafkaConfig) -> None:
+    """No key, no text, another shard's: whoever stands before them is fenced, nobody else."""
+    former, skipped = lane_of(config, "former"), list[tuple[str, str]]()
+    acquire(config, "former", [0])
+    for key in (None, b"", b"\xff", b"1", b"00", LAYOUT_KEY + b"s"):
+        produce(config, config.owners_topic, 0, key, encode_owner(owner_of("x", shard=0)))
+        produce(config, config.owners_topic, 0, key, None)
+    acquire(config, "next", [0], skipped=lambda *told: skipped.append(told))
+    assert_fenced(config, former)
+    assert skipped == [(config.owners_topic, "wrong_key")] * 12
+
+
+def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:
+    """Nothing would be read otherwise, and what is pending not be known."""
+    skipped, pending = list[tuple[str, str]](), in_shard(0, "pending")
+    prepare(config, 0, half(pending))
+    far = GivenCursors({0: Cursors(half=1_000_000, op=1_000_000)})
+    [acquired] = acquire(config, "one", [0], cursors=far, skipped=lambda *told: skipped.append(told))
+    assert acquired.state.state_of(pending) is State.PREPARED
+    assert skipped == [(config.cursors_group, "beyond_end")]
 
 
 async def test_the_fold_starts_at_the_cursors_but_reads_outcomes_back_to_the_horizon(config: KafkaConfig) -> None:
     """Recovery reads half from its cursor, op from the lower of its cursor and the horizon, and knows its outcomes."""
-    first, second = prepare(config, 0, half("before"), half("after"))
+    before, after, ended = (in_shard(0, name) for name in ("before", "after", "ended"))
+    first, second = prepare(config, 0, half(before), half(after))
     async with running(config) as instance:
-        written = await instance.write(commit_of(0, half("ended"), 0))
+        written = await instance.write(commit_of(0, half(ended), 0))
         assert written.op is not None
-        cursors = KafkaCursors(config)
+        cursors = KafkaCursors(config, instance.observer)
         await cursors.start()
         await cursors.commit({0: Cursors(half=second, op=written.op + 2)})
         await cursors.stop()
     assert second > first
     async with running(config) as instance:
         state = instance.service.states[0]
-        assert state.state_of("before") is None
-        assert state.state_of("after") is State.PREPARED
-        assert state.state_of("ended") is State.COMMITTED
+        assert state.state_of(before) is None
+        assert state.state_of(after) is State.PREPARED
+        assert state.state_of(ended) is State.COMMITTED
 
 
 def test_every_lane_id_of_the_former_owner_is_fenced(config: KafkaConfig) -> None:

@@ -13,6 +13,7 @@ from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group
 from halfway.kafka import destinations as destinations_module
+from halfway.kafka.codec import encode_group
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.cursors import KafkaCursors
 from halfway.kafka.destinations import Destinations
@@ -63,7 +64,7 @@ async def running_groups(config: KafkaConfig, skipped: SkippedRecords) -> AsyncI
 
 @asynccontextmanager
 async def running_cursors(config: KafkaConfig) -> AsyncIterator[KafkaCursors]:
-    cursors = KafkaCursors(config)
+    cursors = KafkaCursors(config, SkippedRecords().observer)
     await cursors.start()
     try:
         yield cursors
@@ -102,16 +103,20 @@ async def test_groups_are_there_after_a_restart_and_on_other_instances(config: K
 async def test_records_that_are_no_groups_are_skipped_counted_and_said(
     config: KafkaConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Garbage, no key and a bad key hide no group that stands before or after them."""
+    """Garbage, no key, a bad key and a null value by hand hide no group that stands before or after them."""
     skipped = SkippedRecords()
     async with running_groups(config, skipped) as groups:
         await groups.put(group("before"), deadline=patience())
         produce(config, config.groups_topic, 0, b"before-not", b"garbage")
         produce(config, config.groups_topic, 0, b"\xff", None)
+        produce(config, config.groups_topic, 0, b"", encode_group(group("no key")))
+        produce(config, config.groups_topic, 0, b"another", encode_group(group("one")))
+        produce(config, config.groups_topic, 0, b"before", None)
         await groups.put(group("after"), deadline=patience())
         assert [one.name for one in groups.all()] == ["after", "before"]
-    assert skipped.skipped == [(config.groups_topic, "undecodable")] * 2
-    assert capsys.readouterr().out.count("record_skipped") == 2
+    reasons = ["undecodable", *["wrong_key"] * 3, "foreign_tombstone"]
+    assert skipped.skipped == [(config.groups_topic, reason) for reason in reasons]
+    assert capsys.readouterr().out.count("record_skipped") == len(reasons)
 
 
 async def test_groups_that_cannot_be_read_are_unavailable_by_the_deadline() -> None:

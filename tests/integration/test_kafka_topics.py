@@ -16,11 +16,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 )
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
-from halfway.kafka.codec import LAYOUT_KEY
+from halfway.kafka.codec import LAYOUT_KEY, decode_layout
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.layout import Problem
 from halfway.kafka.topics import InternalTopics
 from tests.fixtures_kafka import Kafka
+from tests.integration.cluster_harness import create_topics, read_topic
 from tests.integration.kafka_adapter import PATIENCE_S, admin_of, config_of, delete_all, produce
 
 
@@ -161,12 +162,23 @@ async def test_another_shard_count_is_refused_before_anything_is_made(config: Ka
     assert config.half_topic not in existing(config)
 
 
+async def test_an_overwritten_layout_is_written_again(config: KafkaConfig) -> None:
+    """What stands over the layout record is passed over while the record is there, before compaction removes it."""
+    await ensure(config)
+    produce(config, config.owners_topic, 0, LAYOUT_KEY, b"something else")
+    await ensure(config)
+    last = [seen.value for seen in read_topic(config, config.owners_topic) if seen.key == LAYOUT_KEY][-1]
+    assert decode_layout(last).shards == config.shards
+
+
 async def test_a_layout_record_that_is_no_record_is_refused(config: KafkaConfig) -> None:
     """Somebody else's topic is not taken over."""
     await ensure(config)
-    produce(config, config.owners_topic, 0, LAYOUT_KEY, b"something else")
+    other = replace(config, prefix=config.prefix + "x.")
+    create_topics(config, {other.owners_topic: config.shards})
+    produce(config, other.owners_topic, 0, LAYOUT_KEY, b"something else")
     with pytest.raises(ConfigurationError, match="layout record"):
-        await ensure(config)
+        await ensure(other)
 
 
 async def test_topics_made_by_hand_are_taken(config: KafkaConfig) -> None:

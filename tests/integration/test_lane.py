@@ -40,6 +40,7 @@ from tests.integration.cluster_harness import (
     delete_topics,
     eventually,
     half,
+    in_shard,
     prepare,
     read_topic,
     running,
@@ -331,11 +332,11 @@ async def test_the_tail_sees_what_others_append_and_passes_control_records(confi
     """A half that another producer appends is applied, and the position reaches the real end of half[s]."""
     orders = config.prefix + "orders"
     async with running(config) as instance:
-        stranger = half("stranger", Message(topic=orders, value=b"v"))
+        stranger = half(in_shard(0, "stranger"), Message(topic=orders, value=b"v"))
         [offset] = await asyncio.to_thread(prepare, config, 0, stranger)
         state = instance.service.states[0]
-        await eventually(lambda: state.state_of("stranger") is State.PREPARED, "the stranger's half")
-        entry = state.find("stranger")
+        await eventually(lambda: state.state_of(stranger.id) is State.PREPARED, "the stranger's half")
+        entry = state.find(stranger.id)
         assert entry is not None
         written = await instance.write(commit_of(0, stranger, offset))
         assert written.half is not None
@@ -347,14 +348,15 @@ async def test_the_tail_sees_what_others_append_and_passes_control_records(confi
 async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: KafkaConfig) -> None:
     """Recovery and tail both go on after rubbish in half."""
     rubbish = Producer(config.producer())
-    rubbish.produce(config.half_topic, b"rubbish", b"r-1", 0)
+    rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-1").encode(), 0)
     rubbish.flush(30)
-    prepare(config, 0, half("after"))
+    after, later = in_shard(0, "after"), in_shard(0, "later")
+    prepare(config, 0, half(after))
     async with running(config) as instance:
-        assert instance.service.states[0].state_of("after") is State.PREPARED
+        assert instance.service.states[0].state_of(after) is State.PREPARED
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 1
-        rubbish.produce(config.half_topic, b"rubbish", b"r-2", 0)
+        rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-2").encode(), 0)
         rubbish.flush(30)
-        await asyncio.to_thread(prepare, config, 0, half("later"))
-        await eventually(lambda: instance.service.states[0].state_of("later") is not None, "the half after rubbish")
+        await asyncio.to_thread(prepare, config, 0, half(later))
+        await eventually(lambda: instance.service.states[0].state_of(later) is not None, "the half after rubbish")
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 2

@@ -23,6 +23,7 @@ from tests.integration.cluster_harness import (
     create_topics,
     eventually,
     half,
+    in_shard,
     prepare,
     read_topic,
     running,
@@ -46,7 +47,9 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
     orders = config.prefix + "orders"
     async with running(config) as first:
         for shard in range(4):
-            await first.write(commit_of(shard, half(f"one-{shard}", Message(topic=orders, value=b"v")), 0))
+            await first.write(
+                commit_of(shard, half(in_shard(shard, "one", shards=4), Message(topic=orders, value=b"v")), 0)
+            )
         second = Instance(config)
         await second.start()
         try:
@@ -56,8 +59,10 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
             moved = sorted(second.service.states)
             for shard in range(4):
                 owner, other = (second, first) if shard in moved else (first, second)
-                assert owner.service.states[shard].state_of(f"one-{shard}") is not None
-                await owner.write(commit_of(shard, half(f"two-{shard}", Message(topic=orders, value=b"v")), 0))
+                assert owner.service.states[shard].state_of(in_shard(shard, "one", shards=4)) is not None
+                await owner.write(
+                    commit_of(shard, half(in_shard(shard, "two", shards=4), Message(topic=orders, value=b"v")), 0)
+                )
                 with pytest.raises(NotWrittenError):
                     await other.write(commit_of(shard, half(f"no-{shard}", Message(topic=orders, value=b"no")), 0))
             status = first.cluster.membership.status
@@ -67,7 +72,7 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
             await second.stop()
         await first.serves(range(4))
         for shard in range(4):
-            assert first.service.states[shard].state_of(f"two-{shard}") is not None
+            assert first.service.states[shard].state_of(in_shard(shard, "two", shards=4)) is not None
         assert first.observer.failures == second.observer.failures == []
     assert len(read_topic(config, orders)) == 8
     assert [event for event in first.service.events if event[0] == "lost"] == []
@@ -113,8 +118,8 @@ async def test_two_instances_under_load_while_shards_move_write_everything_once(
     instances: list[Instance] = []
 
     async def write_one(number: int) -> None:
-        one = half(f"w-{number}", Message(topic=orders, key=b"%d" % number, value=b"v"))
         shard = number % 4
+        one = half(in_shard(shard, f"w-{number}", shards=4), Message(topic=orders, key=b"%d" % number, value=b"v"))
         while True:
             owner = next((instance for instance in instances if shard in instance.service.states), None)
             if owner is not None:
@@ -171,7 +176,7 @@ async def test_nothing_is_appended_to_a_shard_that_the_service_has_given_back(co
     """Stopping while the tail is behind: the service never hears of a shard again after it was done with it."""
     async with running(config) as instance:
         for shard in range(4):
-            many = [half(f"p-{shard}-{number}") for number in range(5_000)]
+            many = [half(in_shard(shard, f"p-{number}", shards=4)) for number in range(5_000)]
             await asyncio.to_thread(prepare, config, shard, *many)
         await instance.stop()
         assert instance.service.errors == []

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, Message
 
 from halfway.domain.errors import HalfwayError
-from halfway.domain.records import Barrier, Owner
+from halfway.domain.records import FOREIGN, Barrier, Owner
 from halfway.domain.shard import ShardState
 from halfway.kafka.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
     KIND_OWNER,
-    LAYOUT_KEY,
     UndecodableError,
-    decode_half,
-    decode_op,
-    decode_owner,
-    decode_parked,
     encode_barrier,
     encode_owner,
     record_headers,
 )
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, fence, initialised
+from halfway.kafka.former_owners import FormerOwners, FormerOwnerUnknownError
+from halfway.kafka.intake import barrier_in, half_in, id_or_none, note_skipped, op_in, owner_key, parked_in
+from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.service.ports import Cursors
 
@@ -122,10 +116,12 @@ class Acquisition:
             producers = self._fence_acquirers()
             self._check("fencing other acquirers")
             reader = PartitionReader(self.config, **_QUICK)
-            self._settle_owners(reader)
+            self._settle_former_owners(reader)
             self._check("fencing the former owner")
             barriers = self._claim(producers)
             acquired = self._fold(reader, barriers)
+        except FormerOwnerUnknownError as error:
+            raise AcquireError("reading the owner records", str(error)) from error
         except ProducerFailedError as error:
             raise AcquireError(error.step, str(error), fenced=error.fenced) from error
         except (KafkaException, HalfwayError, TimeoutError) as error:
@@ -153,67 +149,17 @@ class Acquisition:
 
     # --- steps 2 and 3
 
-    def _settle_owners(self, reader: PartitionReader) -> None:
-        """Read owners[s] to its real end, fencing on the way whoever the records name."""
-        topic = self.config.owners_topic
-        last: dict[Place, Owner | None] = {}
-        fenced: set[str] = {self.incarnation}
-        admin = AdminClient(self.config.admin())
-        with suppress(KafkaException):  # a request that is made before it is connected waits for up to 1 s
-            admin.list_topics(topic, timeout=_LOOK_S)
-        reader.add({(topic, shard): OFFSET_BEGINNING for shard in self.shards})
-        while True:
-            reached = self._read_owners(reader, self._ends(admin, topic), last)
-            former = {owner.incarnation: owner for owner in last.values() if owner is not None}
-            unfenced = [owner for name, owner in former.items() if name not in fenced]
-            if unfenced:
-                self._fence_owners(unfenced)
-                fenced.update(owner.incarnation for owner in unfenced)
-            elif reached:
-                break
-            self._check("reading the owner records")
-        reader.remove(list(reader.positions))
-
-    def _read_owners(self, reader: PartitionReader, ends: Mapping[Place, int], last: dict[Place, Owner | None]) -> bool:
-        """Step 2: read owners[s] as far as it goes; whether that is its real end.
-
-        Not for long: an open transaction may hold the end back until its owner is fenced.
-        """
-        reader.read_until(ends, min(self.deadline, time.monotonic() + 0.5), self._owner_into(last))
-        return all(reader.positions[place] >= end for place, end in ends.items())
-
-    def _fence_owners(self, owners: Sequence[Owner]) -> None:
-        """Step 3: take their lane ids away from former owners."""
-        log.info("fencing_former_owner", incarnations=[owner.incarnation for owner in owners])
-        fence(self.config, [one for owner in owners for one in owner.lane_ids], self.deadline, self.cancelled)
-
-    def _owner_into(self, last: dict[Place, Owner | None]) -> Callable[[Place, Message], None]:
-        def handle(place: Place, message: Message) -> None:
-            value = message.value()
-            if message.key() == LAYOUT_KEY:
-                return
-            try:
-                last[place] = None if value is None else decode_owner(value)
-                if value is None:
-                    self.released[place[1]] = message.timestamp()[1]
-                else:
-                    self.released.pop(place[1], None)
-            except UndecodableError as error:
-                # Serving past it could leave a former owner unfenced.
-                raise AcquireError(
-                    "reading the owner records", f"{place[0]}[{place[1]}]@{message.offset()} cannot be decoded: {error}"
-                ) from error
-
-        return handle
-
-    def _ends(self, admin: AdminClient, topic: str) -> dict[Place, int]:
-        """Return the end offsets as read_uncommitted sees them."""
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
-        asked = {TopicPartition(topic, shard): latest for shard in self.shards}
-        futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
-        while wait(futures.values(), _LOOK_S).not_done:
-            self._check("asking for the end offsets")
-        return {(one.topic, one.partition): future.result().offset for one, future in futures.items()}
+    def _settle_former_owners(self, reader: PartitionReader) -> None:
+        FormerOwners(
+            config=self.config,
+            incarnation=self.incarnation,
+            reader=reader,
+            deadline=self.deadline,
+            check=self._check,
+            cancelled=self.cancelled,
+            count=self.skipped,
+            released=self.released,
+        ).settle(self.shards)
 
     # --- step 4
 
@@ -260,12 +206,12 @@ class Acquisition:
         producer.produce(
             config.owners_topic,
             encode_owner(owner),
-            b"%d" % shard,
+            owner_key(shard),
             shard,
             timestamp=now,
             headers=record_headers(KIND_OWNER, "", "acquired"),
         )
-        topics = (config.half_topic, config.op_topic, config.parked_topic)
+        topics = self._folded
         for topic in topics:
             producer.produce(topic, barrier, BARRIER_KEY, shard, on_delivery=report, timestamp=now, headers=headers)
         return topics
@@ -277,7 +223,7 @@ class Acquisition:
         horizon_ms = round(self.config.outcome_horizon_s * 1000)
         states = {shard: ShardState(shard, horizon_ms=horizon_ms) for shard in self.shards}
         handle = self._fold_into(states)
-        starts = self._starts(reader)
+        starts = self._starts(reader, barriers)
         # What was parked in an earlier life of an id must be known to be over before its later life is read.
         for topics in ((self.config.parked_topic,), (self.config.half_topic, self.config.op_topic)):
             reader.add({place: offset for place, offset in starts.items() if place[0] in topics})
@@ -305,7 +251,7 @@ class Acquisition:
             if self.cancelled():
                 raise AcquireError("folding", "the shards are no longer wanted")
 
-    def _starts(self, reader: PartitionReader) -> dict[Place, int]:
+    def _starts(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> dict[Place, int]:
         """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""
         config = self.config
         cursors = self.cursors.load(self.shards)
@@ -313,35 +259,42 @@ class Acquisition:
         horizon = reader.offsets_for_times({(config.op_topic, shard): since for shard in self.shards}, _ASK_S)
         starts: dict[Place, int] = {}
         for shard in self.shards:
+            at_half, at_op, at_parked = ((topic, shard) for topic in self._folded)
             cursor = cursors.get(shard)
-            starts[config.half_topic, shard] = OFFSET_BEGINNING if cursor is None else cursor.half
-            at_horizon = horizon[config.op_topic, shard]
-            if cursor is None:
-                starts[config.op_topic, shard] = OFFSET_BEGINNING
-            else:
-                starts[config.op_topic, shard] = cursor.op if at_horizon < 0 else min(cursor.op, at_horizon)
-            starts[config.parked_topic, shard] = OFFSET_BEGINNING
+            starts |= dict.fromkeys((at_half, at_op, at_parked), OFFSET_BEGINNING)
+            # A cursor past the end would have nothing read at all.
+            if cursor is not None and cursor.half <= barriers[at_half] and cursor.op <= barriers[at_op]:
+                starts[at_half] = cursor.half
+                starts[at_op] = cursor.op if horizon[at_op] < 0 else min(cursor.op, horizon[at_op])
+            elif cursor is not None:
+                log.warning("cursors_skipped", shard=shard, half=cursor.half, op=cursor.op, reason="beyond the end")
+                self.skipped(config.cursors_group, "beyond_end")
         return starts
 
+    @property
+    def _folded(self) -> tuple[str, str, str]:
+        return self.config.half_topic, self.config.op_topic, self.config.parked_topic
+
     def _fold_into(self, states: Mapping[int, ShardState]) -> Callable[[Place, Message], None]:
-        half, op = self.config.half_topic, self.config.op_topic
+        half, op, shards = self.config.half_topic, self.config.op_topic, self.config.shards
 
         def handle(place: Place, message: Message) -> None:
-            key, value, offset = message.key(), message.value(), message.offset()
-            if key is None or offset is None or key == BARRIER_KEY:
+            offset = message.offset()
+            if offset is None:
                 return
-            topic, shard = place
-            state = states[shard]
+            topic, state = place[0], states[place[1]]
             try:
-                if topic == half:
-                    state.apply_half(offset, key.decode(), None if value is None else decode_half(value))
+                if message.key() == BARRIER_KEY:
+                    barrier_in(message)
+                elif topic == half:
+                    state.apply_half(offset, *half_in(message, shards))
                 elif topic == op:
-                    if value is not None:
-                        state.apply_op(offset, decode_op(value))
+                    state.apply_op(offset, op_in(message, shards))
                 else:
-                    state.apply_parked(offset, key.decode(), None if value is None else decode_parked(value))
-            except (UndecodableError, UnicodeDecodeError) as error:
-                log.warning("record_skipped", topic=topic, partition=shard, offset=offset, error=str(error))
-                self.skipped(topic, "undecodable")
+                    state.apply_parked(offset, *parked_in(message, shards))
+            except UndecodableError as error:
+                note_skipped(message, error, self.skipped)
+                if topic == half and (name := id_or_none(message, shards)) is not None:
+                    state.apply_half(offset, name, FOREIGN)
 
         return handle

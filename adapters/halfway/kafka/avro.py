@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import fastavro
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
@@ -22,6 +22,9 @@ _ONE_BYTE: Final = 0x80
 
 class UndecodableError(ValueError):
     """The bytes are no record of the kind that was asked for."""
+
+    reason: ClassVar[str] = "undecodable"
+    """The label under which it is counted."""
 
 
 class Registry:

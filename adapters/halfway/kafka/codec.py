@@ -33,6 +33,7 @@ __all__ = [
     "KIND_OWNER",
     "KIND_PARKED",
     "LAYOUT_KEY",
+    "LAYOUT_PARTITION",
     "Headers",
     "Layout",
     "UndecodableError",
@@ -72,6 +73,8 @@ KIND_LAYOUT: Final = "layout"
 # No transaction id and no shard number can be equal to these: neither may hold an exclamation mark.
 BARRIER_KEY: Final = b"!barrier"
 LAYOUT_KEY: Final = b"!layout"
+LAYOUT_PARTITION: Final = 0
+"""Of owners, where the layout is written down."""
 
 _KIND_BYTES: Final = {
     kind: kind.encode() for kind in (KIND_HALF, KIND_OP, KIND_PARKED, KIND_GROUP, KIND_OWNER, KIND_BARRIER, KIND_LAYOUT)

@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.config import KafkaConfig
-from halfway.service.ports import Cursors
+from halfway.service.ports import Cursors, Observer
 
 log = structlog.get_logger(__name__)
 
@@ -34,9 +34,10 @@ class KafkaCursors:
     While a commit is under way, later ones wait as one: the newest cursors of each shard.
     """
 
-    def __init__(self, config: KafkaConfig) -> None:
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
         """Take the configuration; nothing is connected before `start`."""
         self._config = config
+        self._observer = observer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-cursors")
         self._consumer: Consumer | None = None
         self._unanswered = 0
@@ -122,8 +123,8 @@ class KafkaCursors:
             place
             for shard, cursor in cursors.items()
             for place in (
-                TopicPartition(self._config.half_topic, shard, cursor.half),
-                TopicPartition(self._config.op_topic, shard, cursor.op),
+                TopicPartition(self._config.half_topic, shard, cursor.half, _mark(cursor.half)),
+                TopicPartition(self._config.op_topic, shard, cursor.op, _mark(cursor.op)),
             )
         ]
         # A commit that blocks would do so for as long as librdkafka looks for the group's coordinator.
@@ -148,9 +149,16 @@ class KafkaCursors:
         found = {(place.topic, place.partition): place for place in self._committed(consumer, asked)}
         cursors: dict[int, Cursors] = {}
         for shard in shards:
-            at_half, at_op = found[half, shard].offset, found[op, shard].offset
-            if OFFSET_INVALID not in (at_half, at_op):
-                cursors[shard] = Cursors(half=at_half, op=at_op)
+            pair = found[half, shard], found[op, shard]
+            at_half, at_op = (place.offset for place in pair)
+            if OFFSET_INVALID in (at_half, at_op):
+                continue
+            if any(place.metadata != _mark(place.offset) for place in pair):
+                # Read from the beginning: whoever set them cannot know what is pending.
+                log.warning("cursors_skipped", shard=shard, half=at_half, op=at_op, reason="not committed by halfway")
+                self._observer.skipped_record(self._config.cursors_group, "foreign_cursor")
+                continue
+            cursors[shard] = Cursors(half=at_half, op=at_op)
         return cursors
 
     def _committed(self, consumer: Consumer, asked: list[TopicPartition]) -> list[TopicPartition]:
@@ -168,6 +176,11 @@ class KafkaCursors:
                 if time.monotonic() + _RETRY_S > deadline:
                     raise KafkaUnavailableError(f"the cursors could not be read: {error.str()}") from exception
                 time.sleep(_RETRY_S)
+
+
+def _mark(offset: int) -> str:
+    """Return the metadata of a cursor, by which one that another tool has set is told from ours."""
+    return f"halfway {offset}"
 
 
 def _sound(places: list[TopicPartition] | None) -> list[TopicPartition]:

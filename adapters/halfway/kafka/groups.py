@@ -12,9 +12,10 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from halfway.domain.errors import KafkaUnavailableError, RetryableError
 from halfway.domain.records import Group
-from halfway.kafka.codec import KIND_GROUP, UndecodableError, decode_group, encode_group, record_headers
+from halfway.kafka.codec import KIND_GROUP, UndecodableError, encode_group, record_headers
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.ends import PartitionEnds
+from halfway.kafka.intake import group_in, note_skipped
 from halfway.kafka.loop import Loop
 from halfway.kafka.writer import RecordWriter
 from halfway.service.ports import Observer
@@ -152,17 +153,12 @@ class KafkaGroups:
                 position = max(position, offset)
             elif offset is not None:
                 position = max(position, offset + 1)
-                self._decode(message, offset, changes)
+                self._decode(message, changes)
         if self._loop is not None and position:
             self._loop.post(self._apply, changes, position)
 
-    def _decode(self, message: Message, offset: int, changes: list[Change]) -> None:
-        value = message.value()
+    def _decode(self, message: Message, changes: list[Change]) -> None:
         try:
-            name = (message.key() or b"").decode()
-            group = None if value is None else decode_group(value)
-        except (UndecodableError, UnicodeDecodeError) as error:
-            log.warning("record_skipped", topic=self._topic, partition=0, offset=offset, reason=str(error))
-            self._observer.skipped_record(self._topic, "undecodable")
-        else:
-            changes.append((name, group))
+            changes.append(group_in(message))
+        except UndecodableError as error:
+            note_skipped(message, error, self._observer.skipped_record)

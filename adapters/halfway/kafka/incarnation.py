@@ -21,6 +21,7 @@ from halfway.kafka.loop import Loop, settle
 from halfway.kafka.rehearsal import Rehearsal
 from halfway.kafka.suspects import SuspectLane
 from halfway.kafka.tail import OnAppended, Tail
+from halfway.kafka.transactional_ids import lane_ids
 from halfway.service.ports import Observer
 
 log = structlog.get_logger()
@@ -43,7 +44,7 @@ def lane_producers(
         ProducerFailedError: Kafka did not answer in time, or refused, or it was cancelled.
 
     """
-    ids = [f"{config.prefix}{incarnation_id}.{name}" for name in ("0", "1", "q")]
+    ids = lane_ids(config.prefix, incarnation_id)
     producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled)
     if cancelled():  # whoever waited for them may have gone
         for producer in producers:

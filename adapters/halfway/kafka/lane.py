@@ -13,6 +13,7 @@ import structlog
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
 from halfway.kafka.admission import LaneContext, admit, largest_by_topic
 from halfway.kafka.codec import KIND_OWNER, record_headers
+from halfway.kafka.intake import owner_key
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane_queue import BatchLimits, LaneQueue, Release, Submission
 from halfway.kafka.lane_records import Encoded
@@ -198,7 +199,7 @@ class LaneThread:
         topic = self._context.config.owners_topic
         headers = record_headers(KIND_OWNER, "", "released")
         for shard in shards:
-            producer.produce(topic, None, b"%d" % shard, shard, headers=headers)
+            producer.produce(topic, None, owner_key(shard), shard, headers=headers)
 
 
 class KafkaLane:

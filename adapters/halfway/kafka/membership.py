@@ -13,7 +13,7 @@ import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from halfway.domain.records import Half
+from halfway.domain.records import Foreign, Half
 from halfway.kafka.acquire import Acquired, AcquireError, Acquisition, CursorLoader
 from halfway.kafka.admission import Destinations, LaneContext
 from halfway.kafka.config import KafkaConfig
@@ -322,7 +322,7 @@ class KafkaMembership:
             largest=int(self._config.producer()["message.max.bytes"]),
         )
 
-        def on_appended(shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+        def on_appended(shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
             if self._incarnation is incarnation and shard in incarnation.shards:
                 self._listener.appended(shard, records, position)
 

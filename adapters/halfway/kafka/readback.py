@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.codec import UndecodableError
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.intake import note_skipped
 from halfway.kafka.loop import Loop
 from halfway.service.ports import Observer
 
@@ -208,14 +209,7 @@ class RecordReader:
         try:
             return wanted.decode(message.value())
         except UndecodableError as error:
-            log.warning(
-                "record_skipped",
-                topic=wanted.place[0],
-                partition=wanted.place[1],
-                offset=wanted.offset,
-                reason=str(error),
-            )
-            self._observer.skipped_record(wanted.place[0], "undecodable")
+            note_skipped(message, error, self._observer.skipped_record)
             return KafkaUnavailableError(f"the record at {_at(wanted.place, wanted.offset)} cannot be decoded")
 
     def _settle(self, row: list[_Wanted], result: Any) -> None:

@@ -10,15 +10,16 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaException, Message
 
-from halfway.domain.records import Half
-from halfway.kafka.codec import BARRIER_KEY, UndecodableError, decode_barrier, decode_half
+from halfway.domain.records import FOREIGN, Foreign, Half
+from halfway.kafka.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.intake import barrier_in, half_in, id_or_none, note_skipped
 from halfway.kafka.loop import Loop
 from halfway.kafka.partitions import PartitionReader, Place
 
 log = structlog.get_logger()
 
-Records = Sequence[tuple[int, str, Half | None]]
+Records = Sequence[tuple[int, str, Half | Foreign | None]]
 OnAppended = Callable[[int, Records, int], None]
 """Called on the loop's thread: shard, records, the position that is reached without a gap."""
 
@@ -53,7 +54,7 @@ class Tail:
         self._changes: deque[tuple[int, int | None]] = deque()
         self._stopped = threading.Event()
         self._room = threading.Semaphore(_OUTSTANDING)
-        self._batch: dict[int, list[tuple[int, str, Half | None]]] = {}
+        self._batch: dict[int, list[tuple[int, str, Half | Foreign | None]]] = {}
         self._thread = threading.Thread(target=self._run, name="halfway-tail", daemon=True)
 
     def start(self) -> None:
@@ -108,19 +109,20 @@ class Tail:
                 reader.add({(topic, shard): offset})
 
     def _handle(self, place: Place, message: Message) -> None:
-        key, value, offset, shard = message.key(), message.value(), message.offset(), place[1]
-        if key is None or offset is None:
+        offset, shard = message.offset(), place[1]
+        if offset is None:
             return
         try:
-            if key == BARRIER_KEY:
-                if value is not None and decode_barrier(value).incarnation != self._incarnation:
+            if message.key() == BARRIER_KEY:
+                if barrier_in(message).incarnation != self._incarnation:
                     self._loop.post(self._on_foreign_barrier, shard)
-                return
-            half = None if value is None else decode_half(value)
-            self._batch.setdefault(shard, []).append((offset, key.decode(), half))
-        except (UndecodableError, UnicodeDecodeError) as error:
-            log.warning("record_skipped", topic=place[0], partition=shard, offset=offset, error=str(error))
-            self._skipped(place[0], "undecodable")
+            else:
+                self._batch.setdefault(shard, []).append((offset, *half_in(message, self._config.shards)))
+        except UndecodableError as error:
+            note_skipped(message, error, self._skipped)
+            name = id_or_none(message, self._config.shards)
+            if name is not None:
+                self._batch.setdefault(shard, []).append((offset, name, FOREIGN))
 
     def _post(self, shard: int, position: int | None) -> None:
         records = self._batch.pop(shard, [])

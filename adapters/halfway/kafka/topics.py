@@ -23,6 +23,7 @@ from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.codec import (
     KIND_LAYOUT,
     LAYOUT_KEY,
+    LAYOUT_PARTITION,
     Layout,
     UndecodableError,
     decode_layout,
@@ -30,6 +31,7 @@ from halfway.kafka.codec import (
     record_headers,
 )
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.intake import Count, note_skipped
 from halfway.kafka.layout import FoundTopic, Problem, TopicPlan, plans, problems
 from halfway.kafka.transactional_ids import verify_transactional_ids
 
@@ -75,12 +77,17 @@ _LONGEST_TRANSACTION: Final = "transaction.max.timeout.ms"
 _NEEDED_OPERATIONS: Final = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
 
 
+def _not_counted(_topic: str, _reason: str) -> None:
+    """Count nothing: for the command line, which has no metrics."""
+
+
 class InternalTopics:
     """The internal topics of one prefix; every call to Kafka runs on one owned thread."""
 
-    def __init__(self, config: KafkaConfig) -> None:
-        """Take the configuration; nothing is connected before the first call."""
+    def __init__(self, config: KafkaConfig, skipped: Count = _not_counted) -> None:
+        """Take the configuration, and what counts records that are skipped; nothing is connected yet."""
         self._config = config
+        self._skipped = skipped
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-topics")
         self._closed = threading.Event()
 
@@ -110,7 +117,7 @@ class InternalTopics:
 
     async def _call(self, call: Callable[[_Session], T], timeout_s: float) -> T:
         def run() -> T:
-            return call(_Session(self._config, time.monotonic() + timeout_s, self._closed.is_set))
+            return call(_Session(self._config, self._skipped, time.monotonic() + timeout_s, self._closed.is_set))
 
         return await asyncio.wrap_future(self._thread.submit(run))
 
@@ -118,8 +125,9 @@ class InternalTopics:
 class _Session:
     """One look at the topics, with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
 
-    def __init__(self, config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, config: KafkaConfig, skipped: Count, deadline: float, cancelled: Callable[[], bool]) -> None:
         self._config = config
+        self._skipped = skipped
         self._cancelled = cancelled
         self._deadline = deadline
         self._refusal: KafkaError | None = None
@@ -137,7 +145,7 @@ class _Session:
         self._verify_brokers([node.id for node in cluster.nodes])
         planned = plans(self._config, len(cluster.nodes))
         found = self._describe(planned)
-        layout = self._read_layout() if self._config.owners_topic in found else None
+        layout, overwritten = self._read_layout() if self._config.owners_topic in found else (None, False)
         if layout is not None:
             self._verify_layout(layout)
         missing = [plan for plan in planned if plan.name not in found]
@@ -153,7 +161,7 @@ class _Session:
             )
         self._verify_groups()
         verify_transactional_ids(self._config, time.monotonic() + self._left(), self._cancelled)
-        if layout is None:
+        if layout is None or overwritten:
             self._write_layout()
 
     def watch(self) -> list[Problem]:
@@ -330,8 +338,11 @@ class _Session:
                 "or use another HALFWAY_KAFKA_PREFIX"
             )
 
-    def _read_layout(self) -> Layout | None:
-        """Return what was written down, from partition 0 of owners; None where nothing was."""
+    def _read_layout(self) -> tuple[Layout | None, bool]:
+        """Return what was written down, from partition 0 of owners, and whether something else stands over it.
+
+        Compaction will remove what is overwritten: it must be written again. None where nothing was written.
+        """
         consumer = Consumer(
             self._config.consumer(
                 **{
@@ -343,8 +354,9 @@ class _Session:
             )
         )
         layout: Layout | None = None
+        refused: UndecodableError | None = None
         try:
-            consumer.assign([TopicPartition(self._config.owners_topic, 0, 0)])
+            consumer.assign([TopicPartition(self._config.owners_topic, LAYOUT_PARTITION, 0)])
             while time.monotonic() < self._deadline:
                 self._check()
                 message = consumer.poll(_POLL_S)
@@ -352,17 +364,25 @@ class _Session:
                     continue
                 error = message.error()
                 if error is not None and error.code() == _EOF:
-                    return layout
+                    if layout is None and refused is not None:
+                        raise self._not_ours(refused)
+                    return layout, refused is not None
                 if error is None and message.key() == LAYOUT_KEY:
-                    layout = decode_layout(message.value())
-        except UndecodableError as error:
-            raise ConfigurationError(
-                f"the layout record of {self._config.owners_topic} cannot be read ({error}): this prefix belongs to "
-                "something else, or to a later release"
-            ) from error
+                    try:
+                        layout, refused = decode_layout(message.value()), None
+                    except UndecodableError as undecodable:
+                        refused = undecodable
+                        note_skipped(message, undecodable, self._skipped)
         finally:
             consumer.close()
         raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
+
+    def _not_ours(self, error: UndecodableError) -> ConfigurationError:
+        return ConfigurationError(
+            f"the layout record of {self._config.owners_topic} cannot be read ({error}): this prefix belongs to "
+            f"something else, or to a later release. Where neither is so, make sure that no instance runs and delete "
+            f"{self._config.owners_topic}"
+        )
 
     def _write_layout(self) -> None:
         failures: list[KafkaError | None] = []
@@ -372,7 +392,7 @@ class _Session:
             self._config.owners_topic,
             encode_layout(layout),
             LAYOUT_KEY,
-            0,
+            LAYOUT_PARTITION,
             on_delivery=lambda error, _message: failures.append(error),
             headers=record_headers(KIND_LAYOUT, "", "created"),
         )

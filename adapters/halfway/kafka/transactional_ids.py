@@ -1,4 +1,4 @@
-"""Finds out at the start whether Kafka lets halfway use transactional ids at all (DESIGN sections 4 and 5)."""
+"""The transactional ids of an incarnation, and whether Kafka lets halfway use such ids at all (DESIGN section 5)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from halfway.kafka.config import KafkaConfig
 from halfway.kafka.lane_producer import ProducerFailedError, initialised
 
 _ID_BYTES: Final = 8
+
+
+def lane_ids(prefix: str, incarnation: str) -> tuple[str, ...]:
+    """Return the ids with which an incarnation writes: its lane's two, and that for suspects.
+
+    A former owner may be known by its incarnation alone: this never changes.
+    """
+    return tuple(f"{prefix}{incarnation}.{name}" for name in ("0", "1", "q"))
 
 
 def verify_transactional_ids(config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:

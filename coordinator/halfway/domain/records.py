@@ -5,8 +5,9 @@ Times are milliseconds since the epoch, hashes are the first 16 bytes of SHA-256
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 from hashlib import sha256
+from typing import Final
 
 import msgspec
 
@@ -71,6 +72,15 @@ def fingerprint(group: str, messages: tuple[Message, ...], check_after_ms: int |
     """Return the 16-byte hash of what a prepare asks for: equal for the same content, whatever the time."""
     content = msgspec.msgpack.encode((group, check_after_ms, messages))
     return sha256(content).digest()[:HASH_BYTES]
+
+
+class Foreign(Enum):
+    """In place of a record: something that halfway did not write stands there under a transaction's id."""
+
+    FOREIGN = "foreign"
+
+
+FOREIGN: Final = Foreign.FOREIGN
 
 
 class MessageDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, key_index
 from halfway.domain.offsets import OffsetIndex
 from halfway.domain.outcomes import Outcomes
-from halfway.domain.records import Half, Op, Origin, Parked
+from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
 from halfway.domain.transaction import State
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ShardState:
         return [self._halves[key] for key in self._half_offsets.lowest(at_most) if key in self._halves]
 
     def strays(self) -> list[tuple[str, int]]:
-        """Return (id, offset) of half records that must be corrected: repeats of a known id with nothing after them."""
+        """Return (id, offset) of half records that must not stay last: repeats of a known id, and what is foreign."""
         return list(self._strays.items())
 
     @property
@@ -112,10 +112,16 @@ class ShardState:
 
     # --- applying records
 
-    def apply_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
-        """Apply a record of half[s], a tombstone where `half` is None."""
+    def apply_half(self, offset: int, transaction_id: str, half: Half | Foreign | None) -> None:
+        """Apply a record of half[s], a tombstone where `half` is None.
+
+        What is foreign says nothing, but compaction keeps the last record of an id: it must not stay the last one.
+        """
         if half is None:
             self._half_tombstone(offset, transaction_id)
+            return
+        if half is FOREIGN:
+            self._foreign_half(offset, transaction_id)
             return
         ended = self._ended.positions(transaction_id)
         if offset <= self._tombstone(transaction_id, ended):
@@ -129,6 +135,11 @@ class ShardState:
             self._half_of_lane(offset, half)
         else:
             self._half_of_prepare(offset, half)
+
+    def _foreign_half(self, offset: int, transaction_id: str) -> None:
+        held = self._halves.get(transaction_id)
+        if self._knows(transaction_id) and (held is None or held.offset < offset):
+            self._stray(transaction_id, offset)
 
     def _tombstone(self, transaction_id: str, ended: tuple[int, int | None] | None) -> int:
         """Return where the last tombstone of an id stands in half[s], -1 where none is known."""

@@ -19,6 +19,7 @@ from halfway.domain.errors import InvalidRequestError
 from halfway.rest import models, schemas
 from halfway.rest.errors import EmptyBodyError, MalformedJsonError, invalid
 from halfway.rest.explain import SHOWN, short, told
+from halfway.rest.repeats import repeated, suspicious
 
 MAX_ERRORS: Final = 50
 MAX_EXPLAINED_BYTES: Final = 1024 * 1024
@@ -76,7 +77,10 @@ class Validation:
 
         """
         try:
-            return convert(self._decoders[model].decode(body))
+            request = self._decoders[model].decode(body)
+            converted = convert(request)
+            if suspicious(request, data := bytes(body)):
+                _demand_single(data)
         except msgspec.ValidationError as error:
             first = _located(error)
         except FieldRefusedError as error:
@@ -89,6 +93,8 @@ class Validation:
             raise MalformedJsonError("the body is nested too deep") from None
         except UnicodeDecodeError:
             raise MalformedJsonError("the body is not UTF-8") from None
+        else:
+            return converted
         text = bytes(body)
         if explain and len(text) <= MAX_EXPLAINED_BYTES:
             raise invalid(self._explained(model, text) or [first])
@@ -102,6 +108,15 @@ class Validation:
             raise MalformedJsonError("the body is nested too deep") from None
         except ValueError as error:
             raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+
+
+def _demand_single(body: bytes) -> None:
+    """Refuse names that are given twice; a body too large to be judged again is taken as it was read."""
+    if len(body) > MAX_EXPLAINED_BYTES:
+        return
+    errors = list(islice(repeated(body), MAX_ERRORS))
+    if errors:
+        raise invalid(errors)
 
 
 def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str] = ()) -> P:

@@ -137,7 +137,7 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
     clock = SystemClock()
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        topics = InternalTopics(config)
+        topics = InternalTopics(config, observer.skipped_record)
         stack.callback(topics.close)
         await wait_for_topics(topics, config.properties["bootstrap.servers"])
 
@@ -145,7 +145,7 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         half_log = KafkaHalfLog(config, observer)
         stack.push_async_callback(half_log.stop)
         await half_log.start()
-        cursors = KafkaCursors(config)
+        cursors = KafkaCursors(config, observer)
         stack.push_async_callback(cursors.stop)
         await cursors.start()
         owners = KafkaOwners(config)

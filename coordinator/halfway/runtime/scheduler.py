@@ -11,7 +11,7 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 if TYPE_CHECKING:
-    from halfway.domain.records import Half
+    from halfway.domain.records import Foreign, Half
     from halfway.domain.shard import ShardState
     from halfway.service.coordinator import Coordinator
     from halfway.service.ports import Clock, LaneWrite, ShardListener
@@ -117,7 +117,7 @@ class ScannedShards:
         self._listener.acquired(shard, state)
         self._arm(shard)
 
-    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         """Pass on what the tail has read."""
         self._listener.appended(shard, records, position)
 

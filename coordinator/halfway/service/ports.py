@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
-    from halfway.domain.records import Group, Half, Message, Op, Parked
+    from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
     from halfway.domain.transaction import Outcome
     from halfway.service.peer_calls import PeerCall
@@ -242,7 +242,7 @@ class ShardListener(Protocol):
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve this shard from now on: `state` is the fold up to this owner's own barrier."""
 
-    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         """Apply what the tail has read of half[s], and the position that it has reached without a gap."""
 
     def current(self, write: LaneWrite) -> bool:

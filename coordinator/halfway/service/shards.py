@@ -26,7 +26,7 @@ from halfway.service.payloads import PayloadCache
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from halfway.domain.records import Half
+    from halfway.domain.records import Foreign, Half
     from halfway.domain.shard import ShardState
     from halfway.service.ports import Clock, LaneWrite, Observer
     from halfway.service.requests import ServiceLimits
@@ -215,7 +215,7 @@ class ShardTable:
         change, self._change = self._change, asyncio.Event()
         change.set()
 
-    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | None]], position: int) -> None:
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         """Apply what the tail has read of half[s]."""
         served = self._served.get(shard)
         if served is None:

@@ -1,0 +1,172 @@
+"""Finding and fencing whoever owned a shard before (DESIGN section 5, steps 2 and 3).
+
+The last record of owners[s] tells, and what halfway cannot have written is passed over: compaction never removes a
+record of a key and leaves an earlier one of it, so the last one that can be read is the last that halfway wrote.
+
+Where none can be read, but something foreign stands there, compaction may have left only that. Each claim also wrote a
+barrier into parked[s] and half[s], in the same Kafka transaction: there the last barrier names who claimed last. Only
+where all three hold nothing but what is foreign is the former owner not known, and then the shard is not served.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from halfway.kafka.codec import BARRIER_KEY, LAYOUT_KEY, LAYOUT_PARTITION, UndecodableError
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.intake import Count, WrongKeyError, barrier_in, note_skipped, owner_in, owner_key
+from halfway.kafka.lane_producer import fence
+from halfway.kafka.partitions import PartitionReader, Place
+from halfway.kafka.transactional_ids import lane_ids
+
+log = structlog.get_logger()
+
+_ASK_S: Final = 10.0
+_LOOK_S: Final = 0.5
+_AGAIN_S: Final = 0.1
+_LEADER_MOVES: Final = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
+
+
+class FormerOwnerUnknownError(Exception):
+    """Nothing in the log tells who owned these shards last: to serve them would not be safe."""
+
+
+@dataclass(kw_only=True)
+class _Trail:
+    """What one partition says of who claimed a shard last."""
+
+    last: str | None = None
+    """The incarnation; None where it was released, or nobody claimed it."""
+    lane_ids: tuple[str, ...] = ()
+    known: bool = False
+    foreign: bool = False
+    """Something that halfway did not write stands there under the key."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether compaction may have removed what halfway wrote."""
+        return self.foreign and not self.known
+
+    def take(self, incarnation: str | None, lane_ids: tuple[str, ...]) -> None:
+        """Note what stands last for now."""
+        self.last, self.lane_ids, self.known = incarnation, lane_ids, True
+
+
+@dataclass(kw_only=True)
+class FormerOwners:
+    """The search of one acquisition; `check` raises where it is out of time or no longer wanted."""
+
+    config: KafkaConfig
+    incarnation: str
+    reader: PartitionReader
+    deadline: float
+    check: Callable[[str], None]
+    cancelled: Callable[[], bool]
+    count: Count
+    released: dict[int, int]
+    """When each shard was released, in ms, where its last owner record says so."""
+    _fenced: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._fenced = {self.incarnation}
+
+    def settle(self, shards: Sequence[int]) -> None:
+        """Return once nobody can write for these shards any more; FormerOwnerUnknownError where that is not certain."""
+        config = self.config
+        in_doubt = list(shards)
+        for topic in (config.owners_topic, config.parked_topic, config.half_topic):
+            in_doubt = self._follow(topic, in_doubt)
+            if not in_doubt:
+                return
+            log.error("former_owner_in_doubt", topic=topic, shards=in_doubt)
+        raise FormerOwnerUnknownError(
+            f"who owned shards {in_doubt} last is overwritten in {config.owners_topic}, {config.parked_topic} and "
+            f"{config.half_topic}: make sure that no instance runs, delete {config.owners_topic}, and start again"
+        )
+
+    def _follow(self, topic: str, shards: Iterable[int]) -> list[int]:
+        """Read a topic to its real end, fencing on the way whoever stands last; return the shards left in doubt."""
+        trails = {(topic, shard): _Trail() for shard in shards}
+        admin = AdminClient(self.config.admin())
+        with suppress(KafkaException):  # a request that is made before it is connected waits for up to 1 s
+            admin.list_topics(topic, timeout=_LOOK_S)
+        self.reader.add(dict.fromkeys(trails, OFFSET_BEGINNING))
+        while True:
+            reached = self._read(self._ends(admin, trails), trails)
+            former = {trail.last: trail.lane_ids for trail in trails.values() if trail.last is not None}
+            unfenced = {name: ids for name, ids in former.items() if name not in self._fenced}
+            if unfenced:
+                self._fence(unfenced)
+            elif reached:
+                break
+            self.check(f"reading {topic}")
+        self.reader.remove(list(trails))
+        return [place[1] for place, trail in trails.items() if trail.in_doubt]
+
+    def _read(self, ends: Mapping[Place, int], trails: Mapping[Place, _Trail]) -> bool:
+        """Step 2: read as far as it goes; whether that is the real end.
+
+        Not for long: an open transaction may hold the end back until its owner is fenced.
+        """
+        self.reader.read_until(ends, min(self.deadline, time.monotonic() + _LOOK_S), self._into(trails))
+        return all(self.reader.positions[place] >= end for place, end in ends.items())
+
+    def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
+        """Step 3: take their lane ids away from former owners."""
+        log.info("fencing_former_owner", incarnations=list(owners))
+        fence(self.config, [one for ids in owners.values() for one in ids], self.deadline, self.cancelled)
+        self._fenced.update(owners)
+
+    def _into(self, trails: Mapping[Place, _Trail]) -> Callable[[Place, Message], None]:
+        owners = self.config.owners_topic
+
+        def handle(place: Place, message: Message) -> None:
+            key, trail, own = message.key(), trails[place], False
+            try:
+                if place[0] != owners:
+                    own = key == BARRIER_KEY
+                    if own:
+                        name = barrier_in(message).incarnation
+                        trail.take(name, lane_ids(self.config.prefix, name))
+                elif key == owner_key(place[1]):
+                    own = True
+                    owner = owner_in(message)
+                    if owner is None:
+                        self.released[place[1]] = message.timestamp()[1]
+                        trail.take(None, ())
+                    else:
+                        self.released.pop(place[1], None)
+                        trail.take(owner.incarnation, owner.lane_ids)
+                elif key != LAYOUT_KEY or place[1] != LAYOUT_PARTITION:
+                    raise WrongKeyError("the key is not the shard's")
+            except UndecodableError as error:
+                trail.foreign = trail.foreign or own
+                note_skipped(message, error, self.count)
+
+        return handle
+
+    def _ends(self, admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the end offsets as read_uncommitted sees them."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
+        asked = {TopicPartition(*place): latest for place in places}
+        while True:
+            futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
+            while wait(futures.values(), _LOOK_S).not_done:
+                self.check("asking for the end offsets")
+            try:
+                return {(one.topic, one.partition): future.result().offset for one, future in futures.items()}
+            except KafkaException as error:
+                if error.args[0].code() not in _LEADER_MOVES:
+                    raise
+            self.check("asking for the end offsets")
+            time.sleep(_AGAIN_S)

@@ -1,0 +1,96 @@
+"""Names that one object of a body gives twice. JSON leaves open which counts, and msgspec takes the last.
+
+A name that stands in the bytes no more often than it may is not repeated: a few searches tell, and only where they do
+not is the body read once more. What a caller sends as JSON data is the caller's own, and is not looked into.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from halfway.rest import models
+from halfway.rest.data import TypedData
+
+_DATA: Final = "data"
+
+
+class _Repeating(dict[str, Any]):
+    """An object that gives a name twice."""
+
+    names: tuple[str, ...]
+
+
+def suspicious(request: msgspec.Struct, body: bytes) -> bool:
+    """Whether a body that was read as `request` may give a name twice; on the path of every request."""
+    # A letter or an underscore of a name may be written as an escape.
+    if b"\\u00" in body and (b"\\u005" in body or b"\\u006" in body or b"\\u007" in body):
+        return True
+    count = body.count
+    if isinstance(request, models.PrepareRequest):
+        return (
+            count(b'"group"') > 1
+            or count(b'"messages"') > 1
+            or count(b'"id"') > 1
+            or count(b'"check_after_s"') > 1
+            or _messages_suspicious(request.messages, body)
+        )
+    if isinstance(request, models.EndRequest):
+        return count(b'"outcome"') > 1 or count(b'"id"') > 1 or count(b'"remark"') > 1 or count(b'"check_id"') > 1
+    return True
+
+
+def _messages_suspicious(messages: list[models.Message], body: bytes) -> bool:
+    headers = typed = 0
+    for message in messages:
+        typed += (message.key.__class__ is TypedData) + (message.value.__class__ is TypedData)
+        for header in message.headers:
+            headers += 1
+            typed += header.value.__class__ is TypedData
+    count, each = body.count, len(messages)
+    return (
+        count(b'"topic"') > each
+        or count(b'"value"') > each + headers
+        or count(b'"key"') > each
+        or count(b'"partition"') > each
+        or count(b'"headers"') > each
+        or count(b'"name"') > headers
+        or count(b'"type"') > typed
+        or count(b'"data"') > typed
+    )
+
+
+def repeated(body: bytes) -> Iterator[tuple[str, str]]:
+    """Yield (field, what is wrong) for each name that an object gives twice; RecursionError where nested too deep."""
+    return _found("", json.loads(body, object_pairs_hook=_object))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(pairs)
+    if len(plain) == len(pairs):
+        return plain
+    repeating = _Repeating(plain)
+    repeating.names = tuple(_twice(name for name, _ in pairs))
+    return repeating
+
+
+def _twice(names: Iterable[str]) -> dict[str, None]:
+    seen: set[str] = set()
+    return {name: None for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
+
+
+def _found(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _found(f"{path}[{number}]", one)
+    elif isinstance(value, dict):
+        under = f"{path}." if path else ""
+        if isinstance(value, _Repeating):
+            for name in value.names:
+                yield f"{under}{name}", "given twice in one object: give it once"
+        for name, one in value.items():
+            if name != _DATA:
+                yield from _found(f"{under}{name}", one)
