@@ -40,6 +40,8 @@ def suspicious(request: msgspec.Struct, body: bytes) -> bool:
         )
     if isinstance(request, models.EndRequest):
         return count(b'"outcome"') > 1 or count(b'"id"') > 1 or count(b'"remark"') > 1 or count(b'"check_id"') > 1
+    if isinstance(request, models.BatchRequest):
+        return count(b'"prepare"') > 1 or count(b'"end"') > 1
     return True
 
 
@@ -63,9 +65,15 @@ def _messages_suspicious(messages: list[models.Message], body: bytes) -> bool:
     )
 
 
-def repeated(body: bytes) -> Iterator[tuple[str, str]]:
-    """Yield (field, what is wrong) for each name that an object gives twice; RecursionError where nested too deep."""
-    return _found("", json.loads(body, object_pairs_hook=_object))
+def repeated(body: bytes, *, within: bool) -> Iterator[tuple[str, str]]:
+    """Yield (field, what is wrong) for each name that an object gives twice, `within` the outermost one too.
+
+    Raises:
+        RecursionError: it is nested too deep.
+
+    """
+    document = json.loads(body, object_pairs_hook=_object)
+    return _found("", document) if within else _of(document, "")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -87,10 +95,17 @@ def _found(path: str, value: Any) -> Iterator[tuple[str, str]]:
         for number, one in enumerate(value):
             yield from _found(f"{path}[{number}]", one)
     elif isinstance(value, dict):
-        under = f"{path}." if path else ""
-        if isinstance(value, _Repeating):
-            for name in value.names:
-                yield f"{under}{name}", "given twice in one object: give it once"
+        yield from _of(value, path)
         for name, one in value.items():
             if name != _DATA:
-                yield from _found(f"{under}{name}", one)
+                yield from _found(_under(path, name), one)
+
+
+def _of(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, _Repeating):
+        for name in value.names:
+            yield _under(path, name), "given twice in one object: give it once"
+
+
+def _under(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

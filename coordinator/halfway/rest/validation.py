@@ -7,6 +7,7 @@ that every wrong field is named.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -24,6 +25,8 @@ from halfway.rest.repeats import repeated, suspicious
 MAX_ERRORS: Final = 50
 MAX_EXPLAINED_BYTES: Final = 1024 * 1024
 """A larger body is not judged again: its first wrong field is named."""
+
+_NAMED: Final = re.compile(r"Object (?:contains unknown|missing required) field `([^`]{1,60})`")
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -80,7 +83,7 @@ class Validation:
             request = self._decoders[model].decode(body)
             converted = convert(request)
             if suspicious(request, data := bytes(body)):
-                _demand_single(data)
+                _demand_single(data, within=model is not models.BatchRequest)  # its items are read by themselves
         except msgspec.ValidationError as error:
             first = _located(error)
         except FieldRefusedError as error:
@@ -110,11 +113,11 @@ class Validation:
             raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
 
 
-def _demand_single(body: bytes) -> None:
+def _demand_single(body: bytes, *, within: bool) -> None:
     """Refuse names that are given twice; a body too large to be judged again is taken as it was read."""
     if len(body) > MAX_EXPLAINED_BYTES:
         return
-    errors = list(islice(repeated(body), MAX_ERRORS))
+    errors = list(islice(repeated(body, within=within), MAX_ERRORS))
     if errors:
         raise invalid(errors)
 
@@ -178,4 +181,9 @@ def _no_constant(name: str) -> None:
 def _located(error: msgspec.ValidationError) -> tuple[str, str]:
     """Split msgspec's message into the field and what is wrong with it."""
     detail, _, place = str(error).rpartition(" - at `$")
-    return (place.rstrip("`").lstrip("."), detail) if detail else ("", str(error))
+    field = place.rstrip("`").lstrip(".") if detail else ""
+    told = detail or str(error)
+    named = _NAMED.match(told)
+    if named is not None:
+        field = f"{field}.{named[1]}" if field else named[1]
+    return field, told
