@@ -260,6 +260,18 @@ def test_where_compaction_left_only_a_foreign_owner_record_the_barriers_tell_who
     assert_fenced(config, former)
 
 
+def test_an_owner_record_of_a_later_release_is_not_passed_over(config: KafkaConfig) -> None:
+    """It cannot be read, but it has halfway's headers: whoever its barrier names is fenced, not who stands before."""
+    later = lane_of(config, "later")
+    acquire(config, "former", [0])
+    unknown = b"\xc3\x01" + b"\x07" * 8 + b"body"
+    produce(config, config.owners_topic, 0, b"0", unknown, record_headers(KIND_OWNER, "", "acquired"))
+    barrier = encode_barrier(Barrier(incarnation="later", at=1))
+    produce(config, config.parked_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
+    acquire(config, "next", [0])
+    assert_fenced(config, later)
+
+
 def test_where_nothing_tells_who_owned_a_shard_it_is_not_served(config: KafkaConfig) -> None:
     """Overwritten in owners, parked and half: to serve it would not be safe, and the error says what to do."""
     produce(config, config.owners_topic, 0, b"0", b"rubbish")

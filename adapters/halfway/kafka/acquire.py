@@ -25,7 +25,7 @@ from halfway.kafka.codec import (
 )
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.former_owners import FormerOwners, FormerOwnerUnknownError
-from halfway.kafka.intake import barrier_in, half_in, id_or_none, note_skipped, op_in, owner_key, parked_in
+from halfway.kafka.intake import barrier_in, half_in, note_skipped, op_in, overwritten_id, owner_key, parked_in
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.service.ports import Cursors
@@ -294,7 +294,7 @@ class Acquisition:
                     state.apply_parked(offset, *parked_in(message, shards))
             except UndecodableError as error:
                 note_skipped(message, error, self.skipped)
-                if topic == half and (name := id_or_none(message, shards)) is not None:
+                if topic == half and (name := overwritten_id(message, shards)) is not None:
                     state.apply_half(offset, name, FOREIGN)
 
         return handle

@@ -3,9 +3,10 @@
 The last record of owners[s] tells, and what halfway cannot have written is passed over: compaction never removes a
 record of a key and leaves an earlier one of it, so the last one that can be read is the last that halfway wrote.
 
-Where none can be read, but something foreign stands there, compaction may have left only that. Each claim also wrote a
-barrier into parked[s] and half[s], in the same Kafka transaction: there the last barrier names who claimed last. Only
-where all three hold nothing but what is foreign is the former owner not known, and then the shard is not served.
+Where none can be read, but something foreign stands there, compaction may have left only that; and what has halfway's
+headers may be the record of a later release, which hides what stands before it. Each claim also wrote a barrier into
+parked[s] and half[s], in the same Kafka transaction: there the last barrier names who claimed last. Only where none of
+the three tells is the former owner not known, and then the shard is not served.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from halfway.kafka.codec import BARRIER_KEY, LAYOUT_KEY, LAYOUT_PARTITION, UndecodableError
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.intake import Count, WrongKeyError, barrier_in, note_skipped, owner_in, owner_key
+from halfway.kafka.intake import Count, WrongKeyError, barrier_in, marked, note_skipped, owner_in, owner_key
 from halfway.kafka.lane_producer import fence
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.kafka.transactional_ids import lane_ids
@@ -150,7 +151,8 @@ class FormerOwners:
                 elif key != LAYOUT_KEY or place[1] != LAYOUT_PARTITION:
                     raise WrongKeyError("the key is not the shard's")
             except UndecodableError as error:
-                trail.foreign = trail.foreign or own
+                if own:
+                    trail.foreign, trail.known = True, trail.known and not marked(message)
                 note_skipped(message, error, self.count)
 
         return handle

@@ -7,7 +7,7 @@ whatever its key or value looks like; whoever reads it notes where it stands and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import structlog
 from confluent_kafka import Message
@@ -31,6 +31,9 @@ from halfway.kafka.codec import (
 )
 
 log = structlog.get_logger(__name__)
+
+_LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
 
 Count = Callable[[str, str], None]
 """Counts a record that was skipped: topic, reason."""
@@ -68,10 +71,15 @@ def id_of(message: Message, shards: int) -> str:
     return name
 
 
-def id_or_none(message: Message, shards: int) -> str | None:
-    """Return what `id_of` does, None where the key is no id of this partition."""
+def marked(message: Message) -> bool:
+    """Whether a record has halfway's headers: one that cannot be read all the same may be a later release's."""
+    return kind_of(_headers(message)) is not None
+
+
+def overwritten_id(message: Message, shards: int) -> str | None:
+    """Return the id over whose records a refused one stands; None where it is over none, or not to be replaced."""
     try:
-        return id_of(message, shards)
+        return None if marked(message) else id_of(message, shards)
     except WrongKeyError:
         return None
 
@@ -84,6 +92,7 @@ def half_in(message: Message, shards: int) -> tuple[str, Half | None]:
         return name, None
     half = decode_half(value)
     _demand_same(name, half.id)
+    _demand_times(half.prepared_at, half.since)
     return name, half
 
 
@@ -92,6 +101,7 @@ def op_in(message: Message, shards: int) -> Op:
     name = id_of(message, shards)
     op = decode_op(message.value())
     _demand_same(name, op.id)
+    _demand_times(op.prepared_at, op.at)
     return op
 
 
@@ -103,6 +113,7 @@ def parked_in(message: Message, shards: int) -> tuple[str, Parked | None]:
         return name, None
     parked = decode_parked(value)
     _demand_same(name, parked.half.id)
+    _demand_times(parked.half.prepared_at, parked.half.since, parked.parked_at)
     return name, parked
 
 
@@ -156,6 +167,11 @@ def _text_key(message: Message) -> str:
 def _demand_same(name: str, inside: str) -> None:
     if name != inside:
         raise WrongKeyError(f"the key is {name!r}, the value is of {inside!r}")
+
+
+def _demand_times(*times: int) -> None:
+    if not all(0 <= at <= _LAST_MS for at in times):
+        raise UndecodableError("a time that no clock gives")
 
 
 def _demand_tombstone(message: Message, kind: str) -> None:

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, Message
 from halfway.domain.records import FOREIGN, Foreign, Half
 from halfway.kafka.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.intake import barrier_in, half_in, id_or_none, note_skipped
+from halfway.kafka.intake import barrier_in, half_in, note_skipped, overwritten_id
 from halfway.kafka.loop import Loop
 from halfway.kafka.partitions import PartitionReader, Place
 
@@ -120,7 +120,7 @@ class Tail:
                 self._batch.setdefault(shard, []).append((offset, *half_in(message, self._config.shards)))
         except UndecodableError as error:
             note_skipped(message, error, self._skipped)
-            name = id_or_none(message, self._config.shards)
+            name = overwritten_id(message, self._config.shards)
             if name is not None:
                 self._batch.setdefault(shard, []).append((offset, name, FOREIGN))
 

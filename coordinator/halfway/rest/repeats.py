@@ -1,7 +1,7 @@
 """Names that one object of a body gives twice. JSON leaves open which counts, and msgspec takes the last.
 
-A name that stands in the bytes no more often than it may is not repeated: a few searches tell, and only where they do
-not is the body read once more. What a caller sends as JSON data is the caller's own, and is not looked into.
+A name that stands in the bytes as often as in what was read is not repeated: a few searches tell, and only where they
+do not is the body read once more. What a caller sends as JSON data is the caller's own, and is not looked into.
 """
 
 from __future__ import annotations
@@ -46,20 +46,28 @@ def suspicious(request: msgspec.Struct, body: bytes) -> bool:
 
 
 def _messages_suspicious(messages: list[models.Message], body: bytes) -> bool:
-    headers = typed = 0
+    each = len(messages)
+    values, keys, partitions, lists, names, typed = each, 0, 0, 0, 0, 0
     for message in messages:
-        typed += (message.key.__class__ is TypedData) + (message.value.__class__ is TypedData)
-        for header in message.headers:
-            headers += 1
-            typed += header.value.__class__ is TypedData
-    count, each = body.count, len(messages)
+        if message.key is not None:
+            keys += 1
+            typed += message.key.__class__ is TypedData
+        typed += message.value.__class__ is TypedData
+        partitions += message.partition is not None
+        if message.headers:
+            lists += 1
+            names += len(message.headers)
+            for header in message.headers:
+                values += header.value is not None
+                typed += header.value.__class__ is TypedData
+    count = body.count
     return (
         count(b'"topic"') > each
-        or count(b'"value"') > each + headers
-        or count(b'"key"') > each
-        or count(b'"partition"') > each
-        or count(b'"headers"') > each
-        or count(b'"name"') > headers
+        or count(b'"value"') > values
+        or count(b'"key"') > keys
+        or count(b'"partition"') > partitions
+        or count(b'"headers"') > lists
+        or count(b'"name"') > names
         or count(b'"type"') > typed
         or count(b'"data"') > typed
     )

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from halfway.domain.ids import server_id
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked, fingerprint
+from halfway.domain.records import FOREIGN, Half, Message, MessageDigest, Op, OpKind, Origin, Parked, fingerprint
 from halfway.domain.shard import Ended, Pending, ShardState, key_index
 from halfway.domain.transaction import Cause, State
 from tests.unit.domain.histories import half_of
@@ -52,6 +52,37 @@ def pending(state: ShardState, transaction_id: str = ID) -> Pending:
 @pytest.fixture
 def state() -> ShardState:
     return ShardState(0)
+
+
+class TestForeignRecords:
+    """Something that halfway did not write stands in half under an id."""
+
+    def test_over_an_unknown_id_it_is_nothing(self, state: ShardState) -> None:
+        state.apply_half(3, ID, FOREIGN)
+        assert (state.find(ID), state.strays()) == (None, [])
+
+    def test_over_a_pending_one_it_is_a_stray_until_the_lane_writes_again(self, state: ShardState) -> None:
+        state.apply_half(3, ID, A)
+        state.apply_half(5, ID, FOREIGN)
+        assert (pending(state).offset, state.strays(), state.half_cursor) == (3, [(ID, 5)], 0)
+        state.apply_half(7, ID, LANE_A)
+        assert (pending(state).offset, state.strays()) == (7, [])
+        state.apply_half(5, ID, FOREIGN)
+        assert state.strays() == [], "the lane's record stands after it"
+
+    def test_over_one_that_has_ended_it_is_a_stray_until_its_tombstone(self, state: ShardState) -> None:
+        state.apply_half(3, ID, A)
+        state.apply_op(0, op(OpKind.COMMITTED, half_offset=3))
+        state.apply_half(4, ID, None)
+        state.apply_half(5, ID, FOREIGN)
+        assert (state.state_of(ID), state.strays()) == (State.COMMITTED, [(ID, 5)])
+        state.apply_half(6, ID, None)
+        assert state.strays() == []
+
+    def test_over_a_parked_one_it_is_a_stray(self, state: ShardState) -> None:
+        state.apply_parked(0, ID, parked_of(A))
+        state.apply_half(5, ID, FOREIGN)
+        assert (state.state_of(ID), state.strays()) == (State.PARKED, [(ID, 5)])
 
 
 class TestPrepares:

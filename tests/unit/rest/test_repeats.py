@@ -1,0 +1,70 @@
+"""Names that an object of a body gives twice."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfway.domain.errors import InvalidRequestError
+from halfway.rest.models import BatchRequest, EndRequest, PrepareRequest
+from halfway.rest.repeats import repeated
+from halfway.rest.validation import Validation
+
+VALIDATION = Validation(internal_prefix="_halfway.")
+MESSAGE = '{"topic": "t", "value": "v"}'
+
+
+def fields(model: type[PrepareRequest | EndRequest | BatchRequest], body: str) -> list[str]:
+    """Give the fields that are refused in a body, none where it is taken."""
+    try:
+        VALIDATION.read(model, body.encode(), lambda request: request)
+    except InvalidRequestError as error:
+        named = error.fields["errors"]
+        assert isinstance(named, list)
+        return [one["field"] for one in named]
+    return []
+
+
+@pytest.mark.parametrize(
+    "messages, field",
+    [
+        ('[{"topic": "t", "topic": "u", "value": "v"}]', "messages[0].topic"),
+        (f'[{MESSAGE}, {{"topic": "t", "value": "v", "key": null, "key": "k"}}]', "messages[1].key"),
+        ('[{"topic": "t", "value": {"type": "STRING", "type": "STRING", "data": "d"}}]', "messages[0].value.type"),
+        ('[{"topic": "t", "value": {"type": "JSON", "data": 1, "data": 2}}]', "messages[0].value.data"),
+        ('[{"topic": "t", "value": "v", "headers": [{"name": "a", "name": "b"}]}]', "messages[0].headers[0].name"),
+        ('[{"topic": "t", "value": "v", "headers": [], "headers": []}]', "messages[0].headers"),
+        ('[{"topic": "t", "value": "v", "partition": 1, "p\\u0061rtition": 2}]', "messages[0].partition"),
+    ],
+)
+def test_a_repeated_name_is_found_with_its_place(messages: str, field: str) -> None:
+    assert fields(PrepareRequest, f'{{"group": "g", "messages": {messages}}}') == [field]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        f"[{MESSAGE}, {MESSAGE}]",
+        '[{"topic": "topic", "value": "value", "key": "key"}]',
+        '[{"topic": "t", "value": "{\\"topic\\": 1, \\"topic\\": 2}"}]',
+        '[{"topic": "t", "value": {"type": "JSON", "data": {"a": 1, "a": 2, "type": "type"}}}]',
+        '[{"topic": "t", "value": "v", "headers": [{"name": "value", "value": "name"}, {"name": "n"}]}]',
+        '[{"topic": "t", "value": "\\u0061\\u0061"}]',
+    ],
+)
+def test_what_only_looks_repeated_is_taken(messages: str) -> None:
+    """Names as values, in strings, in several objects, and inside data of the caller's own."""
+    assert fields(PrepareRequest, f'{{"group": "g", "messages": {messages}}}') == []
+
+
+def test_a_batch_is_judged_by_itself_and_its_items_by_themselves() -> None:
+    item = '{"id": "a", "outcome": "commit", "outcome": "rollback"}'
+    assert fields(BatchRequest, f'{{"end": [{item}], "end": []}}') == ["end"]
+    assert fields(BatchRequest, f'{{"end": [{item}], "prepare": []}}') == []
+    assert fields(EndRequest, '{"outcome": "commit", "outcome": "rollback"}') == ["outcome"]
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda one: st.lists(one) | st.dictionaries(st.text(), one)))
+def test_nothing_is_found_where_nothing_is_repeated(document: object) -> None:
+    assert list(repeated(json.dumps(document).encode(), within=True)) == []
