@@ -291,6 +291,9 @@ def _settle(asked: _Asked, frame: Any) -> None:
         asked.answer.set_result(result_of(asked.call, frame))
     except HalfwayError as error:
         asked.answer.set_exception(error)
+    except ValueError:
+        # Of a newer release, perhaps: whatever it says, it was done or may have been.
+        asked.answer.set_exception(PeerLostError("its answer cannot be read by this release"))
 
 
 def _no_answer(asked: _Asked, detail: str) -> HalfwayError:

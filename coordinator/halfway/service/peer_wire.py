@@ -42,7 +42,8 @@ class AnswerFrame(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to the call at `index` of the request."""
 
     index: int
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = msgspec.Raw()
+    """Empty where there is an error."""
     error: ErrorFrame | None = None
 
 
@@ -88,9 +89,9 @@ def encode_answer(index: int, result: msgspec.Struct | HalfwayError) -> bytes:
     if isinstance(result, HalfwayError):
         wait = result.retry_after_s if isinstance(result, RetryableError) else None
         told = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
-        frame = _ENCODER.encode(AnswerFrame(index=index, error=told))
+        frame = _ENCODER.encode({"index": index, "error": told})
     else:
-        frame = _ENCODER.encode(AnswerFrame(index=index, result=msgspec.Raw(_ENCODER.encode(result))))
+        frame = _ENCODER.encode({"index": index, "result": result})
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
 
 
@@ -135,7 +136,7 @@ def result_of(call: PeerCall, frame: AnswerFrame) -> Any:
     """
     if frame.error is not None:
         raise _rebuilt(frame.error)
-    if frame.result is None:
+    if not bytes(frame.result):
         raise ValueError("the answer has neither a result nor an error")
     try:
         return _RESULTS[type(call)].decode(frame.result)

@@ -1,0 +1,100 @@
+"""Several coordinators with the same topics, and a client that asks one after the other as a load balancer does."""
+
+from collections.abc import Mapping
+from itertools import cycle
+from pathlib import Path
+from uuid import uuid4
+
+import aiohttp
+
+from halfway.domain.ids import shard_of
+from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
+from halfway.service.peer_wire import AnswerReader, encode_call, request_of, result_of
+from tests.acceptance.coordinator_process import CoordinatorProcess
+from tests.acceptance.rest_client import Rest
+
+SHARDS = 6
+CREDENTIAL = "a secret that all instances share"
+MIB = 1024 * 1024
+
+
+class Fleet:
+    """Coordinators that are one cluster."""
+
+    def __init__(self, bootstrap_servers: str, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.prefix = f"_fleet{uuid4().hex[:10]}."
+        self.members: list[CoordinatorProcess] = []
+        self._directory = directory
+        self._settings = {
+            "HALFWAY_KAFKA_PREFIX": self.prefix,
+            "HALFWAY_SHARDS": str(SHARDS),
+            "HALFWAY_PEER_CREDENTIAL": CREDENTIAL,
+            **(settings or {}),
+        }
+
+    def add(self, settings: Mapping[str, str] | None = None) -> CoordinatorProcess:
+        """Make one more, not yet started."""
+        directory = self._directory / f"member-{len(self.members)}"
+        member = CoordinatorProcess(self.bootstrap_servers, directory, {**self._settings, **(settings or {})})
+        member.prefix = self.prefix
+        member.settings["HALFWAY_INSTANCE_URL"] = member.url
+        self.members.append(member)
+        return member
+
+    def start(self, count: int) -> None:
+        """Start so many more at once, and return when all are ready."""
+        fresh = [self.add() for _ in range(count)]
+        for member in fresh:
+            member.launch()
+        for member in fresh:
+            member.wait_until_ready()
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+class RoundRobin(Rest):
+    """A client whose every call goes to the next of several coordinators."""
+
+    def __init__(self, session: aiohttp.ClientSession, members: list[CoordinatorProcess]) -> None:
+        super().__init__(session, members[0].url, members[0].health_url)
+        self._urls = cycle([member.url for member in members])
+
+    @property
+    def url(self) -> str:
+        return next(self._urls)
+
+    @url.setter
+    def url(self, _: str) -> None:
+        """Stay with all of them."""
+
+
+def id_in(shard: int) -> str:
+    """Make an id that belongs to a shard."""
+    while True:
+        name = f"own-{uuid4().hex}"
+        if shard_of(name, SHARDS) == shard:
+            return name
+
+
+async def ask_as_peer(
+    session: aiohttp.ClientSession,
+    url: str,
+    call: PeerCall,
+    *,
+    to: str,
+    credential: str | None = CREDENTIAL,
+    version: str = str(VERSION),
+) -> object:
+    """Ask an instance as another one does; the status where it refuses the whole request."""
+    body = request_of([encode_call(call, within_ms=10_000, credential=None)])
+    headers = {TO_HEADER: to, VERSION_HEADER: version, "Content-Type": "application/msgpack"}
+    if credential is not None:
+        headers[CREDENTIAL_HEADER] = credential
+    async with session.post(url + PATH, data=body, headers=headers) as response:
+        if response.status != 200:
+            return response.status
+        [frame] = AnswerReader(MIB).feed(await response.read())
+        return result_of(call, frame)
