@@ -25,6 +25,7 @@ from halfway.rest.problems import CONTENT_TYPE
 from halfway.rest.second_port import Reason, SecondPort
 from halfway.rest.server import HttpServer
 from halfway.runtime.backend import Backend, running
+from halfway.runtime.garbage import leave_alone_what_stands, look_rarely
 from halfway.runtime.liveness import LoopLag
 from halfway.runtime.logging import configure
 from halfway.runtime.metrics import Metrics
@@ -53,6 +54,7 @@ class Ready:
 def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> int:
     """Run the coordinator until SIGTERM or SIGINT and return the exit status; a second signal ends it at once."""
     configure(form=settings.log_format, level=settings.log_level)
+    look_rarely()
     try:
         _run_loop(_serve(settings, on_ready))
     except ConfigurationError as error:
@@ -192,6 +194,7 @@ async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Cal
     while stage.reasons():
         backend.demand_permission()
         await asyncio.sleep(_LOOK_EVERY_S)
+    leave_alone_what_stands()
     log.info("ready", url=ready.url, health_url=ready.health_url)
     if on_ready is not None:
         on_ready(ready)

@@ -1,0 +1,52 @@
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from halfway.runtime.garbage import leave_alone_what_stands, look_rarely
+
+IN_FLIGHT = 20_000
+
+
+@pytest.fixture
+def looks() -> Iterator[list[int]]:
+    """Give the generations that the collector looked through; its settings are put back."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    seen: list[int] = []
+
+    def note(phase: str, told: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(told["generation"])
+
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_a_few_full_batches_in_flight_are_looked_through_once_at_most(looks: list[int]) -> None:
+    """What is in flight is alive: looking for cycles in it again and again finds nothing."""
+    look_rarely()
+    in_flight = [[number] for number in range(IN_FLIGHT)]
+    assert len(in_flight) == IN_FLIGHT
+    assert len(looks) <= 1
+
+
+def test_cycles_are_still_freed(looks: list[int]) -> None:
+    """Errors and closed connections leave cycles: they must not grow for ever."""
+    look_rarely()
+    for _ in range(10 * IN_FLIGHT):
+        cycle: list[object] = []
+        cycle.append(cycle)
+    assert looks
+
+
+def test_what_stands_is_not_looked_through_again(looks: list[int]) -> None:
+    """Modules and what a recovery read never become garbage."""
+    look_rarely()
+    standing = [[number] for number in range(IN_FLIGHT)]
+    leave_alone_what_stands()
+    assert gc.get_freeze_count() >= len(standing)
+    assert looks[-1] == 2
