@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 from base64 import b64encode
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -67,8 +68,13 @@ def shown(data: bytes | None) -> ShownData:
 
 def rfc3339(ms: int) -> str:
     """Return milliseconds since the epoch as `2026-01-31T12:00:00.000Z`."""
-    moment = datetime.fromtimestamp(ms // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+    return f"{_to_the_second(ms // 1000)}.{ms % 1000:03d}Z"
+
+
+@lru_cache(maxsize=256)
+def _to_the_second(seconds: int) -> str:
+    """Return a time without its milliseconds: the same for everything that is prepared within a second."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def rfc3339_or_none(ms: int | None) -> str | None:
