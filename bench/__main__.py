@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from bench.plan import SCENARIOS
-from bench.report import lines_table, wide_console, write_json
+from bench.report import lines_table, soak_table, wide_console, write_json
 from bench.rig import Rig, RigError
 from bench.scenarios import Lengths, run_scenarios
+from bench.soak import Lasting, soak
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +39,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=defaults.run_s, help="that count, each scenario")
     parser.add_argument("--raw-seconds", type=float, default=defaults.raw_s, help="of the raw limit, each scenario")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already, for figures without its CPU")
+    kinds = parser.add_subparsers(title="other runs")
+    lasting = Lasting()
+    long = kinds.add_parser("soak", help="a long, even load; writes build/soak.json")
+    long.set_defaults(run=_soak)
+    long.add_argument("--json", type=Path, default=Path("build/soak.json"), help="where the figures go")
+    long.add_argument("--minutes", type=float, default=lasting.minutes)
+    long.add_argument("--share", type=float, default=lasting.share, help="of the maximum, which is measured first")
+    long.add_argument("--warm-up", type=float, default=lasting.warm_up_s, help="seconds")
+    long.add_argument("--horizon", type=int, default=120, help="seconds that outcomes are remembered")
     return parser
+
+
+def _soak(given: argparse.Namespace) -> int:
+    console = wide_console()
+    # Outcomes are held in memory as long as the horizon: only past it can memory be flat.
+    settings = {"HALFWAY_OUTCOME_HORIZON_S": str(given.horizon)}
+    with Rig(say=console.print, settings=settings) as rig:
+        console.print(f"{given.minutes:g} minutes at {given.share:.0%} of the maximum, which is measured first")
+        found = soak(rig, Lasting(minutes=given.minutes, share=given.share, warm_up_s=given.warm_up))
+    console.print(soak_table(found))
+    write_json(given.json, found)
+    console.print(f"written to {given.json}")
+    return 0 if found.clean else 1
 
 
 def _bench(given: argparse.Namespace) -> int:

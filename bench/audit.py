@@ -23,6 +23,7 @@ Ends = Mapping[int, int]
 _READ_S: Final = 120.0
 _ASK_S: Final = 30.0
 _AT_ONCE: Final = 5_000
+_LOOK_S: Final = 0.1
 
 
 class AuditError(Exception):
@@ -136,7 +137,7 @@ class _Reader:
 
 def _records(consumer: Consumer, ends: Ends, left: set[int]) -> Iterable[Message]:
     """Give what was read; a partition whose end was reached is taken out of `left`."""
-    for message in consumer.consume(_AT_ONCE, 0.5):
+    for message in consumer.consume(_AT_ONCE, _LOOK_S):
         error = message.error()
         if error is None:
             yield message

@@ -40,6 +40,7 @@ class Caller(asyncio.Protocol):
         self._committed = self._batch_committed if batch else self._one_committed
         self._received = b""
         self._began = 0.0
+        self._busy = False
         self._ids: Sequence[bytes] = ()
         self._transport: asyncio.Transport | None = None
 
@@ -49,18 +50,23 @@ class Caller(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            self._transport = None
+            self._transport, self._busy = None, False
             self._desk.unconfirmed(self._ids)
             self._desk.failed(f"a connection was lost: {exc!r}")
 
     def close(self) -> None:
+        """Close the connection; what is still under way is not confirmed."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
+        if self._busy:
+            self._desk.unconfirmed(self._ids)
+            self._desk.failed("no answer came in time")
 
     def begin(self, now: float) -> None:
         """Begin a transaction, or a batch; latency counts from `now`."""
         self._began = now
+        self._busy = True
         self._ids = ()
         self._answered = self._first
         self._send(self._requests.next_prepare())
@@ -78,6 +84,10 @@ class Caller(asyncio.Protocol):
         except WireError as error:
             self._give_up(str(error))
 
+    def _rest(self) -> None:
+        self._busy = False
+        self._desk.ready(self)
+
     def _send(self, request: bytes) -> None:
         if self._transport is not None:
             self._transport.write(request)
@@ -94,7 +104,7 @@ class Caller(asyncio.Protocol):
     def _one_committed(self, status: int, body: bytes) -> None:
         if status == HTTPStatus.OK and b'"committed"' in body:
             self._desk.confirmed(self._began, self._ids)
-            self._desk.ready(self)
+            self._rest()
         else:
             self._give_up(f"a commit was answered {status}: {body[:_SHOWN]!r}")
 
@@ -104,7 +114,7 @@ class Caller(asyncio.Protocol):
         if len(self._ids) < len(prepares) or not prepares:
             self._desk.failed(f"a batch of prepares was answered {status}: {body[:_SHOWN]!r}")
         if not self._ids:
-            self._desk.ready(self)
+            self._rest()
             return
         self._answered = self._committed
         self._send(self._requests.ends(self._ids))
@@ -113,11 +123,11 @@ class Caller(asyncio.Protocol):
         ends = items_in(body)[1] if status == HTTPStatus.OK else []
         if [found for one, found in ends if one == HTTPStatus.OK] == self._ids:
             self._desk.confirmed(self._began, self._ids)
-            self._desk.ready(self)
+            self._rest()
         else:
             self._give_up(f"a batch of commits was answered {status}: {body[:_SHOWN]!r}")
 
     def _give_up(self, what: str) -> None:
         self._desk.unconfirmed(self._ids)
         self._desk.failed(what)
-        self._desk.ready(self)
+        self._rest()

@@ -78,10 +78,9 @@ class Load:
                 clock.cancel()
             self._running = False
         self._due.clear()
-        if len(self._resting) < plan.callers:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FINISH_S):
-                    await self._all_resting.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                await self._rested()
         for caller in callers:
             caller.close()
         return LoadResult(windows=windows, failed=self._failed, first_failure=self._first_failure)
@@ -112,6 +111,11 @@ class Load:
 
     def _cpu(self) -> dict[str, float]:
         return {name: cpu_us(pid) for name, pid in self._pids.items()}
+
+    async def _rested(self) -> None:
+        self._all_resting.clear()
+        if len(self._resting) < self._plan.callers:
+            await self._all_resting.wait()
 
     # --- when to begin
 

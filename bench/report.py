@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.scenarios import Line
+from bench.soak import Soak
 
 
 def lines_table(lines: Iterable[Line]) -> Table:
@@ -29,6 +30,22 @@ def lines_table(lines: Iterable[Line]) -> Table:
             *("" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}", f"{line.load_cpu_us:.0f}"),
             *(f"{line.raw_tx_per_s:,.0f}", f"{line.ratio:.2f}", f"{line.ends_per_kafka_transaction:.1f}"),
             *(str(line.missing), str(line.doubled), str(line.extra), str(line.failed)),
+        )
+    return table
+
+
+def soak_table(found: Soak) -> Table:
+    """Return a soak's windows as a table."""
+    table = Table(
+        title=f"{found.rate_per_s:,.0f} tx/s of at most {found.maximum_tx_per_s:,.0f}, {found.transactions:,} in all: "
+        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.failed} failed"
+    )
+    for name in ("until s", "tx/s", "p50 ms", "p99 ms", "coordinator CPU us/tx", "RSS MiB", "threads", "fds"):
+        table.add_column(name, justify="right")
+    for line in found.lines:
+        table.add_row(
+            *(f"{line.until_s:.0f}", f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}"),
+            *(f"{line.coordinator_cpu_us:.0f}", f"{line.rss_mib:.0f}", str(line.threads), str(line.fds)),
         )
     return table
 

@@ -43,6 +43,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     doubled: int
     extra: int
     failed: int
+    audited: int
+    """Messages that the audit read: those of the lead and of the end, which do not count, too."""
     transactions: int
     callers: int
     ends_per_kafka_transaction: float
@@ -61,12 +63,13 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     ends: float
 
 
-def loaded(rig: Rig, plan: LoadPlan) -> Loaded:
-    """Run a load and audit what it left."""
+def loaded(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> Loaded:
+    """Run a load and audit what it left; `meanwhile` is called every second."""
     auditor = Auditor(rig.bootstrap_servers, rig.topic)
     began = auditor.ends()
     kafka_transactions, ends = rig.lane()
-    result = rig.run("bench.load", plan, LoadResult, within_s=plan.lead_s + plan.window_s * plan.windows + SPARE_S)
+    within_s = plan.lead_s + plan.window_s * plan.windows + SPARE_S
+    result = rig.run("bench.load", plan, LoadResult, within_s=within_s, meanwhile=meanwhile)
     kafka_transactions_after, ends_after = rig.lane()
     sent_path = Path(plan.sent_path)
     verdict = judge(Sent.read(sent_path), auditor.copies(began))
@@ -94,7 +97,7 @@ def run_scenarios(
     rig: Rig, scenarios: Sequence[Scenario], lengths: Lengths, *, say: Callable[[str], None]
 ) -> list[Line]:
     """Warm the broker's JVM, then measure each scenario."""
-    for scenario in WARM_UP:
+    for scenario in WARM_UP if lengths.warm_up_s else ():
         say(f"warm-up: {scenario.name}")
         loaded(rig, load_plan(rig, scenario, lead_s=0, window_s=lengths.warm_up_s / len(WARM_UP)))
     lines = []
@@ -132,6 +135,7 @@ def measure(rig: Rig, scenario: Scenario, lengths: Lengths) -> Line:
         doubled=verdict.doubled,
         extra=verdict.extra,
         failed=found.result.failed,
+        audited=verdict.read,
         transactions=window.transactions,
         callers=scenario.callers,
         ends_per_kafka_transaction=round(found.ends, 1),

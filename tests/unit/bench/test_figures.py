@@ -1,0 +1,43 @@
+"""Percentiles, and what the kernel tells."""
+
+import os
+
+import pytest
+
+from bench.figures import cpu_us, percentile, standing
+
+
+@pytest.mark.parametrize(
+    "values, share, expected",
+    [
+        ([], 0.5, 0.0),
+        ([7.0], 0.99, 7.0),
+        ([1.0, 2.0], 0.5, 1.0),
+        ([1.0, 2.0, 3.0], 0.5, 2.0),
+        ([float(value) for value in range(1, 101)], 0.99, 99.0),
+        ([float(value) for value in range(1, 201)], 0.99, 198.0),
+        ([1.0, 2.0, 3.0], 1.0, 3.0),
+    ],
+)
+def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: float, expected: float) -> None:
+    """It is the nearest rank: the smallest value that this share of all do not exceed."""
+    assert percentile(values, share) == expected
+
+
+def test_cpu_time_counts_what_a_process_used() -> None:
+    before = cpu_us(os.getpid())
+    used = 0
+    while cpu_us(os.getpid()) == before:
+        used += sum(range(1000))
+    assert cpu_us(os.getpid()) > before
+
+
+def test_a_process_tells_what_it_holds() -> None:
+    before = standing(os.getpid())
+    read, write = os.pipe()
+    after = standing(os.getpid())
+    os.close(read)
+    os.close(write)
+    assert after.fds == before.fds + 2
+    assert after.threads >= 1
+    assert after.rss_mib > 1

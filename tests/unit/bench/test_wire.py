@@ -1,0 +1,77 @@
+"""What the load sends, and how it reads answers."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.wire import Requests, WireError, id_in, items_in, split
+
+ANSWER = b'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 9\r\nDate: x\r\n\r\n{"id":"a"'
+
+
+def requests(batch: int = 0) -> Requests:
+    return Requests(host="127.0.0.1:1", group="g", topic="t", keys=3, value_bytes=20, batch=batch)
+
+
+def body_of(request: bytes) -> dict[str, object]:
+    """Give the body of a request, which is as long as its head says."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    assert b"\r\nContent-Length: %d" % len(body) in head
+    read: dict[str, object] = json.loads(body)
+    return read
+
+
+@given(st.integers(0, len(ANSWER) - 1))
+def test_an_answer_that_has_not_arrived_in_full_is_waited_for(arrived: int) -> None:
+    """TCP may cut anywhere."""
+    assert split(ANSWER[:arrived]) is None
+
+
+def test_an_answer_is_split_from_what_follows_it() -> None:
+    assert split(ANSWER + b"HTTP/1.1 200") == (201, b'{"id":"a"', b"HTTP/1.1 200")
+
+
+def test_the_length_is_found_however_it_is_spelt() -> None:
+    assert split(b"HTTP/1.1 204 No Content\r\ncontent-length:0\r\n\r\n") == (204, b"", b"")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"SSH-2.0\r\n\r\n"])
+def test_an_answer_of_unknown_length_is_an_error(answer: bytes) -> None:
+    with pytest.raises(WireError):
+        split(answer)
+
+
+def test_the_id_of_a_prepare_is_read() -> None:
+    assert id_in(b'{"id":"3-01a","state":"prepared"}') == b"3-01a"
+
+
+def test_an_answer_without_an_id_is_an_error() -> None:
+    with pytest.raises(WireError):
+        id_in(b'{"type":"about:blank"}')
+
+
+def test_a_refused_item_of_a_batch_has_no_id() -> None:
+    body = b'{"prepare":[{"status":201,"body":{"id":"a"}},{"status":429,"problem":{"title":"x"}}],"end":[]}'
+    assert items_in(body) == ([(201, b"a"), (429, b"")], [])
+
+
+def test_prepares_go_round_over_the_keys() -> None:
+    """Keys spread over the partitions, and the values have the size that was asked for."""
+    made = requests()
+    messages = [body_of(made.next_prepare())["messages"][0] for _ in range(6)]  # type: ignore[index]
+    assert [message["key"] for message in messages] == ["key-00000", "key-00001", "key-00002"] * 2
+    assert {len(message["value"]) for message in messages} == {20}
+
+
+def test_a_batch_has_as_many_prepares_as_asked_for() -> None:
+    assert len(body_of(requests(batch=5).next_prepare())["prepare"]) == 5  # type: ignore[arg-type]
+
+
+def test_commits_name_their_ids() -> None:
+    one = requests().end(b"3-0f")
+    assert one.startswith(b"POST /v1/transactions/3-0f/end HTTP/1.1\r\n")
+    assert body_of(one) == {"outcome": "commit"}
+    many = body_of(requests(batch=2).ends([b"a", b"b"]))
+    assert many == {"end": [{"id": "a", "outcome": "commit"}, {"id": "b", "outcome": "commit"}]}
