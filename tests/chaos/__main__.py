@@ -26,7 +26,9 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=0, help="the load goes on until so many took effect")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--instances", type=int, default=3)
-    parser.add_argument("--side-by-side", type=int, default=48, help="producers")
+    parser.add_argument("--side-by-side", type=int, default=96, help="producers")
+    parser.add_argument("--coordinator-gap", type=float, default=8, help="seconds between faults, on average")
+    parser.add_argument("--broker-gap", type=float, default=25, help="the same, of brokers")
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
     given = parser.parse_args()
     wanted = Wanted(
@@ -35,6 +37,8 @@ def main() -> int:
         faults=given.faults,
         instances=given.instances,
         side_by_side=given.side_by_side,
+        coordinator_gap_s=given.coordinator_gap,
+        broker_gap_s=given.broker_gap,
     )
     directory = new_directory()
     _say(f"{wanted.transactions} transactions, seed {wanted.seed}; everything is in {directory}")

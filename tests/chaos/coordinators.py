@@ -38,6 +38,10 @@ class Instance(CoordinatorProcess):
             log_path=self.log_path,
         )
 
+    def is_ready(self) -> bool:
+        """Tell whether it says that it is ready to serve."""
+        return self._ready()
+
     def pause(self) -> None:
         """Freeze it (SIGSTOP)."""
         assert self._process is not None

@@ -18,9 +18,13 @@ from tests.chaos.caller import Caller
 from tests.chaos.coordinators import Instance
 from tests.chaos.network import Network
 
-SESSION_S: Final = 4.0
+SESSION_S: Final = 6.0
+"""Above the time in which the brokers find out that one of them is gone."""
 _READY_WITHIN_S: Final = 90.0
+RECOVERING: Final = 0.2
+"""How often a fault hits a coordinator that may not be ready yet."""
 _LOOK_AGAIN_S: Final = 0.1
+_PATIENT_LOOKS: Final = 200
 
 Kind = Callable[[], Awaitable[None]]
 
@@ -74,28 +78,38 @@ class Faults:
 
     # --- coordinators
 
-    def _some_instance(self) -> Instance | None:
+    async def _some_instance(self) -> Instance | None:
+        """Choose one that runs: most times one that serves, at times one that is still recovering."""
         running = [instance for instance in self._instances if instance.running and not instance.paused]
-        return self._chance.choice(running) if running else None
+        if not running:
+            return None
+        chosen = self._chance.choice(running)
+        if self._chance.random() < RECOVERING:
+            return chosen
+        for _ in range(_PATIENT_LOOKS):
+            if await asyncio.to_thread(chosen.is_ready):
+                return chosen
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return chosen
 
     async def _coordinator_kill(self) -> None:
         """Kill one, sometimes two; start them again at once or some time later."""
         async with self._coordinators_free:
             down = []
             for _ in range(2 if self._chance.random() < 0.25 else 1):
-                if (instance := self._some_instance()) is not None:
+                if (instance := await self._some_instance()) is not None:
                     busy = self._caller.in_flight[instance.number]
                     await asyncio.to_thread(instance.kill)
                     self._note("coordinator_kill", instance.name, counts=busy > 0, in_flight=busy)
                     down.append(instance)
-            await asyncio.sleep(self._chance.choice((0, self._chance.uniform(0, 2 * SESSION_S))))
+            await asyncio.sleep(self._chance.choice((0, self._chance.uniform(0, 1.5 * SESSION_S))))
             for instance in down:
                 await asyncio.to_thread(instance.launch)
 
     async def _coordinator_pause(self) -> None:
         """Freeze one past its session, so that others own its shards when it thaws."""
         async with self._coordinators_free:
-            if (instance := self._some_instance()) is None:
+            if (instance := await self._some_instance()) is None:
                 return
             await self._until_busy(instance)
             busy = self._caller.in_flight[instance.number]
@@ -110,7 +124,7 @@ class Faults:
     async def _coordinator_cut(self) -> None:
         """Cut one off from all brokers past its session, while its callers still reach it."""
         async with self._coordinators_free:
-            if (instance := self._some_instance()) is None:
+            if (instance := await self._some_instance()) is None:
                 return
             await self._until_busy(instance)
             network = self._networks[instance.number]
@@ -127,7 +141,7 @@ class Faults:
 
     async def _coordinator_slow_network(self) -> None:
         async with self._coordinators_free:
-            if (instance := self._some_instance()) is None:
+            if (instance := await self._some_instance()) is None:
                 return
             network = self._networks[instance.number]
             network.delay_s = self._chance.uniform(0.05, 0.4)
@@ -140,7 +154,7 @@ class Faults:
     async def _coordinator_stop(self) -> None:
         """Stop one in order, as an upgrade does, and start it again."""
         async with self._coordinators_free:
-            if (instance := self._some_instance()) is None:
+            if (instance := await self._some_instance()) is None:
                 return
             busy = self._caller.in_flight[instance.number]
             status = await asyncio.to_thread(instance.stop)
@@ -150,7 +164,7 @@ class Faults:
     async def _coordinator_clock(self) -> None:
         """Set a clock, back or ahead, and some time later right again."""
         async with self._coordinators_free:
-            if (instance := self._some_instance()) is None:
+            if (instance := await self._some_instance()) is None:
                 return
             position = len(instance.log)
             ahead_s = self._chance.choice((-3600, -60, -5, 5, 60, 600))

@@ -6,7 +6,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from checker.cases import gather
 from checker.dump import read_topics
 from checker.history import HistoryWriter, Rest, Run, read_history
 from checker.judge import Verdict, judge
-from checker.records import read_records, write_records
+from checker.records import AnyRecord, read_records, write_records
 from halfway.embedded.ports import pick_port
 from halfway.embedded.properties import Listener
 from tests.chaos.answering import CheckEndpoints, Fetcher
@@ -57,9 +58,9 @@ class Wanted:
     faults: int = 0
     """The load goes on until so many took effect."""
     instances: int = 3
-    side_by_side: int = 48
-    coordinator_gap_s: float = 3.0
-    broker_gap_s: float = 8.0
+    side_by_side: int = 96
+    coordinator_gap_s: float = 8.0
+    broker_gap_s: float = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,35 +207,33 @@ class _Chaos:
         """Wait until nothing is pending; an operator ends what is parked, by the producers' own database."""
         self._say("everything runs again; what is pending is resolved")
         deadline = time.monotonic() + REST_WITHIN_S
-        left = -1
-        while left and time.monotonic() < deadline:
+        while True:
+            prepared, parked = await self._left()
+            for transaction in parked:
+                await self.caller.end(transaction, self._decisions.decide(transaction, "rollback"), by="operator")
+            if not (prepared or parked) or time.monotonic() > deadline:
+                break
             await asyncio.sleep(_LOOK_AGAIN_S)
-            left = 0
-            for instance in self._instances:
-                left += await self._left_at(instance)
-        self._say(f"{left} are left without an outcome" if left else "all have an outcome")
+        self._say(f"{len(prepared)} are left without an outcome" if prepared else "all have an outcome")
         await asyncio.sleep(_SETTLE_S)
         self._history.write(Rest())
 
-    async def _left_at(self, instance: Instance) -> int:
-        left = 0
-        for state in ("parked", "prepared"):
-            answer = await self.caller.once(instance, "GET", f"/transactions?state={state}&limit=1000")
-            if answer.status != 200:
-                return 1
-            found = [str(one["id"]) for one in answer.body["transactions"]]
-            left += len(found)
-            if state == "parked":
-                for transaction in found:
-                    outcome = self._decisions.decide(transaction, "rollback")
-                    await self.caller.end(transaction, outcome, by="operator")
-        return left
+    async def _left(self) -> tuple[list[str], list[str]]:
+        """Give the ids that are prepared and that are parked, as the log has them."""
+        records = await asyncio.to_thread(lambda: list(self._read_topics()))
+        cases = gather((), records).cases.values()
+        parked = [case.id for case in cases if case.parked and not case.parked[-1].tombstone]
+        prepared = [case.id for case in cases if case.halves and case.halves[-1].contents is not None]
+        return prepared, parked
+
+    def _read_topics(self, *topics: str) -> Iterator[AnyRecord]:
+        """Read the topics, past the proxies."""
+        return read_topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=topics)
 
     async def dump(self) -> None:
-        """Read the topics, past the proxies."""
+        """Keep what the topics hold."""
         self._say("the topics are read")
-        records = read_topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=TOPICS)
-        await asyncio.to_thread(write_records, self.dump_path, records)
+        await asyncio.to_thread(write_records, self.dump_path, self._read_topics(*TOPICS))
         answers = ", ".join(f"{times} x {what}" for what, times in self.caller.answers.most_common())
         self._say(f"answers: {answers}")
         behaviours = ", ".join(f"{times} x {what}" for what, times in self.producers.begun.most_common())
