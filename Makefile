@@ -2,7 +2,11 @@
 PYTHON ?= python3
 # One Kafka broker per test worker: more workers than cores only makes them wait for each other.
 TEST_WORKERS ?= 2
-# More arguments for pytest or the benchmark: make test ARGS="tests/unit -k policy"
+# How long a chaos run is: until so many transactions were begun and so many faults took effect.
+TRANSACTIONS ?= 5000
+FAULTS ?= 20
+SEED ?=
+# More arguments for pytest, the benchmark or the chaos run: make test ARGS="tests/unit -k policy"
 ARGS ?=
 
 BIN := .venv/bin
@@ -10,7 +14,7 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test check bench format lock clean
+.PHONY: help demo dev test chaos model check bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -23,6 +27,12 @@ dev: $(STAMP) ## Run a Kafka broker and halfway together until stopped
 
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ARGS)
+
+chaos: $(STAMP) ## Break everything under load and judge: make chaos TRANSACTIONS=100000 SEED=1
+	$(BIN)/python -m tests.chaos --transactions $(TRANSACTIONS) --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+model: ## Check the protocol's model exhaustively; needs spin and a C compiler (Debian: spin, gcc)
+	$(PYTHON) model/check.py
 
 check: $(STAMP) ## Lint, format, types, layers, and the built wheel
 	$(BIN)/ruff check .
