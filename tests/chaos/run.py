@@ -44,6 +44,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_SCAN_INTERVAL_S": "0.5",
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "3",
+    "HALFWAY_PEER_CREDENTIAL": "chaos-chaos-chaos-chaos",
 }
 _POLICY: Final = {"first_check_after_s": 2, "check_interval_s": 1, "max_interval_s": 4, "max_checks": 40}
 _SHORT: Final = {"first_check_after_s": 1.5, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 2}
