@@ -9,6 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from examples.orders.plan import Fault
+from examples.orders.recorder import Recorder
 
 MAX_BODY = 1024 * 1024
 
@@ -16,8 +17,15 @@ MAX_BODY = 1024 * 1024
 class LossyNetwork:
     """A proxy in front of halfway. It changes no request and no answer: it delivers them, or the connection breaks."""
 
-    def __init__(self, halfway_url: str, faults: Mapping[str, Fault], kill: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        halfway_url: str,
+        faults: Mapping[str, Fault],
+        kill: Callable[[str], Awaitable[None]],
+        recorder: Recorder | None = None,
+    ) -> None:
         """Keep the faults by order id; `kill` is awaited when the end arrives of an order whose fault is that."""
+        self._recorder = recorder
         self._halfway_url = halfway_url
         self._faults = faults
         self._kill = kill
@@ -69,11 +77,16 @@ class LossyNetwork:
 
     async def _forward(self, request: web.Request, body: bytes) -> web.StreamResponse:
         headers = {"content-type": request.content_type}
+        order, step = _about(request, body)
+        asked = None if self._recorder is None else self._recorder.asked(order, step, body)
         try:
             async with self._session.request(
                 request.method, self._halfway_url + request.path_qs, data=body, headers=headers
             ) as answer:
-                return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
+                told = await answer.read()
+                if self._recorder is not None and asked is not None:
+                    self._recorder.answered(order, step, body, asked, answer.status, told)
+                return web.Response(status=answer.status, body=told, content_type=answer.content_type)
         except (aiohttp.ClientError, TimeoutError):
             return web.Response(status=502)
 

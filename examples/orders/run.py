@@ -28,6 +28,7 @@ from examples.orders.judge import Evidence, judge
 from examples.orders.network import LossyNetwork
 from examples.orders.plan import Planned, plan
 from examples.orders.processes import DemoError, HalfwayDev, OrderServiceProcess
+from examples.orders.recorder import Recorder
 from examples.orders.report import Progress, summary, tables
 from examples.orders.service import TOPICS
 
@@ -42,12 +43,20 @@ READ_WITHIN_S = 30.0
 class Demo:
     """One run: its parts, and the steps in their order."""
 
-    def __init__(self, orders: Sequence[Planned], stack: AsyncExitStack, directory: Path, progress: Progress) -> None:
+    def __init__(
+        self,
+        orders: Sequence[Planned],
+        stack: AsyncExitStack,
+        directory: Path,
+        progress: Progress,
+        recorder: Recorder,
+    ) -> None:
         """Keep the plan; everything that is started goes onto the stack, which stops it."""
         self._orders = orders
         self._stack = stack
         self._directory = directory
         self._progress = progress
+        self._recorder = recorder
         self.consumers: list[TopicConsumer] = []
 
     async def tell(self) -> Evidence:
@@ -72,7 +81,7 @@ class Demo:
         await self.halfway.ready(self._progress.say)
         self.service = OrderServiceProcess(self._directory, self._session)
         faults = {order.id: order.fault for order in self._orders}
-        network = LossyNetwork(self.halfway.url, faults, self.service.kill_and_restart)
+        network = LossyNetwork(self.halfway.url, faults, self.service.kill_and_restart, self._recorder)
         self.network = await self._stack.enter_async_context(network)
         await self._stack.enter_async_context(self.service)
         self._progress.say("the order service and its consumers start")
@@ -147,6 +156,7 @@ class Demo:
         paid = int(order[-4:]) % 2 == 0
         _, answer = await self.service.post(f"/orders/{order}/settle", {"paid": paid})
         self._progress.say(f"an operator ends {order}: {answer['outcome']}")
+        self._recorder.operator_ends(order, answer["outcome"])
         await self.halfway.end_as_operator(order, answer["outcome"])
 
     async def transactions(self, state: str) -> list[dict[str, Any]]:
@@ -208,14 +218,19 @@ async def run(orders: Sequence[Planned], seed: int, console: Console) -> dict[st
     try:
         async with AsyncExitStack() as stack:
             stack.enter_context(progress)
-            demo = Demo(orders, stack, directory, progress)
+            recorder = Recorder(directory / "history.jsonl", seed)
+            stack.callback(recorder.close)
+            demo = Demo(orders, stack, directory, progress, recorder)
             evidence = await demo.tell()
+            progress.say("the checker reads the topics")
+            bootstrap = demo.halfway.bootstrap_servers
+            found = await asyncio.to_thread(recorder.judge, bootstrap, evidence.orders, evidence.fenced)
             progress.say("everything is being stopped")
     except asyncio.CancelledError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     took = round(time.monotonic() - began, 1)
-    problems = judge(evidence)
+    problems = judge(evidence) + found
     happened, kills = demo.network.happened, demo.service.kills
     tables(console, evidence, problems, happened, kills)
     console.print(f"{took} s" + (f"; the logs are kept in {directory}" if problems else ""), highlight=False)
