@@ -2,7 +2,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ("pytester", "tests.skips", "tests.fixtures_kafka")
+pytest_plugins = ("pytester", "tests.skips", "tests.fixtures_kafka", "tests.fixtures_spark")
 
 # Reproducible where `CI` is set, random elsewhere; a failure prints what reproduces it. A slow machine is no failure.
 settings.register_profile(

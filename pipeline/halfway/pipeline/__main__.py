@@ -1,0 +1,6 @@
+"""For `python -m halfway.pipeline` and for spark-submit, which takes a file."""
+
+from halfway.pipeline.cli import main
+
+if __name__ == "__main__":
+    main()

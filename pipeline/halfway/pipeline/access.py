@@ -1,0 +1,222 @@
+"""How to reach Kafka: the coordinator's own settings, and what they are called for Kafka's Java client.
+
+`HALFWAY_KAFKA__<PROPERTY>` (or `[kafka]` of the TOML file) holds librdkafka properties; Spark's connector wants those of
+the Java client. `HALFWAY_PIPELINE_KAFKA__<PROPERTY>` gives properties of the Java client as they are, above the others.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from halfway.pipeline.errors import AccessError
+
+_RDKAFKA: Final = "HALFWAY_KAFKA__"
+_JAVA: Final = "HALFWAY_PIPELINE_KAFKA__"
+_PREFIX: Final = "HALFWAY_KAFKA_PREFIX"
+_FILE: Final = "HALFWAY_CONFIG_FILE"
+DEFAULT_PREFIX: Final = "_halfway."
+
+_PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_OAUTH: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+_OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
+_KERBEROS: Final = "com.sun.security.auth.module.Krb5LoginModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaAccess:
+    """Where Kafka is and what halfway's topics are called; `java` are properties of the Java client, with secrets."""
+
+    java: Mapping[str, str] = field(repr=False)
+    prefix: str = DEFAULT_PREFIX
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where Kafka is."""
+        return self.java["bootstrap.servers"]
+
+    def topic(self, kind: str) -> str:
+        """Return the name of the internal topic of a kind: `half`, `op`, `parked` or `groups`."""
+        return self.prefix + kind
+
+
+def load(environment: Mapping[str, str] | None = None, *, file: Path | None = None) -> KafkaAccess:
+    """Return how to reach Kafka, from the environment over a TOML file, as the coordinator does.
+
+    Raises:
+        AccessError: naming the setting that is missing or that the Java client cannot use.
+
+    """
+    environment = os.environ if environment is None else environment
+    if file is None and (named := environment.get(_FILE)):
+        file = Path(named)
+    of_file = _of_file(file) if file is not None else {}
+    properties = {_property(name): _text(value) for name, value in dict(of_file.get("kafka", {})).items()}
+    properties |= {
+        _property(name.removeprefix(_RDKAFKA)): value
+        for name, value in environment.items()
+        if name.startswith(_RDKAFKA)
+    }
+    given = {
+        _property(name.removeprefix(_JAVA)): value for name, value in environment.items() if name.startswith(_JAVA)
+    }
+    java = java_properties(properties) | given
+    if not java.get("bootstrap.servers"):
+        raise AccessError("HALFWAY_KAFKA__BOOTSTRAP_SERVERS is not set: set it to host:port of a Kafka broker")
+    prefix = environment.get(_PREFIX) or str(of_file.get("kafka_prefix", DEFAULT_PREFIX))
+    return KafkaAccess(java=java, prefix=prefix)
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AccessError(f"the settings file {str(file)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AccessError(f"the settings file {str(file)!r} is not TOML: {error}") from None
+
+
+def _property(name: str) -> str:
+    return name.lower().replace("_", ".")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def java_properties(rdkafka: Mapping[str, str]) -> dict[str, str]:
+    """Return librdkafka properties that are about reaching and being let in, as the Java client wants them.
+
+    Files are read here and travel as text, so that they need not lie on the executors. Tuning of producers and consumers
+    is left out: it means nothing to Spark.
+
+    Raises:
+        AccessError: a security property that has no counterpart, or a file that cannot be read.
+
+    """
+    given = dict(rdkafka)
+    java: dict[str, str] = {}
+    servers = given.pop("bootstrap.servers", None) or given.get("metadata.broker.list")
+    if servers:
+        java["bootstrap.servers"] = servers
+    if client := given.pop("client.id", None):
+        java["client.id"] = client
+    if protocol := given.pop("security.protocol", None):
+        java["security.protocol"] = protocol.upper()
+    java |= _sasl(given) | _tls(given)
+    left = sorted(name for name in given if name.startswith(("ssl.", "sasl.", "enable.ssl.", "enable.sasl.")))
+    if left:
+        raise AccessError(
+            f"{', '.join(_RDKAFKA + name.upper().replace('.', '_') for name in left)}: Kafka's Java client, which Spark "
+            f"uses, has no such property; give it what it needs instead as {_JAVA}<PROPERTY>, and unset this for the job"
+        )
+    return java
+
+
+def _sasl(given: dict[str, str]) -> dict[str, str]:
+    java: dict[str, str] = {}
+    mechanism = given.pop("sasl.mechanisms", None) or given.pop("sasl.mechanism", None)
+    given.pop("sasl.mechanism", None)
+    if mechanism:
+        java["sasl.mechanism"] = mechanism.upper()
+    user, password = given.pop("sasl.username", None), given.pop("sasl.password", None)
+    match java.get("sasl.mechanism", ""):
+        case "PLAIN":
+            java["sasl.jaas.config"] = _jaas(_PLAIN, username=user, password=password)
+        case "SCRAM-SHA-256" | "SCRAM-SHA-512":
+            java["sasl.jaas.config"] = _jaas(_SCRAM, username=user, password=password)
+        case "OAUTHBEARER":
+            java |= _oauth(given)
+        case "GSSAPI":
+            java |= _kerberos(given)
+        case _:
+            pass
+    return java
+
+
+def _oauth(given: dict[str, str]) -> dict[str, str]:
+    prefix = "sasl.oauthbearer."
+    if given.pop(prefix + "method", "default").lower() != "oidc":
+        raise AccessError(f"{_RDKAFKA}SASL_OAUTHBEARER_METHOD must be oidc: a job cannot call back for a token")
+    java = {"sasl.login.callback.handler.class": _OAUTH_HANDLER}
+    if url := given.pop(prefix + "token.endpoint.url", None):
+        java["sasl.oauthbearer.token.endpoint.url"] = url
+    java["sasl.jaas.config"] = _jaas(
+        _OAUTH,
+        clientId=given.pop(prefix + "client.id", None),
+        clientSecret=given.pop(prefix + "client.secret", None),
+        scope=given.pop(prefix + "scope", None),
+    )
+    return java
+
+
+def _kerberos(given: dict[str, str]) -> dict[str, str]:
+    prefix = "sasl.kerberos."
+    given.pop(prefix + "kinit.cmd", None)
+    given.pop(prefix + "min.time.before.relogin", None)
+    java = {"sasl.kerberos.service.name": given.pop(prefix + "service.name", "kafka")}
+    keytab = given.pop(prefix + "keytab", None)
+    java["sasl.jaas.config"] = _jaas(
+        _KERBEROS,
+        useKeyTab="true" if keytab else "false",
+        useTicketCache="false" if keytab else "true",
+        storeKey="true" if keytab else None,
+        keyTab=keytab,
+        principal=given.pop(prefix + "principal", None),
+    )
+    return java
+
+
+def _jaas(module: str, **options: str | None) -> str:
+    quoted = (
+        f'{name}="{value.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34))}"'
+        for name, value in options.items()
+        if value is not None
+    )
+    return f"{module} required {' '.join(quoted)};"
+
+
+def _tls(given: dict[str, str]) -> dict[str, str]:
+    java: dict[str, str] = {}
+    if given.pop("enable.ssl.certificate.verification", "true").lower() != "true":
+        raise AccessError(
+            f"{_RDKAFKA}ENABLE_SSL_CERTIFICATE_VERIFICATION=false: the Java client always verifies; give it the "
+            f"certificate authority with {_RDKAFKA}SSL_CA_LOCATION"
+        )
+    algorithm = given.pop("ssl.endpoint.identification.algorithm", None)
+    if algorithm is not None:
+        java["ssl.endpoint.identification.algorithm"] = "" if algorithm.lower() == "none" else algorithm
+    authority = given.pop("ssl.ca.pem", None) or _pem(given, "ssl.ca.location")
+    if authority:
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
+    chain = given.pop("ssl.certificate.pem", None) or _pem(given, "ssl.certificate.location")
+    key = given.pop("ssl.key.pem", None) or _pem(given, "ssl.key.location")
+    if key and "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
+        raise AccessError(
+            "the private key is not in PKCS #8, the only form that the Java client reads: "
+            "openssl pkcs8 -topk8 -in key.pem -out key8.pem"
+        )
+    if chain and key:
+        java |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
+    elif store := given.pop("ssl.keystore.location", None):
+        java |= {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": store}
+        if password := given.pop("ssl.keystore.password", None):
+            java["ssl.keystore.password"] = password
+    if secret := given.pop("ssl.key.password", None):
+        java["ssl.key.password"] = secret
+    return java
+
+
+def _pem(given: dict[str, str], name: str) -> str | None:
+    path = given.pop(name, None)
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AccessError(f"{_RDKAFKA}{name.upper().replace('.', '_')} is {path!r}: no PEM file ({error})") from None

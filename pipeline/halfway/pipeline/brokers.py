@@ -1,0 +1,154 @@
+"""What the brokers say about topics and offsets, asked with the connector's own Java client: one client, one set of
+security properties, nothing more to install where a job is submitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from halfway.pipeline.errors import AccessError, ConnectorError
+from halfway.pipeline.pins import PartitionPin, TopicPin
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from halfway.pipeline.access import KafkaAccess
+
+_TIMEOUT_MS: Final = 30_000
+_NOT_THERE: Final = ("UnknownTopicOrPartitionException", "InvalidTopicException")
+
+
+class Brokers:
+    """An admin client in Spark's JVM; close it after use."""
+
+    def __init__(self, spark: SparkSession, access: KafkaAccess) -> None:
+        """Connect; AccessError where the properties cannot be used."""
+        from py4j.java_gateway import JavaClass
+        from py4j.protocol import Py4JJavaError
+
+        # Untyped: py4j builds its classes while it runs.
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
+        self._jvm = jvm
+        self._kafka = jvm.org.apache.kafka
+        if not isinstance(self._kafka.clients.admin.Admin, JavaClass):
+            raise ConnectorError("Spark's Kafka connector is not on the class path: submit with --packages or --jars")
+        self._access = access
+        properties = jvm.java.util.Properties()
+        for name, value in access.java.items():
+            properties.setProperty(name, value)
+        properties.setProperty("default.api.timeout.ms", str(_TIMEOUT_MS))
+        properties.setProperty("request.timeout.ms", str(_TIMEOUT_MS // 2))
+        try:
+            self._admin = self._kafka.clients.admin.Admin.create(properties)
+        except Py4JJavaError as error:
+            raise AccessError(f"Kafka's client cannot use its properties: {_reason(error)}") from None
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._admin.close()
+
+    def pin(self, topics: Sequence[str]) -> list[TopicPin]:
+        """Return pins of those of these topics that exist, all partitions as of now; AccessError without an answer."""
+        now = round(time.time() * 1000)
+        found = self._partitions(topics)
+        everything = [(topic, partition) for topic, count in found.items() for partition in range(count)]
+        spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
+        # In this order: whatever stands below `end` stands below `high`.
+        start = self._offsets(everything, spec.earliest(), level.READ_UNCOMMITTED)
+        end = self._offsets(everything, spec.latest(), level.READ_COMMITTED)
+        high = self._offsets(everything, spec.latest(), level.READ_UNCOMMITTED)
+        first = self._offsets(everything, spec.forTimestamp(0), level.READ_UNCOMMITTED)
+        configured = self._configured(found)
+        pins = []
+        for topic, count in found.items():
+            partitions = tuple(
+                PartitionPin(
+                    partition=number,
+                    start=min(start[topic, number][0], end[topic, number][0]),
+                    end=end[topic, number][0],
+                    high=max(high[topic, number][0], end[topic, number][0]),
+                    first_at=first[topic, number][1] if first[topic, number][0] >= 0 else None,
+                )
+                for number in range(count)
+            )
+            compacted, kept_ms = configured[topic]
+            pins.append(
+                TopicPin(topic=topic, at=now, partitions=partitions, compacted=compacted, tombstones_kept_ms=kept_ms)
+            )
+        return pins
+
+    def raise_high(self, pin: TopicPin) -> TopicPin:
+        """Return a pin whose unsettled part reaches to the end as it is now."""
+        spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
+        ends = self._offsets(
+            [(pin.topic, each.partition) for each in pin.partitions], spec.latest(), level.READ_UNCOMMITTED
+        )
+        partitions = tuple(
+            replace(each, high=max(each.high, ends[pin.topic, each.partition][0])) for each in pin.partitions
+        )
+        return replace(pin, partitions=partitions)
+
+    def _partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        futures = self._admin.describeTopics(self._list(topics)).topicNameValues()
+        found = {}
+        for topic in topics:
+            description = self._get(futures.get(topic), missing_is_none=True)
+            if description is not None:
+                found[topic] = int(description.partitions().size())
+        return found
+
+    def _offsets(
+        self, partitions: Iterable[tuple[str, int]], spec: Any, level: Any
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        wanted = self._jvm.java.util.HashMap()
+        keys = {}
+        for topic, partition in partitions:
+            keys[topic, partition] = self._kafka.common.TopicPartition(topic, partition)
+            wanted.put(keys[topic, partition], spec)
+        options = self._kafka.clients.admin.ListOffsetsOptions(level)
+        answers = self._get(self._admin.listOffsets(wanted, options).all())
+        return {name: (int(answers.get(key).offset()), int(answers.get(key).timestamp())) for name, key in keys.items()}
+
+    def _configured(self, topics: Iterable[str]) -> dict[str, tuple[bool, int]]:
+        resource = self._kafka.common.config.ConfigResource
+        kind = self._jvm.java.lang.Class.forName(
+            "org.apache.kafka.common.config.ConfigResource$Type",
+            True,
+            self._admin.getClass().getClassLoader(),
+        ).getEnumConstants()
+        of_topic = next(each for each in kind if each.name() == "TOPIC")
+        keys = {topic: resource(of_topic, topic) for topic in topics}
+        answers = self._get(self._admin.describeConfigs(self._list(keys.values())).all())
+        found = {}
+        for topic, key in keys.items():
+            config = answers.get(key)
+            policy = str(config.get("cleanup.policy").value())
+            found[topic] = "compact" in policy, int(config.get("delete.retention.ms").value())
+        return found
+
+    def _list(self, items: Iterable[Any]) -> Any:
+        array = self._jvm.java.util.ArrayList()
+        for item in items:
+            array.add(item)
+        return array
+
+    def _get(self, future: Any, *, missing_is_none: bool = False) -> Any:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return future.get()
+        except Py4JJavaError as error:
+            reason = _reason(error)
+            if missing_is_none and reason.partition(":")[0].endswith(_NOT_THERE):
+                return None
+            raise AccessError(f"Kafka at {self._access.bootstrap_servers} did not answer: {reason}") from None
+
+
+def _reason(error: Any) -> str:
+    exception = error.java_exception
+    while exception.getCause() is not None:
+        exception = exception.getCause()
+    return str(exception.toString())

@@ -1,0 +1,239 @@
+"""The command line `halfway-pipeline`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from halfway.pipeline import access, connector
+from halfway.pipeline.errors import PipelineError
+from halfway.pipeline.session import SparkOptions, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from halfway.pipeline.sources import Source
+
+FOUND_ANOMALIES: Final = 1
+FAILED: Final = 2
+_COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="halfway")
+def pipeline() -> None:
+    """Spark jobs over halfway's topics: did every transaction end the way its producer meant?
+
+    Kafka is reached as the coordinator reaches it: HALFWAY_KAFKA__BOOTSTRAP_SERVERS and its like, or --config.
+    """
+
+
+def _options(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _COMMAND]:
+    def add(command: _COMMAND) -> _COMMAND:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+_spark = _options(
+    click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] where not submitted."),
+    click.option("--memory", envvar="HALFWAY_PIPELINE_MEMORY", help="Memory of a local Spark; 2g."),
+    click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
+    click.option(
+        "--connector-version",
+        envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
+        default=connector.DEFAULT_VERSION,
+        show_default=True,
+        help="Of Spark's Kafka connector.",
+    ),
+    click.option("--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="Its jars, with commas, in place of that."),
+)
+_config = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) is above it.",
+)
+_output = click.option("--output", required=True, metavar="FOLDER", help="Where the tables go: a path or a URI.")
+_snapshot = click.option("--snapshot", metavar="FOLDER", help="Read an archive in place of Kafka.")
+_offsets = click.option("--offsets", metavar="FILE", help="Read exactly what an earlier run read: its offsets.json.")
+_horizon = click.option(
+    "--horizon-s",
+    envvar="HALFWAY_OUTCOME_HORIZON_S",
+    type=click.FloatRange(min=0),
+    default=900,
+    show_default=True,
+    help="The coordinator's outcome horizon.",
+)
+
+
+@contextmanager
+def _running(
+    job: str, *, kafka: bool, master: str | None, memory: str | None, conf: tuple[str, ...], **connection: str
+) -> Iterator[SparkSession]:
+    pairs = [pair.partition("=") for pair in conf]
+    if wrong := [name for name, sign, _ in pairs if not sign]:
+        raise click.UsageError(f"--conf {wrong[0]}: give it as KEY=VALUE")
+    options = SparkOptions(
+        master=master,
+        memory=memory,
+        connector_version=connection["connector_version"],
+        jars=[jar for jar in connection["jars"].split(",") if jar],
+        conf={name: value for name, _, value in pairs},
+    )
+    try:
+        spark = session(f"halfway-{job}", options, kafka=kafka)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except PipelineError as error:
+        click.echo(f"halfway-pipeline {job}: {error}", err=True)
+        sys.exit(FAILED)
+
+
+def _source(spark: SparkSession, config: Path | None, snapshot: str | None, offsets: str | None) -> Source:
+    from halfway.pipeline.folders import Folder
+    from halfway.pipeline.pins import Pins
+    from halfway.pipeline.sources import KafkaSource, SnapshotSource
+
+    if snapshot is not None:
+        return SnapshotSource(spark, Folder(spark, snapshot))
+    pins = None
+    if offsets is not None:
+        folder, _, name = offsets.rpartition("/")
+        pins = Pins.from_json(Folder(spark, folder or ".").read(name))
+    return KafkaSource(spark, access.load(file=config), pins)
+
+
+@pipeline.command()
+@_options(_config, _output, _snapshot, _offsets, _horizon)
+@click.option(
+    "--topic", "topics", multiple=True, help="Read this real topic too; those of ops and groups are read anyway."
+)
+@click.option(
+    "--grace-s", type=click.FloatRange(min=0), default=5, show_default=True, help="Judge nothing that is younger."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line: counts by verdict.")
+@_spark
+def audit(  # noqa: PLR0913 - one parameter an option
+    config: Path | None,
+    output: str,
+    snapshot: str | None,
+    offsets: str | None,
+    horizon_s: float,
+    topics: tuple[str, ...],
+    grace_s: float,
+    *,
+    as_json: bool,
+    **spark_options: Any,
+) -> None:
+    """Judge every transaction; exit 1 where an anomaly is found, 2 where the job could not be done."""
+    with _running("audit", kafka=snapshot is None, **spark_options) as spark:
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import audit as job
+
+        options = job.AuditOptions(topics=topics, grace_ms=round(grace_s * 1000), horizon_ms=round(horizon_s * 1000))
+        summary = job.run(spark, _source(spark, config, snapshot, offsets), Folder(spark, output), options)
+    if as_json:
+        click.echo(json.dumps({**summary.verdicts, "quarantined": summary.quarantined}))
+    else:
+        _table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
+        if summary.quarantined:
+            click.echo(f"{summary.quarantined:,} records could not be read: {output}/{job.QUARANTINE}")
+        if summary.anomalies:
+            click.echo(f"{summary.anomalies:,} anomalies: {output}/{job.ANOMALIES}")
+    sys.exit(FOUND_ANOMALIES if summary.anomalies else 0)
+
+
+@pipeline.command()
+@_options(_config, _output, _snapshot, _offsets, _horizon)
+@click.option(
+    "--due-after-s",
+    envvar="HALFWAY_POLICY__FIRST_CHECK_AFTER_S",
+    type=click.FloatRange(min=0),
+    default=6,
+    show_default=True,
+    help="First check of groups that chose none.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line: a list of counts by group and age.")
+@_spark
+def sweep(  # noqa: PLR0913 - one parameter an option
+    config: Path | None,
+    output: str,
+    snapshot: str | None,
+    offsets: str | None,
+    horizon_s: float,
+    due_after_s: float,
+    *,
+    as_json: bool,
+    **spark_options: Any,
+) -> None:
+    """Count what is pending and due, by group and age, without decoding payloads."""
+    with _running("sweep", kafka=snapshot is None, **spark_options) as spark:
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import sweep as job
+
+        options = job.SweepOptions(due_after_ms=round(due_after_s * 1000), horizon_ms=round(horizon_s * 1000))
+        rows = job.run(spark, _source(spark, config, snapshot, offsets), Folder(spark, output), options)
+    if as_json:
+        click.echo(json.dumps([{name: value for name, value in row.items() if name != "rank"} for row in rows]))
+        return
+    table = [
+        [row["group"], row["age"], f"{row['pending']:,}", f"{row['due']:,}", f"{row['oldest_ms'] / 1000:,.0f}"]
+        for row in rows
+    ]
+    _table(["group", "age", "pending", "due", "oldest, s"], table)
+
+
+@pipeline.command()
+@_options(_config, _output)
+@click.option("--once", is_flag=True, help="Read what is there now, then end.")
+@click.option("--every-s", type=click.FloatRange(min=0), default=10, show_default=True, help="Time between batches.")
+@click.option("--max-records", type=click.IntRange(min=1), help="Records of one batch at most.")
+@_spark
+def ledger(
+    config: Path | None, output: str, *, once: bool, every_s: float, max_records: int | None, **spark_options: Any
+) -> None:
+    """Follow the topics and write a row for each transaction when it ends; can be killed and started again."""
+    with _running("ledger", kafka=True, **spark_options) as spark:
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import ledger as job
+
+        options = job.LedgerOptions(once=once, every_s=every_s, max_records=max_records)
+        job.start(spark, access.load(file=config), Folder(spark, output), options).awaitTermination()
+
+
+@pipeline.command()
+@_options(_config, _output)
+@click.option("--topic", "topics", multiple=True, help="Archive this real topic; those that groups name are anyway.")
+@_spark
+def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
+    """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
+    with _running("archive", kafka=True, **spark_options) as spark:
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import archive as job
+
+        pins = job.run(_source(spark, config, None, None), Folder(spark, output), topics)
+    for name, pin in sorted(pins.topics.items()):
+        click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")
+
+
+def _table(header: list[str], rows: list[list[str]]) -> None:
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    for row in [header, *rows]:
+        first, *others = row
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        click.echo("  ".join(cells).rstrip())
+
+
+def main() -> None:
+    """Run the command line."""
+    pipeline(prog_name="halfway-pipeline")

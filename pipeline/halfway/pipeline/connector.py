@@ -1,0 +1,62 @@
+"""Spark's Kafka connector: resolved by name through jgo, given to Spark as jars.
+
+`spark.jars.packages` would do it through Ivy, which takes a description without its jar in the local Maven repository for
+the artifact and then fails.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from pathlib import Path
+from typing import Final
+
+from halfway.pipeline.errors import ConnectorError
+
+DEFAULT_VERSION: Final = "4.0.0"
+"""The newest that can be resolved; it works with every PySpark 4.0."""
+_ARTIFACT: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+_JAR: Final = re.compile(r"(?P<name>.+?)-(?P<version>\d[\w.+-]*)\.jar\Z")
+
+
+def coordinate(version: str) -> str:
+    """Return what `spark-submit --packages` takes."""
+    return f"{_ARTIFACT}:{version}"
+
+
+def jars(version: str = DEFAULT_VERSION) -> tuple[Path, ...]:
+    """Return the connector's jars and what it needs beyond those that PySpark brings; fetched once, then from the cache.
+
+    Raises:
+        ConnectorError: they cannot be had; says why and how to give them by hand.
+
+    """
+    remedy = (
+        f"give the jars yourself with --jars, or choose a version with --connector-version (default {DEFAULT_VERSION})"
+    )
+    try:
+        import jgo
+    except ImportError:
+        raise ConnectorError(f"jgo is missing: pip install 'halfway[pipeline]', or {remedy}") from None
+    lock = Path.home() / ".cache" / "halfway" / "connector.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with lock.open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            found = tuple(jgo.build(coordinate(version)).all_jars)
+    # jgo has no exceptions of its own: whatever its parts raise means that the jars are not there.
+    except Exception as error:
+        raise ConnectorError(f"{coordinate(version)} could not be resolved ({error}): {remedy}") from error
+    brought = _brought_by_pyspark()
+    return tuple(jar for jar in found if _name(jar) not in brought)
+
+
+def _brought_by_pyspark() -> frozenset[str]:
+    import pyspark
+
+    return frozenset(_name(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+
+
+def _name(jar: Path) -> str:
+    match = _JAR.match(jar.name)
+    return match["name"] if match else jar.name

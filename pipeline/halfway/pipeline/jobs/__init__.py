@@ -1,0 +1,1 @@
+"""What the command line runs: read, apply a transform, write."""

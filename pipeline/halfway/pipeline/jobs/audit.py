@@ -1,0 +1,138 @@
+"""The job `audit`: verdicts and anomalies of every transaction, as Parquet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from halfway.pipeline import decoding, records
+from halfway.pipeline.jobs import reading
+from halfway.pipeline.transforms import verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from halfway.pipeline.folders import Folder
+    from halfway.pipeline.sources import Source
+
+VERDICTS: Final = "verdicts"
+ANOMALIES: Final = "anomalies"
+QUARANTINE: Final = "quarantine"
+OFFSETS: Final = "offsets.json"
+SUMMARY: Final = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What the command line says: times in ms; `topics` are read beside those that op and the groups name."""
+
+    topics: Sequence[str] = ()
+    grace_ms: int = 5_000
+    horizon_ms: int = 900_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How an audit went."""
+
+    verdicts: Mapping[str, int]
+    quarantined: int
+
+    @property
+    def anomalies(self) -> int:
+        """Transactions that did not end as their producers meant."""
+        return sum(self.verdicts.get(name, 0) for name in verdict.ANOMALIES)
+
+
+def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptions) -> Summary:
+    """Judge every transaction up to now and write `verdicts`, `anomalies`, `quarantine` and the offsets that were read.
+
+    op's ends are taken first, so that whatever an op tells of must stand in the other topics when theirs are taken. What
+    stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
+    """
+    op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
+    source.pin([op_topic])
+    op = reading.InternalTopic(source, "op")
+    outcomes = reading.decoded_outcomes(op.records)
+    try:
+        source.pin([half_topic, parked_topic, source.prefix + "groups"])
+        half, parked = reading.InternalTopic(source, "half"), reading.InternalTopic(source, "parked")
+        registered, kept = reading.groups(source), reading.decoded_parked(parked.records)
+        names = _real_topics(outcomes, registered, source.prefix, options.topics)
+        source.pin(names)
+        source.settle(op_topic)
+        judged = verdict.verdicts(
+            ops=verdict.of_ops(outcomes.where(F.col("error").isNull())),
+            halves=half.records,
+            parked=kept.where(F.col("error").isNull()),
+            messages=records.messages(source.committed(names)),
+            unsettled=_unsettled(source, op_topic, names),
+            topics=_facts(spark, source, names),
+            latest_of_keys=_latest_of_keys(source, names),
+            limits=_limits(source, op_topic, options),
+        )
+        judged.write.mode("overwrite").parquet(output.path(VERDICTS))
+        wrong = [topic.faulty() for topic in (op, half, parked)]
+        wrong += [decoding.quarantined(frame) for frame in (outcomes, kept, registered)]
+        quarantine = reading.all_of(wrong)
+        assert quarantine is not None  # noqa: S101 - three of them are always there
+        quarantine.write.mode("overwrite").parquet(output.path(QUARANTINE))
+    finally:
+        outcomes.unpersist()
+    return _summed_up(spark, source, output)
+
+
+def _summed_up(spark: SparkSession, source: Source, output: Folder) -> Summary:
+    written = spark.read.parquet(output.path(VERDICTS))
+    anomalies = written.where(F.size("anomalies") > 0)
+    anomalies.coalesce(1).write.mode("overwrite").parquet(output.path(ANOMALIES))
+    counts = {row["verdict"]: int(row["count"]) for row in written.groupBy("verdict").count().collect()}
+    summary = Summary(
+        verdicts={name: counts.get(name, 0) for name in (*verdict.FINE, *verdict.ANOMALIES)},
+        quarantined=spark.read.parquet(output.path(QUARANTINE)).count(),
+    )
+    output.write(source.pins.to_json(), OFFSETS)
+    told = {**summary.verdicts, "quarantined": summary.quarantined, "judged_at": source.pins.at}
+    output.write(json.dumps(told) + "\n", SUMMARY)
+    return summary
+
+
+def _real_topics(outcomes: DataFrame, registered: DataFrame, prefix: str, given: Sequence[str]) -> list[str]:
+    of_ops = outcomes.select(F.explode("messages.topic").alias("topic"))
+    of_groups = registered.select(F.explode("topics").alias("topic"))
+    named = {row["topic"] for row in of_ops.unionAll(of_groups).distinct().collect()}
+    return sorted(name for name in named | set(given) if not name.startswith(prefix))
+
+
+def _unsettled(source: Source, op_topic: str, names: Sequence[str]) -> DataFrame:
+    ended = records.outcomes(records.internal(source.unsettled([op_topic]), "op")).select("id", "at")
+    return ended.unionAll(records.messages(source.unsettled(names)).select("id", "at"))
+
+
+def _facts(spark: SparkSession, source: Source, names: Sequence[str]) -> DataFrame:
+    """A topic that does not exist (any more) proves nothing about any time."""
+    rows = []
+    for name in names:
+        pin = source.pins.topics.get(name)
+        never = (1 << 62, False)
+        rows.append((name, *((pin.provable_since, pin.compacted) if pin is not None else never)))
+    return spark.createDataFrame(rows, "topic string, provable_since bigint, compacted boolean")
+
+
+def _latest_of_keys(source: Source, names: Sequence[str]) -> DataFrame | None:
+    compacted = [name for name in names if name in source.pins.topics and source.pins.topics[name].compacted]
+    return records.latest_of_keys(source.committed(compacted)) if compacted else None
+
+
+def _limits(source: Source, op_topic: str, options: AuditOptions) -> verdict.Limits:
+    pin = source.pins.topics.get(op_topic)
+    return verdict.Limits(
+        cut=source.pins.at - options.grace_ms,
+        op_whole_since=0 if pin is None else pin.whole_since,
+        horizon_ms=options.horizon_ms,
+    )

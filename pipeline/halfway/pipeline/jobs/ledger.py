@@ -1,0 +1,130 @@
+"""The job `ledger`: a stream that writes one row for each transaction when it ends, and what has not ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from halfway.pipeline import decoding, records
+from halfway.pipeline.jobs import reading
+from halfway.pipeline.sources import COLUMNS, kafka_options
+from halfway.pipeline.transforms import ledger as transform
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.folders import Folder
+
+ENDED: Final = "ended"
+PENDING: Final = "pending"
+QUARANTINE: Final = "quarantine"
+CHECKPOINT: Final = "_checkpoint"
+"""Beside the tables, so that nobody keeps the one and loses the other."""
+_PENDING_COLUMNS: Final = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions:
+    """What the command line says; `once` stops when what is there now has been read."""
+
+    once: bool = False
+    every_s: float = 10
+    max_records: int | None = None
+    """Records of one batch at most."""
+
+
+def start(spark: SparkSession, access: KafkaAccess, output: Folder, options: LedgerOptions) -> StreamingQuery:
+    """Start the stream.
+
+    Each batch writes its own folders and overwrites what an attempt at the same batch has left there; Spark's checkpoint
+    repeats a batch that was not finished with the same records. So each outcome stands once, whenever the job was killed.
+    """
+    topics = [access.topic(kind) for kind in ("half", "op", "parked")]
+    reader = spark.readStream.format("kafka").options(**kafka_options(access, "read_committed"))
+    reader = reader.option("subscribe", ",".join(topics)).option("startingOffsets", "earliest")
+    # What retention and compaction have removed before it was read is gone; a ledger goes on with what there is.
+    reader = reader.option("failOnDataLoss", "false")
+    if options.max_records is not None:
+        reader = reader.option("maxOffsetsPerTrigger", options.max_records)
+    tables = Tables(spark, output, access.prefix)
+    writer = reader.load().select(*COLUMNS).writeStream.foreachBatch(tables.write)
+    writer = writer.option("checkpointLocation", output.path(CHECKPOINT)).queryName("halfway-ledger")
+    if options.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(options.every_s * 1000)} milliseconds").start()
+
+
+class Tables:
+    """The ledger's tables in one folder: `ended/batch=<n>`, `quarantine/batch=<n>`, and `pending/batch=<n>`, the last."""
+
+    def __init__(self, spark: SparkSession, output: Folder, prefix: str) -> None:
+        """Take the folder; nothing is written before the first batch."""
+        self._spark = spark
+        self._output = output
+        self._prefix = prefix
+
+    def write(self, batch: DataFrame, number: int) -> None:
+        """Write one batch; doing it again, whole or after a part of it, leaves the same."""
+        batch.persist()
+        try:
+            told = {kind: records.internal(self._of(batch, kind), kind).persist() for kind in ("half", "op", "parked")}
+            outcomes = reading.decoded_outcomes(told["op"].where(F.col("fault").isNull()))
+            self._overwrite(transform.ledger(outcomes), ENDED, number)
+            self._overwrite(self._pending_after(number, told["half"], told["parked"]), PENDING, number)
+            wrong = reading.all_of([*map(decoding.faulty, told.values()), decoding.quarantined(outcomes)])
+            if wrong is not None and not wrong.isEmpty():
+                self._overwrite(wrong, QUARANTINE, number)
+            for frame in (*told.values(), outcomes):
+                frame.unpersist()
+        finally:
+            batch.unpersist()
+        # The one before stays: the batch that follows may have to be done again from this one, and this from that.
+        for name in self._output.names(PENDING):
+            if name.startswith("batch=") and int(name.removeprefix("batch=")) < number - 1:
+                self._output.delete(PENDING, name)
+
+    def _of(self, batch: DataFrame, kind: str) -> DataFrame:
+        return batch.where(F.col("topic") == self._prefix + kind)
+
+    def _pending_after(self, number: int, halves: DataFrame, parked: DataFrame) -> DataFrame:
+        folder = f"batch={number - 1}"
+        if number and self._output.exists(PENDING, folder):
+            before = self._spark.read.schema(_PENDING_COLUMNS).parquet(self._output.path(PENDING, folder))
+        else:
+            before = self._spark.createDataFrame([], _PENDING_COLUMNS)
+        return transform.pending(before, halves, parked)
+
+    def _overwrite(self, table: DataFrame, name: str, number: int) -> None:
+        table.coalesce(2).write.mode("overwrite").parquet(self._output.path(name, f"batch={number}"))
+
+
+def ended(spark: SparkSession, output: Folder) -> DataFrame | None:
+    """Return the ledger's rows so far, None before its first batch."""
+    if not output.names(ENDED):
+        return None
+    return spark.read.parquet(output.path(ENDED)).drop("batch")
+
+
+def pending(spark: SparkSession, output: Folder) -> DataFrame | None:
+    """Return what had not ended at the last batch that was finished, None before the first."""
+    done = [name for name in output.names(PENDING) if output.exists(PENDING, name, "_SUCCESS")]
+    if not done:
+        return None
+    latest = max(done, key=lambda name: int(name.removeprefix("batch=")))
+    return spark.read.parquet(output.path(PENDING, latest))
+
+
+def progress(query: StreamingQuery) -> dict[str, Any]:
+    """Return batch, records and rate of the last batch, for a log line."""
+    last: Any = query.lastProgress
+    if last is None:
+        return {}
+    return {
+        "batch": last["batchId"],
+        "records": last["numInputRows"],
+        "records_per_s": round(last.get("processedRowsPerSecond") or 0),
+    }

@@ -1,0 +1,95 @@
+"""What the jobs share in reading: halfway's own topics, told apart, decoded where needed, with what is wrong in them."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from halfway.pipeline import decoding, records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from halfway.pipeline.sources import Source
+
+
+class InternalTopic:
+    """The records of half, op or parked, and how many of them halfway cannot have written."""
+
+    def __init__(self, source: Source, kind: str) -> None:
+        """Describe the reading; nothing is read yet."""
+        self._told = records.internal(source.committed([source.prefix + kind]), kind)
+        self._faults = Observation()
+        fault = F.count_if(F.col("fault").isNotNull()).alias("faults")
+        self.records = self._told.observe(self._faults, fault).where(F.col("fault").isNull())
+        """Those that can be used."""
+
+    def faulty(self) -> DataFrame | None:
+        """Return the others, None where there are none; call it after the records have been used."""
+        return decoding.faulty(self._told) if self._faults.get.get("faults", 1) else None
+
+
+def decoded_outcomes(ops: DataFrame) -> DataFrame:
+    """Return the outcomes among op records decoded, and kept, since they are used more than once.
+
+    One whose value tells of another id, or of no outcome, has an `error` like one that could not be decoded.
+    """
+    outcomes = records.outcomes(ops).select(
+        F.col("id").alias("key"), F.col("at").alias("written_at"), "value", *decoding.PLACE
+    )
+    decoded = decoding.decode(outcomes, "op", decoding.OP)
+    final = F.lower("kind").isin(*records.FINAL)
+    error = (
+        F.when(F.col("error").isNotNull(), F.col("error"))
+        .when(F.col("id") != F.col("key"), F.lit("the value tells of another id than the key"))
+        .when(~final, F.concat(F.lit("the header tells of an outcome, the value says "), "kind"))
+    )
+    return decoded.withColumn("error", error).persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def decoded_parked(parked: DataFrame) -> DataFrame:
+    """Return the records of parked with `prepared_at` and `reason`, tombstones too; damaged ones have an `error`."""
+    told = parked.select("id", "at", "group", "alive", "value", *decoding.PLACE)
+    named = told.where("alive").select(
+        *(F.col(name).alias(f"_{name}") if name in ("id", "group") else name for name in told.columns)
+    )
+    alive = decoding.decode(named.drop("alive"), "parked", decoding.PARKED).select(
+        F.col("_id").alias("id"),
+        "at",
+        F.col("_group").alias("group"),
+        F.lit(True).alias("alive"),
+        *decoding.PLACE,
+        F.col("half.prepared_at").alias("prepared_at"),
+        "reason",
+        "error",
+    )
+    gone = told.where(~F.col("alive")).select(
+        "id",
+        "at",
+        "group",
+        "alive",
+        *decoding.PLACE,
+        F.lit(None).cast("bigint").alias("prepared_at"),
+        F.lit(None).cast("string").alias("reason"),
+        F.lit(None).cast("string").alias("error"),
+    )
+    return alive.unionAll(gone)
+
+
+def groups(source: Source) -> DataFrame:
+    """Return the registered groups with their topics and policy, damaged ones with an `error`; there are few."""
+    topic = source.prefix + "groups"
+    told = source.committed([topic]).select(F.col("key").cast("string").alias("key"), "value", *decoding.PLACE)
+    last = told.groupBy("key").agg(F.max_by(F.struct("value", *decoding.PLACE), "offset").alias("last"))
+    present = last.select("last.*").where(F.col("value").isNotNull())
+    return decoding.decode(present, "group", decoding.GROUP)
+
+
+def all_of(frames: Sequence[DataFrame | None]) -> DataFrame | None:
+    """Return the union of those that there are."""
+    present = [frame for frame in frames if frame is not None]
+    return reduce(DataFrame.unionAll, present) if present else None

@@ -1,0 +1,77 @@
+"""Up to where a job reads, partition by partition, so that the same job over the same pins reads the same records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from halfway.pipeline.errors import SourceError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionPin:
+    """One partition: records from `start` up to `end` are read; those up to `high` are not settled yet."""
+
+    partition: int
+    start: int
+    end: int
+    """The last stable offset: no Kafka transaction that stands before it is open."""
+    high: int
+    """The true end."""
+    first_at: int | None = None
+    """Timestamp of the first record there is, in ms; None where the partition is empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicPin:
+    """One topic as it was when it was pinned, and what its configuration may have removed from it."""
+
+    topic: str
+    at: int
+    partitions: tuple[PartitionPin, ...]
+    compacted: bool = False
+    tombstones_kept_ms: int = 0
+
+    @property
+    def whole_since(self) -> int:
+        """Time in ms from which on nothing was deleted by age: 0 where nothing was."""
+        return max(
+            (self.at if pin.first_at is None else pin.first_at for pin in self.partitions if pin.start > 0), default=0
+        )
+
+    @property
+    def provable_since(self) -> int:
+        """Time in ms from which on a message cannot have gone by age, nor by a tombstone that has gone itself."""
+        return max(self.whole_since, self.at - self.tombstones_kept_ms) if self.compacted else self.whole_since
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """All topics of a job; `at` is when the first of them, op, was pinned."""
+
+    at: int
+    topics: Mapping[str, TopicPin]
+
+    def to_json(self) -> str:
+        """Return them as JSON."""
+        content = {"at": self.at, "topics": [asdict(self.topics[name]) for name in sorted(self.topics)]}
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Pins:
+        """Read what `to_json` gave; SourceError where the text is something else."""
+        try:
+            content = json.loads(text)
+            return cls(at=int(content["at"]), topics=_by_name(map(_topic, content["topics"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise SourceError(f"these are no offsets of an earlier run: {error!r}") from None
+
+
+def _topic(fields: dict[str, Any]) -> TopicPin:
+    return TopicPin(**{**fields, "partitions": tuple(PartitionPin(**pin) for pin in fields["partitions"])})
+
+
+def _by_name(topics: Iterable[TopicPin]) -> dict[str, TopicPin]:
+    return {topic.topic: topic for topic in topics}

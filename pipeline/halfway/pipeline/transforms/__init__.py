@@ -1,0 +1,1 @@
+"""The rules, from DataFrames to DataFrames: no I/O, no clock."""

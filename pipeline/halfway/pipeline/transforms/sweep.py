@@ -1,0 +1,54 @@
+"""*sweep*: what is pending and due, from keys, headers and timestamps alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+AGES: Final = (("under 1 min", 60), ("1 to 10 min", 600), ("10 min to 1 h", 3_600), ("1 to 12 h", 43_200))
+"""Age classes with their upper bounds in seconds; what is older is OLDEST."""
+OLDEST: Final = "over 12 h"
+
+
+def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
+    """Return half minus op: id, group, shard and `since` (ms, the last half record's time) of what has no outcome.
+
+    The last half record of an id must not be a tombstone, and no outcome may stand for it, except one that is a horizon
+    older than the half: then a client has used its id again.
+    """
+    of_half = halves.select("id", F.struct("alive", "at", "group", "partition").alias("half"), "offset", _nothing())
+    nothing = F.lit(None).cast(of_half.schema["half"].dataType).alias("half")
+    of_op = outcomes.select("id", nothing, F.lit(None).cast("bigint").alias("offset"), F.col("at").alias("ended"))
+    both = of_half.unionAll(of_op).groupBy("id")
+    last = both.agg(F.max_by("half", "offset").alias("half"), F.max("ended").alias("ended"))
+    open_still = F.col("ended").isNull() | (F.col("half.at") >= F.col("ended") + horizon_ms)
+    return last.where(F.col("half.alive") & open_still).select(
+        "id", "half.group", F.col("half.partition").alias("shard"), F.col("half.at").alias("since")
+    )
+
+
+def _nothing():  # noqa: ANN202
+    return F.lit(None).cast("bigint").alias("ended")
+
+
+def sweep(unresolved: DataFrame, due_after: DataFrame, *, now_ms: int, default_due_after_ms: int) -> DataFrame:
+    """Return by group and age how many transactions are pending and how many of them are due for a check.
+
+    `due_after` has `group` and `due_after_ms`, the age at which the group's transactions are first checked; other
+    groups have the default. `oldest_ms` is the age of the oldest.
+    """
+    age = F.greatest(F.lit(now_ms) - F.col("since"), F.lit(0))
+    label = F.when(age < AGES[0][1] * 1000, AGES[0][0])
+    rank = F.when(age < AGES[0][1] * 1000, 0)
+    for number, (name, bound) in enumerate(AGES[1:], 1):
+        label, rank = label.when(age < bound * 1000, name), rank.when(age < bound * 1000, number)
+    due = age >= F.coalesce("due_after_ms", F.lit(default_due_after_ms))
+    return (
+        unresolved.join(F.broadcast(due_after), "group", "left")
+        .groupBy("group", rank.otherwise(len(AGES)).alias("rank"), label.otherwise(OLDEST).alias("age"))
+        .agg(F.count(F.lit(1)).alias("pending"), F.count_if(due).alias("due"), F.max(age).alias("oldest_ms"))
+    )

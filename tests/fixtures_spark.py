@@ -1,0 +1,46 @@
+"""The one Spark session of the tests, local and small.
+
+Tests that ask for it run in one worker, so that there is only one. Without a Java that Spark can run on they fail with
+what to install; nothing is skipped.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from halfway.pipeline.session import SparkOptions, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = SparkOptions(
+    master="local[2]",
+    memory="2g",
+    conf={
+        "spark.sql.shuffle.partitions": "4",
+        "spark.default.parallelism": "2",
+        # Small data, many plans: what the second compiler and a parallel collector would win is less than they cost.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    },
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests with Spark together; PySpark leaves the sockets of its results to the garbage collector."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    """Give the session, with the Kafka connector."""
+    folder = tmp_path_factory.mktemp("spark")
+    conf = {**LOCAL.conf, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    with_folder = SparkOptions(master=LOCAL.master, memory=LOCAL.memory, conf=conf)
+    started = session("halfway-tests", with_folder)
+    yield started
+    started.stop()
