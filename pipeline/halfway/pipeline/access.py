@@ -1,7 +1,8 @@
 """How to reach Kafka: the coordinator's own settings, and what they are called for Kafka's Java client.
 
-`HALFWAY_KAFKA__<PROPERTY>` (or `[kafka]` of the TOML file) holds librdkafka properties; Spark's connector wants those of
-the Java client. `HALFWAY_PIPELINE_KAFKA__<PROPERTY>` gives properties of the Java client as they are, above the others.
+`HALFWAY_KAFKA__<PROPERTY>` (or `[kafka]` of the TOML file) holds librdkafka properties; Spark's connector wants those
+of the Java client. `HALFWAY_PIPELINE_KAFKA__<PROPERTY>` gives properties of the Java client as they are, over the
+others.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def _text(value: object) -> str:
 def java_properties(rdkafka: Mapping[str, str]) -> dict[str, str]:
     """Return librdkafka properties that are about reaching and being let in, as the Java client wants them.
 
-    Files are read here and travel as text, so that they need not lie on the executors. Tuning of producers and consumers
-    is left out: it means nothing to Spark.
+    Files are read here and travel as text, so that they need not lie on the executors. What only tunes producers and
+    consumers is left out: it means nothing to Spark.
 
     Raises:
         AccessError: a security property that has no counterpart, or a file that cannot be read.
@@ -111,9 +112,10 @@ def java_properties(rdkafka: Mapping[str, str]) -> dict[str, str]:
     java |= _sasl(given) | _tls(given)
     left = sorted(name for name in given if name.startswith(("ssl.", "sasl.", "enable.ssl.", "enable.sasl.")))
     if left:
+        variables = ", ".join(_RDKAFKA + name.upper().replace(".", "_") for name in left)
         raise AccessError(
-            f"{', '.join(_RDKAFKA + name.upper().replace('.', '_') for name in left)}: Kafka's Java client, which Spark "
-            f"uses, has no such property; give it what it needs instead as {_JAVA}<PROPERTY>, and unset this for the job"
+            f"{variables}: Kafka's Java client, which Spark uses, has no such property; give it what it needs as "
+            f"{_JAVA}<PROPERTY> instead, and unset this for the job"
         )
     return java
 

@@ -1,5 +1,6 @@
-"""What the brokers say about topics and offsets, asked with the connector's own Java client: one client, one set of
-security properties, nothing more to install where a job is submitted.
+"""What the brokers say about topics and offsets, asked with the connector's own Java client.
+
+So there is one set of security properties, and nothing more to install where a job is submitted.
 """
 
 from __future__ import annotations

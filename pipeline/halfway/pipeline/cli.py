@@ -28,7 +28,7 @@ _COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="halfway")
 def pipeline() -> None:
-    """Spark jobs over halfway's topics: did every transaction end the way its producer meant?
+    """Spark jobs over halfway's topics, to see whether every transaction ended the way its producer meant.
 
     Kafka is reached as the coordinator reaches it: HALFWAY_KAFKA__BOOTSTRAP_SERVERS and its like, or --config.
     """
@@ -123,7 +123,7 @@ def _source(spark: SparkSession, config: Path | None, snapshot: str | None, offs
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line: counts by verdict.")
 @_spark
-def audit(  # noqa: PLR0913 - one parameter an option
+def audit(
     config: Path | None,
     output: str,
     snapshot: str | None,
@@ -165,7 +165,7 @@ def audit(  # noqa: PLR0913 - one parameter an option
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line: a list of counts by group and age.")
 @_spark
-def sweep(  # noqa: PLR0913 - one parameter an option
+def sweep(
     config: Path | None,
     output: str,
     snapshot: str | None,

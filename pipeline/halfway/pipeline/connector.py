@@ -1,7 +1,7 @@
 """Spark's Kafka connector: resolved by name through jgo, given to Spark as jars.
 
-`spark.jars.packages` would do it through Ivy, which takes a description without its jar in the local Maven repository for
-the artifact and then fails.
+`spark.jars.packages` would do it through Ivy, which takes a description without its jar in the local Maven repository
+for the artifact and then fails.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ def coordinate(version: str) -> str:
 
 
 def jars(version: str = DEFAULT_VERSION) -> tuple[Path, ...]:
-    """Return the connector's jars and what it needs beyond those that PySpark brings; fetched once, then from the cache.
+    """Return the connector's jars and what it needs beyond PySpark's own; fetched once, then from the cache.
 
     Raises:
         ConnectorError: they cannot be had; says why and how to give them by hand.
 
     """
-    remedy = (
-        f"give the jars yourself with --jars, or choose a version with --connector-version (default {DEFAULT_VERSION})"
-    )
+    remedy = f"give the jars with --jars, or another version with --connector-version ({DEFAULT_VERSION} works)"
     try:
         import jgo
     except ImportError:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
 from halfway import schemas
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 _MARKER: Final = b"\xc3\x01"
 _HEADER_BYTES: Final = 10
@@ -39,7 +40,7 @@ def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
     from pyspark.sql.types import StringType, StructType
 
     kept = records.drop("value").schema
-    wanted = StructType.fromDDL(fields)
+    wanted = columns_of(fields)
     names = [field.name for field in wanted]
     taken = set(names)
     if clash := taken & set(kept.names):
@@ -48,12 +49,21 @@ def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
     arrow = to_arrow_schema(wanted)
     versions = json.dumps(schemas.versions(kind))
 
-    def batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def batches(incoming: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         read = reader(kind, versions)
         for batch in incoming:
             yield _decoded(batch, read, names, arrow)
 
     return records.mapInArrow(batches, result)
+
+
+def columns_of(ddl: str) -> StructType:
+    """Return columns in DDL as a schema; needs a running session."""
+    from pyspark.sql.types import StructType
+
+    schema: Any = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)  # noqa: S101 - what DDL of columns gives
+    return schema
 
 
 def quarantined(decoded: DataFrame) -> DataFrame:

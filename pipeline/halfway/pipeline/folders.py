@@ -18,7 +18,7 @@ class Folder:
         context = spark.sparkContext
         # Untyped: py4j builds its classes while it runs.
         self._jvm: Any = context._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
-        self._configuration: Any = context._jsc.hadoopConfiguration()  # type: ignore[attr-defined]  # noqa: SLF001
+        self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self.uri = uri.rstrip("/")
 
     def path(self, *parts: str) -> str:

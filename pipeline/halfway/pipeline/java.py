@@ -1,4 +1,4 @@
-"""The Java that Spark will start: is it one that it can run on?"""
+"""The Java that Spark will start, and whether it can run on it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -62,7 +62,8 @@ def outcomes(ops: DataFrame) -> DataFrame:
 def messages(records: DataFrame) -> DataFrame:
     """Return the real messages that carry a transaction id: which transaction, which of its messages, which content.
 
-    `slot` is i of `halfway-message: i/n`, null where the header is missing or wrong. `content` stands for key and value.
+    `slot` is i of `halfway-message: i/n`, null where the header is missing or wrong. `content` stands for key and
+    value.
     """
     return (
         records.select(

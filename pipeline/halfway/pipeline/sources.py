@@ -10,7 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
 from halfway.pipeline.brokers import Brokers
 from halfway.pipeline.errors import SourceError

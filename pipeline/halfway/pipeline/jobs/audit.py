@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, records
 from halfway.pipeline.jobs import reading
@@ -52,8 +52,8 @@ class Summary:
 def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptions) -> Summary:
     """Judge every transaction up to now and write `verdicts`, `anomalies`, `quarantine` and the offsets that were read.
 
-    op's ends are taken first, so that whatever an op tells of must stand in the other topics when theirs are taken. What
-    stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
+    op's ends are taken first, so that whatever an op tells of must stand in the other topics when theirs are taken.
+    What stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
     """
     op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
     source.pin([op_topic])

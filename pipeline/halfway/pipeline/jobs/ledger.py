@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, records
 from halfway.pipeline.jobs import reading
@@ -40,8 +40,9 @@ class LedgerOptions:
 def start(spark: SparkSession, access: KafkaAccess, output: Folder, options: LedgerOptions) -> StreamingQuery:
     """Start the stream.
 
-    Each batch writes its own folders and overwrites what an attempt at the same batch has left there; Spark's checkpoint
-    repeats a batch that was not finished with the same records. So each outcome stands once, whenever the job was killed.
+    Each batch writes its own folders and overwrites what an attempt at the same batch has left there; Spark's
+    checkpoint repeats a batch that was not finished with the same records. So each outcome stands once, whenever the
+    job was killed.
     """
     topics = [access.topic(kind) for kind in ("half", "op", "parked")]
     reader = spark.readStream.format("kafka").options(**kafka_options(access, "read_committed"))
@@ -59,7 +60,7 @@ def start(spark: SparkSession, access: KafkaAccess, output: Folder, options: Led
 
 
 class Tables:
-    """The ledger's tables in one folder: `ended/batch=<n>`, `quarantine/batch=<n>`, and `pending/batch=<n>`, the last."""
+    """The ledger's tables in one folder: `ended` and `quarantine` grow by batches, of `pending` the last one counts."""
 
     def __init__(self, spark: SparkSession, output: Folder, prefix: str) -> None:
         """Take the folder; nothing is written before the first batch."""

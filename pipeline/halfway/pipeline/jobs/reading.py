@@ -1,4 +1,4 @@
-"""What the jobs share in reading: halfway's own topics, told apart, decoded where needed, with what is wrong in them."""
+"""What the jobs share in reading: halfway's own topics, decoded where needed, and what is wrong in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, records
 

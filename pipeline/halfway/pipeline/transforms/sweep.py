@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +20,10 @@ def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> Da
     The last half record of an id must not be a tombstone, and no outcome may stand for it, except one that is a horizon
     older than the half: then a client has used its id again.
     """
-    of_half = halves.select("id", F.struct("alive", "at", "group", "partition").alias("half"), "offset", _nothing())
+    no_end = F.lit(None).cast("bigint")
+    of_half = halves.select(
+        "id", F.struct("alive", "at", "group", "partition").alias("half"), "offset", no_end.alias("ended")
+    )
     nothing = F.lit(None).cast(of_half.schema["half"].dataType).alias("half")
     of_op = outcomes.select("id", nothing, F.lit(None).cast("bigint").alias("offset"), F.col("at").alias("ended"))
     both = of_half.unionAll(of_op).groupBy("id")
@@ -29,10 +32,6 @@ def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> Da
     return last.where(F.col("half.alive") & open_still).select(
         "id", "half.group", F.col("half.partition").alias("shard"), F.col("half.at").alias("since")
     )
-
-
-def _nothing():  # noqa: ANN202
-    return F.lit(None).cast("bigint").alias("ended")
 
 
 def sweep(unresolved: DataFrame, due_after: DataFrame, *, now_ms: int, default_due_after_ms: int) -> DataFrame:

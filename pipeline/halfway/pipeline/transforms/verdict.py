@@ -7,8 +7,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F
 
+from halfway.pipeline.decoding import columns_of
 from halfway.pipeline.records import COMMITTED, ROLLED_BACK, SERVER_MADE, content, hexadecimal
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class Limits:
     """What time and settings allow to be told; times in ms.
 
     `cut`: what happened later is not judged yet. `op_whole_since`: an older op may have been deleted by age.
-    `horizon_ms`: after it an id that a client brought can be used again. `slack_ms`: by how much clocks and the order of
-    a log may differ.
+    `horizon_ms`: after it an id that a client brought can be used again. `slack_ms`: by how much clocks and the order
+    of a log may differ.
     """
 
     cut: int
@@ -57,7 +58,7 @@ def verdicts(
     | `committed_ok` | op says committed, and each message it names stands once in its topic, as it was prepared |
     | `rolled_back_ok` | op says rolled back, and no message stands anywhere |
     | `parked` | no outcome; the last record in parked is not a tombstone |
-    | `pending` | no outcome, and the last record in half is not a tombstone; or what there is is too young to be judged |
+    | `pending` | no outcome, and the last record in half is not a tombstone; or it is too young to be judged |
     | `expired_unknown` | there are traces, but its op is older than op markers are kept |
     | `contradicted` | op says committed and rolled back |
     | `leaked` | a message without a commit that names it |
@@ -66,11 +67,12 @@ def verdicts(
     | `doubled` | committed, and a message (by `halfway-message`) stands more than once |
     | `payload_changed` | committed, and a message has another key or value than was prepared |
 
-    Grace: an anomaly is one only when everything about the transaction is older than the cut and nothing of it stands in
-    an unsettled part of a log. A message counts as missing only where its topic cannot have deleted it by age, and, in a
-    compacted topic, where no later record has its key. A message without op is leaked only where its op cannot have been
-    deleted by age, nor compacted away by a later use of the same id. A transaction is an id and, where a client brought
-    the id, one use of it: what was prepared a horizon after an outcome is a new transaction, as for the coordinator.
+    Grace: an anomaly is one only when everything about the transaction is older than the cut and nothing of it stands
+    in an unsettled part of a log. A message counts as missing only where its topic cannot have deleted it by age,
+    and, in a compacted topic, where no later record has its key. A message without op is leaked only where its op
+    cannot have been deleted by age, nor compacted away by a later use of the same id. A transaction is an id and,
+    where a client brought the id, one use of it: what was prepared a horizon after an outcome is a new transaction,
+    as for the coordinator.
 
     `ops` has the outcomes as `of_ops` gives them, `halves` and `parked` all records of these topics (`parked` with
     `prepared_at`), `messages` what `records.messages` gives, `unsettled` ids with the time of the record. `topics` says
@@ -134,7 +136,7 @@ def _events(
 
 def _shaped(frame: DataFrame, source: str) -> DataFrame:
     columns = []
-    for field in _event_schema():
+    for field in columns_of(_EVENT):
         if field.name == "source":
             columns.append(F.lit(source).alias("source"))
         elif field.name in frame.columns:
@@ -142,12 +144,6 @@ def _shaped(frame: DataFrame, source: str) -> DataFrame:
         else:
             columns.append(F.lit(None).cast(field.dataType).alias(field.name))
     return frame.select(*columns)
-
-
-def _event_schema():  # noqa: ANN202
-    from pyspark.sql.types import StructType
-
-    return StructType.fromDDL(_EVENT)
 
 
 def _with_lives(events: DataFrame, horizon_ms: int) -> DataFrame:

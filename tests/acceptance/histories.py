@@ -1,0 +1,202 @@
+"""A history of transactions with every outcome, written through the coordinator, and what a rogue producer adds."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from confluent_kafka import Producer
+
+from halfway.domain.ids import partition_for_key
+from halfway.domain.records import Message, MessageDigest, Op, OpKind
+from halfway.domain.transaction import Cause
+from halfway.kafka import codec
+from tests.acceptance.rest_client import QUIET, Json, Rest, message, preparation
+
+BATCH = 200
+PARK_AT_ONCE: Json = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_age_s": 0.6}
+
+
+@dataclass(kw_only=True)
+class History:
+    """What was done: the verdict that each transaction must get."""
+
+    topics: tuple[str, ...]
+    expected: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, list[Json]] = field(default_factory=dict)
+
+    def with_verdict(self, verdict: str) -> list[str]:
+        return sorted(name for name, wanted in self.expected.items() if wanted == verdict)
+
+
+async def write_history(rest: Rest, topics: tuple[str, ...], *, count: int, seed: int) -> History:
+    """Prepare `count` transactions over several topics and end most of them, in every way there is."""
+    rng = random.Random(seed)
+    history = History(topics=topics)
+    (await rest.put_group("shop", topics=topics, policy=QUIET)).expect(200, 201)
+    (await rest.put_group("parking", topics=topics, policy=PARK_AT_ONCE)).expect(200, 201)
+    for start in range(0, count, BATCH):
+        wanted = [_messages(rng, topics) for _ in range(min(BATCH, count - start))]
+        own_ids = [f"client-{start + n}-{uuid4().hex[:8]}" if rng.random() < 0.3 else None for n in range(len(wanted))]
+        body = [preparation("shop", messages, as_id=own) for messages, own in zip(wanted, own_ids, strict=True)]
+        answer = (await rest.batch(prepare=body)).expect(200)
+        ids = [str(item["body"]["id"]) for item in answer["prepare"]]
+        history.messages |= dict(zip(ids, wanted, strict=True))
+        outcomes = rng.choices(["commit", "rollback", None], [70, 25, 5], k=len(ids))
+        ends = [{"id": name, "outcome": how} for name, how in zip(ids, outcomes, strict=True) if how is not None]
+        ended = (await rest.batch(end=ends)).expect(200)
+        assert {item["status"] for item in ended["end"]} == {200}
+        verdicts = {"commit": "committed_ok", "rollback": "rolled_back_ok", None: "pending"}
+        history.expected |= {name: verdicts[how] for name, how in zip(ids, outcomes, strict=True)}
+    await _parked(rest, history, rng)
+    await _checked(rest, history, rng)
+    return history
+
+
+def _messages(rng: random.Random, topics: Sequence[str]) -> list[Json]:
+    chosen = [
+        message(rng.choice(topics), f"value {rng.random()}", key=f"key {rng.randrange(50)}")
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    ]
+    # Two equal messages are no mistake.
+    return [*chosen, chosen[0]] if rng.random() < 0.1 else chosen
+
+
+async def _parked(rest: Rest, history: History, rng: random.Random) -> None:
+    ids = []
+    for _ in range(12):
+        messages = _messages(rng, history.topics)
+        ids.append(await rest.prepared("parking", messages))
+        history.messages[ids[-1]] = messages
+    await asyncio.gather(*(rest.until(name, "parked") for name in ids))
+    # What is resumed under the same policy is parked again soon: it may have to be ended from there.
+    for name, verdict in zip(ids, ["parked", "committed_ok", "rolled_back_ok"] * 4, strict=True):
+        history.expected[name] = verdict
+        if verdict == "parked":
+            continue
+        (await rest.resume(name)).expect(200)
+        outcome = "commit" if verdict == "committed_ok" else "rollback"
+        (await rest.end(name, outcome)).expect(200)
+
+
+async def _checked(rest: Rest, history: History, rng: random.Random) -> None:
+    for outcome, verdict in (("commit", "committed_ok"), ("rollback", "rolled_back_ok"), ("unknown", "pending")):
+        messages = _messages(rng, history.topics)
+        name = await rest.prepared("shop", messages)
+        history.messages[name] = messages
+        (await rest.check(name)).expect(202)
+        leased = [check for check in await rest.lease("shop", wait_s=10) if check["id"] == name]
+        (await rest.end(name, outcome, check_id=leased[0]["check_id"] if leased else None)).expect(200)
+        history.expected[name] = verdict
+
+
+class Rogue:
+    """A producer that writes what only the lane may write, in its very format."""
+
+    def __init__(self, bootstrap_servers: str, prefix: str, shards: int) -> None:
+        self._servers = bootstrap_servers
+        self._prefix = prefix
+        self._shards = shards
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"})
+
+    def plant(self, history: History, seed: int) -> dict[str, str]:
+        """Plant two of each anomaly and return their verdicts; they stand in `history` too."""
+        rng = random.Random(seed)
+        topic = history.topics[0]
+        committed = rng.sample(
+            [name for name in history.with_verdict("committed_ok") if len(history.messages[name]) == 1], 4
+        )
+        planted: dict[str, str] = {}
+        for name in committed[:2]:
+            self.message(name, _as_messages(history.messages[name])[0], 1, 1)
+            planted[name] = "doubled"
+        for name in committed[2:]:
+            self.op(name, OpKind.ROLLED_BACK, [])
+            planted[name] = "contradicted"
+        for name in (rng.choice(history.with_verdict("rolled_back_ok")), rng.choice(history.with_verdict("pending"))):
+            self.message(name, _as_messages(history.messages[name])[0], 1, 1)
+            planted[name] = "leaked"
+        for number in range(2):
+            first, second = Message(topic=topic, key=b"k", value=b"1"), Message(topic=topic, key=b"k", value=b"2")
+            lost, torn, changed = (f"{what}-{number}-{uuid4().hex[:8]}" for what in ("lost", "torn", "changed"))
+            self.op(lost, OpKind.COMMITTED, [first, second])
+            self.op(torn, OpKind.COMMITTED, [first, second])
+            self.message(torn, second, 2, 2)
+            self.op(changed, OpKind.COMMITTED, [first])
+            self.message(changed, second, 1, 1)
+            planted |= {lost: "lost", torn: "torn", changed: "payload_changed"}
+        self.flush()
+        history.expected |= planted
+        return planted
+
+    def plant_garbage(self) -> None:
+        """Write one record into op and one into half that nobody can read."""
+        for kind in ("op", "half"):
+            self._producer.produce(self._prefix + kind, b"\x00garbage", b"who-knows", 0)
+        headers = codec.record_headers("op", "shop", "committed")
+        self._producer.produce(self._prefix + "op", b"\xc3\x01garbage-in-avro", b"damaged", 0, headers=headers)
+        self.flush()
+
+    def abort(self, history: History) -> None:
+        """Write messages of rolled back and pending transactions in a Kafka transaction that is aborted."""
+        producer = self._transaction(history)
+        producer.flush(30)
+        producer.abort_transaction(30)
+
+    def leave_open(self, history: History, name: str) -> Producer:
+        """Write a second copy of a message in a Kafka transaction, and give its producer before it is ended."""
+        producer = self._transaction(history, name)
+        assert producer.flush(30) == 0
+        return producer
+
+    def _transaction(self, history: History, *names: str) -> Producer:
+        producer = Producer({"bootstrap.servers": self._servers, "transactional.id": f"rogue-{uuid4().hex}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for name in names or [*history.with_verdict("rolled_back_ok")[:20], *history.with_verdict("pending")[:20]]:
+            for index, each in enumerate(_as_messages(history.messages[name]), 1):
+                headers = _headers(name, index, len(history.messages[name]))
+                producer.produce(each.topic, each.value, each.key, headers=headers)
+        return producer
+
+    def message(self, name: str, what: Message, index: int, total: int) -> None:
+        self._producer.produce(what.topic, what.value, what.key, headers=_headers(name, index, total))
+
+    def op(self, name: str, kind: OpKind, messages: list[Message]) -> None:
+        now = round(time.time() * 1000)
+        op = Op(
+            kind=kind,
+            id=name,
+            group="shop",
+            half_offset=0,
+            cause=Cause.PRODUCER,
+            prepared_at=now - 5,
+            at=now,
+            messages=tuple(MessageDigest.of(each) for each in messages),
+        )
+        shard = partition_for_key(name.encode(), self._shards)
+        headers = codec.record_headers(
+            codec.KIND_OP, "shop", "committed" if kind is OpKind.COMMITTED else "rolled_back"
+        )
+        self._producer.produce(self._prefix + "op", codec.encode_op(op), name.encode(), shard, headers=headers)
+
+    def flush(self) -> None:
+        assert self._producer.flush(30) == 0
+
+
+def _headers(name: str, index: int, total: int) -> list[tuple[str, str | bytes | None]]:
+    return [
+        ("halfway-transaction-id", name.encode()),
+        ("halfway-message", b"%d/%d" % (index, total)),
+        ("halfway-prepared-at", b"%d" % round(time.time() * 1000)),
+    ]
+
+
+def _as_messages(bodies: Sequence[Json]) -> list[Message]:
+    def each() -> Iterator[Message]:
+        for body in bodies:
+            yield Message(topic=body["topic"], key=body["key"].encode(), value=body["value"].encode())
+
+    return list(each())

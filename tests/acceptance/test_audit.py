@@ -1,0 +1,177 @@
+"""The audit over what a real coordinator has written on a real broker, with anomalies that a rogue producer planted."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.jobs import audit, sweep
+from halfway.pipeline.jobs.audit import AuditOptions
+from halfway.pipeline.pins import Pins
+from halfway.pipeline.sources import KafkaSource, SnapshotSource
+from halfway.pipeline.transforms.verdict import ANOMALIES
+from tests.acceptance.coordinator_process import CoordinatorProcess
+from tests.acceptance.histories import History, Rogue, write_history
+from tests.acceptance.rest_client import Rest
+from tests.acceptance.topics import Cluster
+from tests.fixtures_kafka import Kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(400)
+
+SEED = 20
+COUNT = 3_000
+NO_GRACE = AuditOptions(grace_ms=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A broker with a history in it, its coordinator stopped."""
+
+    history: History
+    planted: dict[str, str]
+    rogue: Rogue
+    access: KafkaAccess
+
+
+@pytest.fixture(scope="module")
+def world(kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> World:
+    coordinator = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("audited"))
+    coordinator.start()
+    try:
+        history = asyncio.run(_history(coordinator, cluster))
+        coordinator.stop()
+    finally:
+        coordinator.close()
+    rogue = Rogue(kafka.bootstrap_servers, coordinator.prefix, int(coordinator.settings["HALFWAY_SHARDS"]))
+    rogue.abort(history)
+    planted = rogue.plant(history, SEED)
+    rogue.plant_garbage()
+    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)
+    return World(history=history, planted=planted, rogue=rogue, access=access)
+
+
+async def _history(coordinator: CoordinatorProcess, cluster: Cluster) -> History:
+    topics = await cluster.make_topics("orders", "payments", "mails")
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session:
+        rest = Rest(session, coordinator.url, coordinator.health_url)
+        return await write_history(rest, topics, count=COUNT, seed=SEED)
+
+
+def rows(spark: "SparkSession", folder: Path, table: str) -> list[Any]:
+    return spark.read.parquet(str(folder / table)).collect()
+
+
+@pytest.fixture(scope="module")
+def audited(spark: "SparkSession", world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit")
+    audit.run(spark, KafkaSource(spark, world.access), Folder(spark, str(folder)), NO_GRACE)
+    return folder
+
+
+def test_every_transaction_has_the_verdict_that_it_must_have(
+    spark: "SparkSession", world: World, audited: Path
+) -> None:
+    """Thousands with all outcomes, over several topics, parked and resumed: each id once, with its verdict."""
+    found = [(row["id"], row["verdict"]) for row in rows(spark, audited, audit.VERDICTS)]
+    assert len(found) == len(dict(found))
+    wrong = {name: verdict for name, verdict in found if world.history.expected.get(name) != verdict}
+    assert wrong == {}, f"seed {SEED}"
+    assert dict(found).keys() == world.history.expected.keys()
+
+
+def test_exactly_the_planted_anomalies_are_found(spark: "SparkSession", world: World, audited: Path) -> None:
+    """What a rogue did is found by id and kind, with where it stands; aborted Kafka transactions are nothing."""
+    anomalies = {row["id"]: row for row in rows(spark, audited, audit.ANOMALIES)}
+    assert {name: row["verdict"] for name, row in anomalies.items()} == world.planted
+    for row in anomalies.values():
+        assert row["evidence"] or row["verdict"] == "contradicted"
+
+
+def test_what_cannot_be_read_is_put_into_quarantine(spark: "SparkSession", audited: Path) -> None:
+    """Records of nobody's making stop no audit; each is told by topic, partition, offset and error."""
+    found = rows(spark, audited, audit.QUARANTINE)
+    errors = sorted((row["topic"].rpartition(".")[2], row["error"]) for row in found)
+    assert [topic for topic, _ in errors] == ["half", "op", "op"]
+    assert all(row["offset"] >= 0 and row["partition"] == 0 for row in found)
+    assert any("unknown schema fingerprint" in error for _, error in errors)
+
+
+def test_the_same_offsets_give_the_same_rows(
+    spark: "SparkSession", world: World, audited: Path, tmp_path: Path
+) -> None:
+    """An audit over the offsets of an earlier one reads the same, whatever was written since."""
+    more = world.rogue
+    more.message("somebody-new", _any_message(world.history), 1, 1)
+    more.flush()
+    pins = Pins.from_json((audited / audit.OFFSETS).read_text())
+    audit.run(spark, KafkaSource(spark, world.access, pins), Folder(spark, str(tmp_path)), NO_GRACE)
+    first, second = (sorted(map(repr, rows(spark, folder, audit.VERDICTS))) for folder in (audited, tmp_path))
+    assert first == second
+
+
+def test_an_archive_gives_the_same_verdicts(spark: "SparkSession", world: World, audited: Path, tmp_path: Path) -> None:
+    """What was archived in Parquet can be audited without Kafka."""
+    from halfway.pipeline.jobs import archive
+
+    pins = Pins.from_json((audited / audit.OFFSETS).read_text())
+    kept = Folder(spark, str(tmp_path / "archive"))
+    archive.run(KafkaSource(spark, world.access, pins), kept, ())
+    audit.run(spark, SnapshotSource(spark, kept), Folder(spark, str(tmp_path / "audit")), NO_GRACE)
+    first, second = (sorted(map(repr, rows(spark, folder, audit.VERDICTS))) for folder in (audited, tmp_path / "audit"))
+    assert first == second
+
+
+def test_an_open_kafka_transaction_makes_no_anomaly(spark: "SparkSession", world: World, tmp_path: Path) -> None:
+    """What is committed behind one that hangs cannot be read yet: it is pending, not lost; nothing else changes."""
+    from halfway.domain.records import OpKind
+
+    hanging = world.rogue.leave_open(world.history, world.history.with_verdict("committed_ok")[0])
+    try:
+        behind = "behind-an-open-one"
+        message = _any_message(world.history)
+        for _ in range(1):
+            world.rogue.op(behind, OpKind.COMMITTED, [message])
+            world.rogue.message(behind, message, 1, 1)
+        world.rogue.flush()
+        audit.run(spark, KafkaSource(spark, world.access), Folder(spark, str(tmp_path)), NO_GRACE)
+    finally:
+        hanging.abort_transaction(30)
+    verdicts = {row["id"]: row["verdict"] for row in rows(spark, tmp_path, audit.VERDICTS)}
+    assert verdicts[behind] in ("pending", "committed_ok")
+    anomalies = {name: verdict for name, verdict in verdicts.items() if verdict in ANOMALIES}
+    assert {name: anomalies[name] for name in world.planted} == world.planted
+    assert anomalies.keys() - world.planted.keys() <= {"somebody-new"}
+
+
+def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", world: World, tmp_path: Path) -> None:
+    """Half minus op by keys and headers: exactly the pending ones, counted by group and age."""
+    counts = sweep.run(spark, KafkaSource(spark, world.access), Folder(spark, str(tmp_path)), sweep.SweepOptions())
+    found = {row["id"] for row in rows(spark, tmp_path, sweep.UNRESOLVED)}
+    leaked = {name for name, verdict in world.planted.items() if verdict == "leaked"}
+    pending = set(world.history.with_verdict("pending"))
+    assert pending <= found <= pending | leaked
+    assert sum(row["pending"] for row in counts) == len(found)
+    assert {row["group"] for row in counts} == {"shop"}
+    assert sum(row["due"] for row in counts) == 0, "the group's own first check is in an hour"
+
+
+def _any_message(history: History) -> Any:
+    from tests.acceptance.histories import _as_messages
+
+    return _as_messages(history.messages[history.with_verdict("committed_ok")[0]])[0]
+
+
+def test_the_summary_counts_every_verdict(world: World, audited: Path) -> None:
+    """What is printed adds up to what was written."""
+    summary = json.loads((audited / audit.SUMMARY).read_text())
+    assert sum(summary[name] for name in set(world.history.expected.values())) == len(world.history.expected)
+    assert summary["quarantined"] == 3
