@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER_FOLDERS = ("adapters", "coordinator", "pipeline", "schemas")
-DATA_SUFFIXES = {".avsc", ".md", ".py", ".typed"}
+DATA_SUFFIXES = {".avsc", ".html", ".md", ".py", ".typed"}
 # The portions that need an extra, and the lock that holds it.
 LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all"}
 UV = Path(sys.executable).with_name("uv")
@@ -68,8 +68,8 @@ def main() -> None:
                 run(*install, "--no-deps", wheel, cwd=there)
                 run(UV, "pip", "check", "--quiet", "--python", bin_folder / "python", cwd=there)
             run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
-        if "halfway.runtime.cli" in imports["runtime"]:
-            run(bin_folder / "halfway", "--help", cwd=there)
+        for command in ("halfway", "halfway-pipeline"):
+            run(bin_folder / command, "--help", cwd=there)
     print(f"wheel: {wheel.name} holds {len(expected_files())} files; every module was imported from it")
 
 

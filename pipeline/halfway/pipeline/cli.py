@@ -212,6 +212,24 @@ def ledger(
 
 
 @pipeline.command()
+@_output
+@click.option("--ledger", "ledger_folder", metavar="FOLDER", help="What halfway-pipeline ledger has written.")
+@click.option("--audit", "audit_folder", metavar="FOLDER", help="What halfway-pipeline audit has written.")
+@_spark
+def report(output: str, ledger_folder: str | None, audit_folder: str | None, **spark_options: Any) -> None:
+    """Make one HTML page, to be opened anywhere, and CSV files from the tables of ledger and audit."""
+    if ledger_folder is None and audit_folder is None:
+        raise click.UsageError("give --ledger, --audit or both")
+    with _running("report", kafka=False, **spark_options) as spark:
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import report as job
+
+        of_ledger = None if ledger_folder is None else Folder(spark, ledger_folder)
+        of_audit = None if audit_folder is None else Folder(spark, audit_folder)
+        click.echo(job.run(spark, of_ledger, of_audit, Folder(spark, output)))
+
+
+@pipeline.command()
 @_options(_config, _output)
 @click.option("--topic", "topics", multiple=True, help="Archive this real topic; those that groups name are anyway.")
 @_spark

@@ -1,0 +1,108 @@
+"""One set of settings for the coordinator and the jobs, in the words of Kafka's Java client."""
+
+from pathlib import Path
+
+import pytest
+
+from halfway.pipeline.access import load
+from halfway.pipeline.errors import AccessError
+
+SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
+
+
+def test_the_coordinators_own_settings_are_enough() -> None:
+    """Servers and prefix come from where the coordinator has them; what only tunes librdkafka is left out."""
+    access = load({**SERVERS, "HALFWAY_KAFKA_PREFIX": "_mine.", "HALFWAY_KAFKA__LINGER_MS": "5"})
+    assert access.java == {"bootstrap.servers": "broker:9092"}
+    assert access.topic("op") == "_mine.op"
+
+
+def test_the_environment_is_above_the_file(tmp_path: Path) -> None:
+    """The same file and the same order as for the coordinator."""
+    file = tmp_path / "halfway.toml"
+    file.write_text('kafka_prefix = "_file."\n[kafka]\nbootstrap_servers = "file:1"\nsecurity_protocol = "ssl"\n')
+    access = load({**SERVERS, "HALFWAY_CONFIG_FILE": str(file)})
+    assert access.java == {"bootstrap.servers": "broker:9092", "security.protocol": "SSL"}
+    assert access.prefix == "_file."
+
+
+@pytest.mark.parametrize("name", ["SASL_MECHANISM", "SASL_MECHANISMS"])
+def test_user_and_password_become_a_login(name: str) -> None:
+    """What librdkafka has in two properties the Java client has in one, with quotes escaped."""
+    access = load(
+        {
+            **SERVERS,
+            "HALFWAY_KAFKA__SECURITY_PROTOCOL": "sasl_ssl",
+            f"HALFWAY_KAFKA__{name}": "SCRAM-SHA-512",
+            "HALFWAY_KAFKA__SASL_USERNAME": "me",
+            "HALFWAY_KAFKA__SASL_PASSWORD": 'se"cr\\et',
+        }
+    )
+    assert access.java["security.protocol"] == "SASL_SSL"
+    assert access.java["sasl.mechanism"] == "SCRAM-SHA-512"
+    assert access.java["sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" password="se\\"cr\\\\et";'
+    )
+
+
+def test_secrets_are_not_shown() -> None:
+    """Nobody who prints how Kafka is reached prints a password."""
+    secrets = {"HALFWAY_KAFKA__SASL_MECHANISM": "PLAIN", "HALFWAY_KAFKA__SASL_PASSWORD": "hush"}
+    assert "hush" not in repr(load({**SERVERS, **secrets}))
+
+
+def test_certificates_travel_as_text(tmp_path: Path) -> None:
+    """Executors need no files: authority, certificate and key are read where the job is started."""
+    for name, text in (("ca", "CA"), ("cert", "CERT"), ("key", "-----BEGIN PRIVATE KEY-----")):
+        (tmp_path / f"{name}.pem").write_text(text)
+    access = load(
+        {
+            **SERVERS,
+            "HALFWAY_KAFKA__SSL_CA_LOCATION": str(tmp_path / "ca.pem"),
+            "HALFWAY_KAFKA__SSL_CERTIFICATE_LOCATION": str(tmp_path / "cert.pem"),
+            "HALFWAY_KAFKA__SSL_KEY_LOCATION": str(tmp_path / "key.pem"),
+            "HALFWAY_KAFKA__SSL_ENDPOINT_IDENTIFICATION_ALGORITHM": "none",
+        }
+    )
+    assert access.java == {
+        "bootstrap.servers": "broker:9092",
+        "ssl.endpoint.identification.algorithm": "",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": "CA",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": "CERT",
+        "ssl.keystore.key": "-----BEGIN PRIVATE KEY-----",
+    }
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("ENABLE_SSL_CERTIFICATE_VERIFICATION", "false"),
+        ("SSL_PROVIDERS", "legacy"),
+        ("SSL_CA_LOCATION", "/nowhere/ca.pem"),
+    ],
+)
+def test_what_the_java_client_cannot_do_is_refused_by_name(name: str, value: str) -> None:
+    """A security setting is never dropped in silence."""
+    with pytest.raises(AccessError, match=f"HALFWAY_KAFKA__{name}"):
+        load({**SERVERS, f"HALFWAY_KAFKA__{name}": value})
+
+
+def test_a_key_in_an_old_form_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """The Java client reads PKCS #8 only."""
+    (tmp_path / "key.pem").write_text("-----BEGIN RSA PRIVATE KEY-----")
+    with pytest.raises(AccessError, match="openssl pkcs8"):
+        load({**SERVERS, "HALFWAY_KAFKA__SSL_KEY_LOCATION": str(tmp_path / "key.pem")})
+
+
+def test_properties_of_the_java_client_can_be_given_as_they_are() -> None:
+    """What has no translation has a way of its own."""
+    access = load({**SERVERS, "HALFWAY_PIPELINE_KAFKA__SSL_TRUSTSTORE_LOCATION": "/ca.jks"})
+    assert access.java["ssl.truststore.location"] == "/ca.jks"
+
+
+def test_without_servers_the_setting_is_named() -> None:
+    """The one thing that everybody must set."""
+    with pytest.raises(AccessError, match="HALFWAY_KAFKA__BOOTSTRAP_SERVERS"):
+        load({})
