@@ -1,0 +1,145 @@
+"""The rules of *ledger*, *rollup* and *sweep* on small tables."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.testing import assertDataFrameEqual
+
+from halfway.pipeline.transforms import ledger, rollup, sweep
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HORIZON = 900_000
+DECODED = (
+    "id string, `group` string, kind string, cause string, prepared_at bigint, at bigint, checks int, "
+    "messages array<struct<topic: string, size: bigint>>, partition int, offset bigint, error string"
+)
+RECORDS = "id string, `group` string, alive boolean, at bigint, partition int, offset bigint, fault string"
+PENDING = "id string, `group` string, state string, since bigint, shard int, offset bigint"
+
+
+def moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC).replace(tzinfo=None)
+
+
+def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
+    """Times, latency, topics and size are told; one that cannot be decoded is left out, one read twice stands once."""
+    committed = ("a", "g", "COMMITTED", "producer", 1_000, 3_500, 1, [("y", 3), ("x", 4), ("y", 5)], 2, 7, None)
+    rolled_back = ("b", "g", "ROLLED_BACK", "policy", 1_000, 2_000, 15, [], 1, 8, None)
+    damaged = (None, None, None, None, None, None, None, None, 1, 9, "EOFError")
+    rows = ledger.ledger(spark.createDataFrame([committed, committed, rolled_back, damaged], DECODED))
+    shown = ["id", "outcome", "cause", "latency_ms", "checks", "topics", "messages", "size", "shard"]
+    assertDataFrameEqual(
+        rows.select(*shown),
+        spark.createDataFrame(
+            [
+                ("a", "committed", "producer", 2_500, 1, ["x", "y"], 3, 12, 2),
+                ("b", "rolled_back", "policy", 1_000, 15, [], 0, None, 1),
+            ],
+            "id string, outcome string, cause string, latency_ms bigint, checks int, topics array<string>, "
+            "messages int, size bigint, shard int",
+        ),
+    )
+
+
+def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(spark: "SparkSession") -> None:
+    """A tombstone removes, a later record stays, parked and prepared are told apart, faulty ones change nothing."""
+    before = spark.createDataFrame(
+        [("ends", "g", "prepared", 1, 0, 1), ("stays", "g", "prepared", 2, 0, 2), ("parks", "g", "prepared", 3, 0, 3)],
+        PENDING,
+    )
+    halves = [
+        ("new", "g", True, 10, 0, 10, None),
+        ("ends", "g", False, 11, 0, 11, None),
+        ("parks", "g", False, 12, 0, 12, None),
+        ("brief", "g", True, 13, 0, 13, None),
+        ("brief", "g", False, 14, 0, 14, None),
+        ("stays", "g", False, 15, 0, 15, "no key"),
+    ]
+    parked = [("parks", "g", True, 12, 0, 4, None)]
+    after = ledger.pending(before, spark.createDataFrame(halves, RECORDS), spark.createDataFrame(parked, RECORDS))
+    assertDataFrameEqual(
+        after,
+        spark.createDataFrame(
+            [
+                ("new", "g", "prepared", 10, 0, 10),
+                ("stays", "g", "prepared", 2, 0, 2),
+                ("parks", "g", "parked", 12, 0, 4),
+            ],
+            PENDING,
+        ),
+    )
+
+
+def test_rollup_counts_by_group_and_minute(spark: "SparkSession") -> None:
+    """Outcomes, causes, percentiles, checks each and the share of check-backs."""
+    rows = [
+        ("g", "committed", "producer", moment(1_000), 10, 0),
+        ("g", "committed", "check", moment(2_000), 30, 2),
+        ("g", "rolled_back", "check", moment(59_999), 20, 1),
+        ("g", "committed", "producer", moment(60_000), 5, 0),
+        ("h", "rolled_back", "policy", moment(1_000), 7, 15),
+    ]
+    table = rollup.rollup(
+        spark.createDataFrame(
+            rows, "`group` string, outcome string, cause string, ended_at timestamp, latency_ms bigint, checks int"
+        )
+    )
+    found = {(row["group"], row["minute"]): row for row in table.collect()}
+    first = found["g", moment(0)]
+    assert len(found) == 3
+    assert (first["transactions"], first["committed"], first["rolled_back"]) == (3, 2, 1)
+    assert (first["by_producer"], first["by_check"], first["by_operator"], first["by_policy"]) == (1, 2, 0, 0)
+    assert (first["p50_ms"], first["checks_each"]) == (20.0, 1.0)
+    assert first["share_by_check"] == 2 / 3
+
+
+def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
+    """Tombstones and outcomes end; an outcome a horizon older than the half belongs to an earlier use of the id."""
+
+    def half(name: str, offset: int, at: int, *, alive: bool = True) -> tuple[Any, ...]:
+        return (name, "g", alive, at, 0, offset, None)
+
+    halves = [
+        half("pending", 1, 1_000),
+        half("ended", 2, 1_000),
+        half("ended", 3, 2_000, alive=False),
+        half("late-duplicate", 4, 2_000),
+        half("used-again", 5, 1_000_000),
+    ]
+    outcomes = [("late-duplicate", 1_500), ("used-again", 1_000), ("ended", 2_000)]
+    open_still = sweep.unresolved(
+        spark.createDataFrame(halves, RECORDS),
+        spark.createDataFrame(outcomes, "id string, at bigint"),
+        horizon_ms=HORIZON,
+    )
+    assertDataFrameEqual(
+        open_still,
+        spark.createDataFrame(
+            [("pending", "g", 0, 1_000), ("used-again", "g", 0, 1_000_000)],
+            "id string, `group` string, shard int, since bigint",
+        ),
+    )
+
+
+def test_sweep_counts_what_is_due_by_group_and_age(spark: "SparkSession") -> None:
+    """A group's own first check decides, else the default."""
+    now = 100_000_000
+    open_still = spark.createDataFrame(
+        [("a", "slow", 0, now - 30_000), ("b", "slow", 0, now - 3_600_001), ("c", "quick", 0, now - 30_000)],
+        "id string, `group` string, shard int, since bigint",
+    )
+    due_after: DataFrame = spark.createDataFrame([("slow", 60_000)], "`group` string, due_after_ms bigint")
+    table = sweep.sweep(open_still, due_after, now_ms=now, default_due_after_ms=6_000)
+    assertDataFrameEqual(
+        table.select("group", "age", "pending", "due", "oldest_ms"),
+        spark.createDataFrame(
+            [
+                ("slow", "under 1 min", 1, 0, 30_000),
+                ("slow", "1 to 12 h", 1, 1, 3_600_001),
+                ("quick", "under 1 min", 1, 1, 30_000),
+            ],
+            "`group` string, age string, pending bigint, due bigint, oldest_ms bigint",
+        ),
+    )
