@@ -31,6 +31,8 @@ PREFIX: Final = "HALFWAY_"
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
 NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_CONFIG_FILE"})
 """Variables of the command line: where the coordinator is, and where the file is."""
+_OF_OTHERS: Final = ("HALFWAY_PIPELINE_", "HALFWAY_TEST_")
+"""How variables begin that are for the Spark jobs and for the tests: one environment may serve all."""
 _SHOWN: Final = 80
 _MIN_CREDENTIAL: Final = 16
 _MAX_CREDENTIAL: Final = 512
@@ -280,7 +282,7 @@ def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     unknown = []
     for variable, value in environment.items():
-        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith("HALFWAY_TEST_"):
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith(_OF_OTHERS):
             continue
         name = variable.removeprefix(PREFIX).lower()
         outer, _, inner = name.partition("__")

@@ -26,7 +26,7 @@ def moment(ms: int) -> datetime:
 def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
     """Times, latency, topics and size are told; one that cannot be decoded is left out, one read twice stands once."""
     committed = ("a", "g", "COMMITTED", "producer", 1_000, 3_500, 1, [("y", 3), ("x", 4), ("y", 5)], 2, 7, None)
-    rolled_back = ("b", "g", "ROLLED_BACK", "policy", 1_000, 2_000, 15, [], 1, 8, None)
+    rolled_back: tuple[Any, ...] = ("b", "g", "ROLLED_BACK", "policy", 1_000, 2_000, 15, [], 1, 8, None)
     damaged = (None, None, None, None, None, None, None, None, 1, 9, "EOFError")
     rows = ledger.ledger(spark.createDataFrame([committed, committed, rolled_back, damaged], DECODED))
     shown = ["id", "outcome", "cause", "latency_ms", "checks", "topics", "messages", "size", "shard"]

@@ -93,6 +93,11 @@ def test_an_unknown_variable_is_named(variable: str) -> None:
         load(BOOTSTRAP | {variable: "1"})
 
 
+def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:
+    """One environment file can serve the coordinator and the jobs."""
+    load(BOOTSTRAP | {"HALFWAY_PIPELINE_CONNECTOR_VERSION": "4.0.0", "HALFWAY_PIPELINE_KAFKA__CLIENT_ID": "jobs"})
+
+
 def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
     """The same for the file."""
     file = tmp_path / "halfway.toml"
