@@ -110,13 +110,13 @@ class Rogue:
         )
         planted: dict[str, str] = {}
         for name in committed[:2]:
-            self.message(name, _as_messages(history.messages[name])[0], 1, 1)
+            self.message(name, as_messages(history.messages[name])[0], 1, 1)
             planted[name] = "doubled"
         for name in committed[2:]:
             self.op(name, OpKind.ROLLED_BACK, [])
             planted[name] = "contradicted"
         for name in (rng.choice(history.with_verdict("rolled_back_ok")), rng.choice(history.with_verdict("pending"))):
-            self.message(name, _as_messages(history.messages[name])[0], 1, 1)
+            self.message(name, as_messages(history.messages[name])[0], 1, 1)
             planted[name] = "leaked"
         for number in range(2):
             first, second = Message(topic=topic, key=b"k", value=b"1"), Message(topic=topic, key=b"k", value=b"2")
@@ -156,7 +156,7 @@ class Rogue:
         producer.init_transactions(30)
         producer.begin_transaction()
         for name in names or [*history.with_verdict("rolled_back_ok")[:20], *history.with_verdict("pending")[:20]]:
-            for index, each in enumerate(_as_messages(history.messages[name]), 1):
+            for index, each in enumerate(as_messages(history.messages[name]), 1):
                 headers = _headers(name, index, len(history.messages[name]))
                 producer.produce(each.topic, each.value, each.key, headers=headers)
         return producer
@@ -194,7 +194,7 @@ def _headers(name: str, index: int, total: int) -> list[tuple[str, str | bytes |
     ]
 
 
-def _as_messages(bodies: Sequence[Json]) -> list[Message]:
+def as_messages(bodies: Sequence[Json]) -> list[Message]:
     def each() -> Iterator[Message]:
         for body in bodies:
             yield Message(topic=body["topic"], key=body["key"].encode(), value=body["value"].encode())

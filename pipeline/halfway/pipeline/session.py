@@ -57,6 +57,10 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
         "spark.sql.redaction.options.regex": _HIDDEN_OPTIONS,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.sources.partitionOverwriteMode": "static",
+        # A stage without rows would be cut out of the plan, and what was counted in it would never be told.
+        "spark.sql.adaptive.optimizer.excludedRules": (
+            "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+        ),
     }
     if not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

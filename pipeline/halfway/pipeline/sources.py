@@ -126,13 +126,18 @@ class KafkaSource:
         }
         ranges = {topic: partitions for topic, partitions in ranges.items() if partitions}
         if not ranges:
-            return self._spark.createDataFrame([], RECORD)
+            return nothing(self._spark)
         reader = self._spark.read.format("kafka").options(**kafka_options(self._access, level))
         reader = reader.option("assign", json.dumps({topic: list(parts) for topic, parts in ranges.items()}))
         for option, which in (("startingOffsets", 0), ("endingOffsets", 1)):
             offsets = {topic: {str(n): pair[which] for n, pair in parts.items()} for topic, parts in ranges.items()}
             reader = reader.option(option, json.dumps(offsets))
         return reader.load().select(*COLUMNS)
+
+
+def nothing(spark: SparkSession) -> DataFrame:
+    """Return no records, of a kind that the optimizer does not see through: counts on the way must still be told."""
+    return spark.createDataFrame(spark.sparkContext.emptyRDD(), RECORD)
 
 
 def kafka_options(access: KafkaAccess, level: str) -> dict[str, str]:
@@ -185,7 +190,7 @@ class SnapshotSource:
             .select(*COLUMNS)
             for name in present
         ]
-        return reduce(DataFrame.unionAll, records, self._spark.createDataFrame([], RECORD))
+        return reduce(DataFrame.unionAll, records) if records else nothing(self._spark)
 
 
 def archive(source: Source, topics: Sequence[str], folder: Folder) -> Pins:

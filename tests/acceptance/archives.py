@@ -1,0 +1,73 @@
+"""Archives of small histories, written without a broker."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halfway.domain.records import Message, MessageDigest, Op, OpKind
+from halfway.domain.transaction import Cause
+from halfway.kafka import codec
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.sources import RECORD, archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PREFIX = "_halfway."
+AT = 1_700_000_000_000
+REAL = "orders"
+
+
+class ListSource:
+    """A source that holds its records itself."""
+
+    prefix = PREFIX
+
+    def __init__(self, spark: "SparkSession", records: Sequence[tuple[Any, ...]]) -> None:
+        self._frame = spark.createDataFrame(list(records), RECORD)
+        self._none = spark.createDataFrame([], RECORD)
+        names = (*(PREFIX + kind for kind in ("op", "half", "parked", "groups")), REAL)
+        partition = PartitionPin(partition=0, start=0, end=len(records), high=len(records), first_at=AT)
+        self.pins = Pins(
+            at=AT + 60_000,
+            topics={name: TopicPin(topic=name, at=AT + 60_000, partitions=(partition,)) for name in names},
+        )
+
+    def pin(self, topics: Sequence[str]) -> None:
+        """Change nothing."""
+
+    def settle(self, topic: str) -> None:
+        """Change nothing."""
+
+    def committed(self, topics: Sequence[str]) -> "DataFrame":
+        return self._frame.where(self._frame["topic"].isin(list(topics)))
+
+    def unsettled(self, topics: Sequence[str]) -> "DataFrame":
+        return self._none
+
+
+def write_archive(spark: "SparkSession", folder: Path, *, fine: Sequence[str], lost: Sequence[str]) -> None:
+    """Archive committed transactions of one message each; those of `lost` are not in their topic."""
+    moment = datetime.fromtimestamp(AT / 1000, UTC)
+    message = Message(topic=REAL, key=b"k", value=b"v")
+    records: list[tuple[Any, ...]] = []
+    for offset, name in enumerate((*fine, *lost)):
+        op = Op(
+            kind=OpKind.COMMITTED,
+            id=name,
+            group="shop",
+            half_offset=0,
+            cause=Cause.PRODUCER,
+            prepared_at=AT - 10,
+            at=AT,
+            messages=(MessageDigest.of(message),),
+        )
+        of_op = codec.record_headers(codec.KIND_OP, "shop", "committed")
+        records.append((name.encode(), codec.encode_op(op), PREFIX + "op", 0, offset, moment, of_op))
+        if name in fine:
+            of_message = [("halfway-transaction-id", name.encode()), ("halfway-message", b"1/1")]
+            records.append((message.key, message.value, REAL, 0, offset, moment, of_message))
+    source = ListSource(spark, records)
+    archive(source, list(source.pins.topics), Folder(spark, str(folder)))

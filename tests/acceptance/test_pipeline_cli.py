@@ -1,0 +1,61 @@
+"""The command line of the Spark jobs, as a process: what it prints, how it exits, and what it says when it cannot."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.acceptance.archives import write_archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")}
+    # In this process Spark's gateway runs already; the other one starts its own.
+    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_ENV_LOADED"):
+        environment.pop(name, None)
+    return subprocess.run(
+        [sys.executable, "-m", "halfway.pipeline", *arguments],
+        env=environment | dict(settings or {}),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """From an archive to the page: counts by verdict as JSON, the exit status, and the anomaly with its evidence."""
+    write_archive(spark, tmp_path / "archive", lost=["gone-1"], fine=["fine-1", "fine-2"])
+    small = ("--memory", "1g", "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
+    audited = pipeline(
+        "audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json", *small
+    )
+    assert audited.returncode == 1, audited.stderr
+    counts = json.loads(audited.stdout)
+    assert {name: count for name, count in counts.items() if count} == {"committed_ok": 2, "lost": 1}
+    reported = pipeline("report", "--audit", str(tmp_path / "audit"), "--output", str(tmp_path / "report"), *small)
+    assert reported.returncode == 0, reported.stderr
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "gone-1" in page
+    assert "message 1 of orders missing" in page
+    assert "gone-1" in (tmp_path / "report" / "anomalies.csv").read_text()
+
+
+def test_without_java_the_command_says_what_to_install(tmp_path: Path) -> None:
+    """Exit status 2 and one line with the remedy, no traceback."""
+    failed = pipeline("sweep", "--output", str(tmp_path), settings={"JAVA_HOME": str(tmp_path)})
+    assert failed.returncode == 2
+    assert "openjdk-17" in failed.stderr
+    assert "Traceback" not in failed.stderr
