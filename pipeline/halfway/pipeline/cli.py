@@ -196,11 +196,13 @@ def sweep(
 @pipeline.command()
 @_options(_config, _output)
 @click.option("--once", is_flag=True, help="Read what is there now, then end.")
-@click.option("--every-s", type=click.FloatRange(min=0), default=10, show_default=True, help="Time between batches.")
-@click.option("--max-records", type=click.IntRange(min=1), help="Records of one batch at most.")
+@click.option("--every-s", type=click.FloatRange(min=0), default=60, show_default=True, help="Time between batches.")
+@click.option(
+    "--max-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Of one batch at most."
+)
 @_spark
 def ledger(
-    config: Path | None, output: str, *, once: bool, every_s: float, max_records: int | None, **spark_options: Any
+    config: Path | None, output: str, *, once: bool, every_s: float, max_records: int, **spark_options: Any
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends; can be killed and started again."""
     with _running("ledger", kafka=True, **spark_options) as spark:

@@ -57,10 +57,12 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
     """
     op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
     source.pin([op_topic])
+    reading.demand(source, ["op"])
     op = reading.InternalTopic(source, "op")
     outcomes = reading.decoded_outcomes(op.records)
     try:
         source.pin([half_topic, parked_topic, source.prefix + "groups"])
+        reading.demand(source, ["half", "parked"])
         half, parked = reading.InternalTopic(source, "half"), reading.InternalTopic(source, "parked")
         registered, kept = reading.groups(source), reading.decoded_parked(parked.records)
         names = _real_topics(outcomes, registered, source.prefix, options.topics)

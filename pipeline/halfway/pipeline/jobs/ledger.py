@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, records
 from halfway.pipeline.jobs import reading
-from halfway.pipeline.sources import COLUMNS, kafka_options
+from halfway.pipeline.sources import COLUMNS, KafkaSource, kafka_options
 from halfway.pipeline.transforms import ledger as transform
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class LedgerOptions:
     """What the command line says; `once` stops when what is there now has been read."""
 
     once: bool = False
-    every_s: float = 10
-    max_records: int | None = None
+    every_s: float = 60
+    max_records: int = 1_000_000
     """Records of one batch at most."""
 
 
@@ -44,13 +44,16 @@ def start(spark: SparkSession, access: KafkaAccess, output: Folder, options: Led
     checkpoint repeats a batch that was not finished with the same records. So each outcome stands once, whenever the
     job was killed.
     """
-    topics = [access.topic(kind) for kind in ("half", "op", "parked")]
+    kinds = ("half", "op", "parked")
+    topics = [access.topic(kind) for kind in kinds]
+    source = KafkaSource(spark, access)
+    source.pin(topics)
+    reading.demand(source, kinds)
     reader = spark.readStream.format("kafka").options(**kafka_options(access, "read_committed"))
     reader = reader.option("subscribe", ",".join(topics)).option("startingOffsets", "earliest")
     # What retention and compaction have removed before it was read is gone; a ledger goes on with what there is.
     reader = reader.option("failOnDataLoss", "false")
-    if options.max_records is not None:
-        reader = reader.option("maxOffsetsPerTrigger", options.max_records)
+    reader = reader.option("maxOffsetsPerTrigger", options.max_records)
     tables = Tables(spark, output, access.prefix)
     writer = reader.load().select(*COLUMNS).writeStream.foreachBatch(tables.write)
     writer = writer.option("checkpointLocation", output.path(CHECKPOINT)).queryName("halfway-ledger")
@@ -70,23 +73,28 @@ class Tables:
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Write one batch; doing it again, whole or after a part of it, leaves the same."""
-        batch.persist()
+        kept = self._without_payloads(batch).persist()
         try:
-            told = {kind: records.internal(self._of(batch, kind), kind).persist() for kind in ("half", "op", "parked")}
+            told = {kind: records.internal(self._of(kept, kind), kind) for kind in ("half", "op", "parked")}
             outcomes = reading.decoded_outcomes(told["op"].where(F.col("fault").isNull()))
             self._overwrite(transform.ledger(outcomes), ENDED, number)
             self._overwrite(self._pending_after(number, told["half"], told["parked"]), PENDING, number)
             wrong = reading.all_of([*map(decoding.faulty, told.values()), decoding.quarantined(outcomes)])
             if wrong is not None and not wrong.isEmpty():
                 self._overwrite(wrong, QUARANTINE, number)
-            for frame in (*told.values(), outcomes):
-                frame.unpersist()
+            outcomes.unpersist()
         finally:
-            batch.unpersist()
+            kept.unpersist()
         # The one before stays: the batch that follows may have to be done again from this one, and this from that.
         for name in self._output.names(PENDING):
             if name.startswith("batch=") and int(name.removeprefix("batch=")) < number - 1:
                 self._output.delete(PENDING, name)
+
+    def _without_payloads(self, batch: DataFrame) -> DataFrame:
+        """Keep the values of op only: of the others it matters whether there is one."""
+        nothing = F.when(F.col("value").isNotNull(), F.lit(bytearray()))
+        is_op = F.col("topic") == self._prefix + "op"
+        return batch.withColumn("value", F.when(is_op, F.col("value")).otherwise(nothing))
 
     def _of(self, batch: DataFrame, kind: str) -> DataFrame:
         return batch.where(F.col("topic") == self._prefix + kind)
@@ -105,18 +113,20 @@ class Tables:
 
 def ended(spark: SparkSession, output: Folder) -> DataFrame | None:
     """Return the ledger's rows so far, None before its first batch."""
-    if not output.names(ENDED):
-        return None
-    return spark.read.parquet(output.path(ENDED)).drop("batch")
+    done = _done(output, ENDED)
+    return spark.read.parquet(*(output.path(ENDED, name) for name in done)) if done else None
 
 
 def pending(spark: SparkSession, output: Folder) -> DataFrame | None:
     """Return what had not ended at the last batch that was finished, None before the first."""
-    done = [name for name in output.names(PENDING) if output.exists(PENDING, name, "_SUCCESS")]
-    if not done:
-        return None
-    latest = max(done, key=lambda name: int(name.removeprefix("batch=")))
-    return spark.read.parquet(output.path(PENDING, latest))
+    done = _done(output, PENDING)
+    return spark.read.parquet(output.path(PENDING, done[-1])) if done else None
+
+
+def _done(output: Folder, table: str) -> list[str]:
+    """Return the folders of batches that were written whole, in order."""
+    done = [name for name in output.names(table) if output.exists(table, name, "_SUCCESS")]
+    return sorted(done, key=lambda name: int(name.removeprefix("batch=")))
 
 
 def progress(query: StreamingQuery) -> dict[str, Any]:

@@ -10,11 +10,21 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, records
+from halfway.pipeline.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.pipeline.sources import Source
+
+
+def demand(source: Source, kinds: Sequence[str]) -> None:
+    """Raise SourceError where one of halfway's own topics is not there: with nothing to read, nothing looks wrong."""
+    missing = [source.prefix + kind for kind in kinds if source.prefix + kind not in source.pins.topics]
+    if missing:
+        raise SourceError(
+            f"there is no topic {', '.join(missing)}: is HALFWAY_KAFKA_PREFIX the coordinator's, and has it ever run?"
+        )
 
 
 class InternalTopic:

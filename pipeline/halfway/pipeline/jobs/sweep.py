@@ -35,6 +35,7 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     topics = [source.prefix + kind for kind in ("op", "half", "groups")]
     for topic in topics:
         source.pin([topic])
+    reading.demand(source, ["op", "half"])
     op, half = reading.InternalTopic(source, "op"), reading.InternalTopic(source, "half")
     registered = reading.groups(source)
     open_still = transform.unresolved(half.records, records.outcomes(op.records), horizon_ms=options.horizon_ms)
