@@ -201,9 +201,7 @@ def archive(source: Source, topics: Sequence[str], folder: Folder) -> Pins:
     if folder.exists(_PINS):
         raise SourceError(f"{folder.uri!r} holds an archive already: choose another folder")
     for part, records in ((_COMMITTED, source.committed), (_UNSETTLED, source.unsettled)):
-        for name in topics:
-            if name in source.pins.topics:
-                records([name]).drop("topic").write.mode("overwrite").parquet(folder.path(part, f"topic={name}"))
+        records(topics).write.mode("overwrite").partitionBy("topic").parquet(folder.path(part))
     pins = replace(source.pins, topics={name: pin for name, pin in source.pins.topics.items() if name in set(topics)})
     folder.write(json.dumps({"prefix": source.prefix}) + "\n", _ABOUT)
     folder.write(pins.to_json(), _PINS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -59,12 +60,15 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
     source.pin([op_topic])
     reading.demand(source, ["op"])
     op = reading.InternalTopic(source, "op")
-    outcomes = reading.decoded_outcomes(op.records)
-    try:
+    with ExitStack() as held:
+        outcomes = reading.decoded_outcomes(op.records)
+        held.callback(outcomes.unpersist)
         source.pin([half_topic, parked_topic, source.prefix + "groups"])
         reading.demand(source, ["half", "parked"])
         half, parked = reading.InternalTopic(source, "half"), reading.InternalTopic(source, "parked")
         registered, kept = reading.groups(source), reading.decoded_parked(parked.records)
+        held.callback(registered.unpersist)
+        held.callback(kept.unpersist)
         names = _real_topics(outcomes, registered, source.prefix, options.topics)
         source.pin(names)
         source.settle(op_topic)
@@ -84,8 +88,6 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
         quarantine = reading.all_of(wrong)
         assert quarantine is not None  # noqa: S101 - three of them are always there
         quarantine.write.mode("overwrite").parquet(output.path(QUARANTINE))
-    finally:
-        outcomes.unpersist()
     return _summed_up(spark, source, output)
 
 

@@ -62,7 +62,10 @@ def decoded_outcomes(ops: DataFrame) -> DataFrame:
 
 
 def decoded_parked(parked: DataFrame) -> DataFrame:
-    """Return the records of parked with `prepared_at` and `reason`, tombstones too; damaged ones have an `error`."""
+    """Return the records of parked with `prepared_at` and `reason`, tombstones too; damaged ones have an `error`.
+
+    They are kept, like the groups: there are few, and they are used more than once.
+    """
     told = parked.select("id", "at", "group", "alive", "value", *decoding.PLACE)
     named = told.where("alive").select(
         *(F.col(name).alias(f"_{name}") if name in ("id", "group") else name for name in told.columns)
@@ -87,7 +90,7 @@ def decoded_parked(parked: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("reason"),
         F.lit(None).cast("string").alias("error"),
     )
-    return alive.unionAll(gone)
+    return alive.unionAll(gone).persist()
 
 
 def groups(source: Source) -> DataFrame:
@@ -96,7 +99,7 @@ def groups(source: Source) -> DataFrame:
     told = source.committed([topic]).select(F.col("key").cast("string").alias("key"), "value", *decoding.PLACE)
     last = told.groupBy("key").agg(F.max_by(F.struct("value", *decoding.PLACE), "offset").alias("last"))
     present = last.select("last.*").where(F.col("value").isNotNull())
-    return decoding.decode(present, "group", decoding.GROUP)
+    return decoding.decode(present, "group", decoding.GROUP).persist()
 
 
 def all_of(frames: Sequence[DataFrame | None]) -> DataFrame | None:
