@@ -17,6 +17,7 @@ _NO_TRANSACTION: Final = ("barrier", "layout")
 _ID: Final = r"\A[A-Za-z0-9._~-]{1,128}\z"
 SERVER_MADE: Final = r"\A(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\z"
 """Ids that halfway made: never used twice."""
+_PLACE: Final = r"\A([1-9][0-9]{0,8})/([1-9][0-9]{0,8})\z"
 _HASH_DIGITS: Final = 32
 
 
@@ -62,8 +63,8 @@ def outcomes(ops: DataFrame) -> DataFrame:
 def messages(records: DataFrame) -> DataFrame:
     """Return the real messages that carry a transaction id: which transaction, which of its messages, which content.
 
-    `slot` is i of `halfway-message: i/n`, null where the header is missing or wrong. `content` stands for key and
-    value.
+    `slot` and `total` are i and n of `halfway-message: i/n`, null where the header is missing or wrong. `content`
+    stands for key and value.
     """
     return (
         records.select(
@@ -78,7 +79,8 @@ def messages(records: DataFrame) -> DataFrame:
             "offset",
         )
         .where(F.col("id").isNotNull())
-        .withColumn("slot", F.regexp_extract("place", r"\A([1-9][0-9]{0,8})/[1-9][0-9]{0,8}\z", 1).try_cast("int"))
+        .withColumn("slot", F.regexp_extract("place", _PLACE, 1).try_cast("int"))
+        .withColumn("total", F.regexp_extract("place", _PLACE, 2).try_cast("int"))
         .withColumn("prepared_at", F.coalesce("prepared_at", "at"))
         .drop("place")
     )

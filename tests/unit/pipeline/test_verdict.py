@@ -18,13 +18,14 @@ SERVER_MADE = "3-01890a5d-ac96-774b-bcce-b302099a8057"
 
 OPS = (
     "id string, `group` string, outcome string, cause string, prepared_at bigint, ended_at bigint, at bigint, "
-    "partition int, offset bigint, digests array<struct<topic: string, slot: int, content: bigint, key_hash: string>>"
+    "partition int, offset bigint, "
+    "digests array<struct<topic: string, slot: int, total: int, content: bigint, key_hash: string>>"
 )
 HALVES = "id string, alive boolean, at bigint, `group` string, offset bigint"
 PARKED = HALVES + ", prepared_at bigint"
 MESSAGES = (
     "id string, prepared_at bigint, at bigint, key_hash string, content bigint, topic string, partition int, "
-    "offset bigint, slot int"
+    "offset bigint, slot int, total int"
 )
 
 
@@ -43,11 +44,16 @@ class History:
         self, name: str, outcome: str, contents: Sequence[int] = (), *, at: int = NOW - HOUR, took: int = 10
     ) -> None:
         """An outcome; its messages, each known by its content, are for the topics `orders`."""
-        digests = [("orders", slot, content, f"k{content}") for slot, content in enumerate(contents, 1)]
+        digests = [("orders", slot, len(contents), content, f"k{content}") for slot, content in enumerate(contents, 1)]
         self.ops.append((name, "g", outcome, "producer", at - took, at, at, 0, self._next(), digests or None))
 
     def message(self, name: str, content: int, slot: int | None, *, at: int = NOW - HOUR, took: int = 10) -> None:
         self.messages.append((name, at - took, at, f"k{content}", content, "orders", 0, self._next(), slot))
+
+    def counted_messages(self) -> list[tuple[Any, ...]]:
+        """Each message counts as many as its op names."""
+        totals = {op[0]: len(op[-1] or ()) for op in self.ops}
+        return [(*each, each[-1] and totals.get(each[0], each[-1])) for each in self.messages]
 
     def half(self, name: str, *, alive: bool = True, at: int = NOW - HOUR) -> None:
         self.halves.append((name, alive, at, "g", self._next()))
@@ -84,7 +90,7 @@ class Judge:
             ops=frame(history.ops, OPS),
             halves=frame(history.halves, HALVES),
             parked=frame(history.parked, PARKED),
-            messages=frame(history.messages, MESSAGES),
+            messages=frame(history.counted_messages(), MESSAGES),
             unsettled=frame(history.unsettled, "id string, at bigint"),
             topics=topics,
             latest_of_keys=keys,
@@ -172,6 +178,25 @@ def test_an_anomaly_brings_its_evidence_and_every_finding(judge: Judge) -> None:
     assert row["anomalies"] == ["torn", "doubled"]
     shown = {(each["slot"], each["problem"], each["found"], len(each["places"])) for each in row["evidence"]}
     assert shown == {(1, "doubled", 2, 2), (2, "missing", 0, 0)}
+
+
+def test_a_message_that_counts_itself_to_another_number_tears_its_transaction(judge: Judge) -> None:
+    """`3/4` is not the third of three."""
+    history = History()
+    history.op("x", "committed", [1, 2])
+    history.message("x", 1, 1)
+    history.message("x", 2, 2)
+    history.ops.append(("y", "g", "committed", "producer", 1, 2, 2, 0, 99, [("orders", 1, 3, 5, "k5")]))
+    history.messages.append(("y", 1, 2, "k5", 5, "orders", 0, 99, 1))
+    assert judge(history) == [("x", "committed_ok"), ("y", "torn")]
+
+
+def test_an_outcome_that_is_written_twice_is_a_contradiction(judge: Judge) -> None:
+    """Nothing resolves a transaction twice, not even alike."""
+    history = History()
+    history.op("x", "rolled_back")
+    history.op("x", "rolled_back", at=NOW - HOUR + 5)
+    assert judge(history) == [("x", "contradicted")]
 
 
 def test_two_equal_messages_of_one_transaction_are_not_doubled(judge: Judge) -> None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")
 ANOMALIES: Final = ("contradicted", "leaked", "lost", "torn", "doubled", "payload_changed")
 """Strongest first: a transaction with several gets the first as its verdict and lists all."""
+_DIGESTS: Final = "array<struct<topic: string, slot: int, total: int, content: bigint, key_hash: string>>"
 _EVENT: Final = (
     "id string, source string, begin bigint, until bigint, at bigint, `group` string, outcome string, cause string, "
-    "prepared_at bigint, ended_at bigint, topic string, slot int, content bigint, key_hash string, "
-    "partition int, offset bigint, digests array<struct<topic: string, slot: int, content: bigint, key_hash: string>>"
+    "prepared_at bigint, ended_at bigint, topic string, slot int, total int, content bigint, key_hash string, "
+    f"partition int, offset bigint, digests {_DIGESTS}"
 )
 
 
@@ -60,10 +61,10 @@ def verdicts(
     | `parked` | no outcome; the last record in parked is not a tombstone |
     | `pending` | no outcome, and the last record in half is not a tombstone; or it is too young to be judged |
     | `expired_unknown` | there are traces, but its op is older than op markers are kept |
-    | `contradicted` | op says committed and rolled back |
+    | `contradicted` | op says committed and rolled back, or says its outcome twice |
     | `leaked` | a message without a commit that names it |
     | `lost` | committed, and none of its messages is there |
-    | `torn` | committed, and some of its messages are not there |
+    | `torn` | committed, and some of its messages are not there, or they count themselves to another number |
     | `doubled` | committed, and a message (by `halfway-message`) stands more than once |
     | `payload_changed` | committed, and a message has another key or value than was prepared |
 
@@ -91,6 +92,7 @@ def of_ops(decoded: DataFrame) -> DataFrame:
         lambda each, index: F.struct(
             each["topic"].alias("topic"),
             (index + 1).alias("slot"),
+            F.size("messages").alias("total"),
             content(hexadecimal(each["key_hash"]), hexadecimal(each["value_hash"])).alias("content"),
             hexadecimal(each["key_hash"]).alias("key_hash"),
         ),
@@ -174,10 +176,12 @@ def _slots(events: DataFrame, topics: DataFrame, latest_of_keys: DataFrame | Non
         *(
             name
             for name in events.columns
-            if name not in ("id", "life", "topic", "slot", "digests", "content", "key_hash")
+            if name not in ("id", "life", "topic", "slot", "digests", "total", "content", "key_hash")
         ),
-        F.when(expected, F.struct("offset", "named.content", "named.key_hash")).alias("expectation"),
+        F.when(expected, F.struct("offset", "named.content", "named.key_hash", "named.total")).alias("expectation"),
         F.when(found, F.col("content")).alias("found_content"),
+        F.when(found, F.col("total")).alias("found_total"),
+        F.when(F.col("source") == "op", F.struct("partition", "offset")).alias("marker"),
     )
     op = F.col("source") == "op"
     slots = each.groupBy("id", "life", "topic", "slot").agg(
@@ -185,6 +189,10 @@ def _slots(events: DataFrame, topics: DataFrame, latest_of_keys: DataFrame | Non
         F.count("found_content").alias("found"),
         F.min("found_content").alias("lowest"),
         F.max("found_content").alias("highest"),
+        F.min("found_total").alias("least_total"),
+        F.max("found_total").alias("most_total"),
+        F.min("marker").alias("first_marker"),
+        F.max("marker").alias("last_marker"),
         F.sort_array(F.collect_list(F.when(found, F.struct("partition", "offset")))).alias("places"),
         F.bool_or(op & (F.col("outcome") == COMMITTED)).alias("committed"),
         F.bool_or(op & (F.col("outcome") == ROLLED_BACK)).alias("rolled_back"),
@@ -211,12 +219,13 @@ def _slots(events: DataFrame, topics: DataFrame, latest_of_keys: DataFrame | Non
     provable = F.col("op_at") >= F.col("provable_since") + limits.slack_ms
     provable = F.when(F.col("provable_since") == 0, True).otherwise(F.coalesce(provable, F.lit(False)))
     missing = expected & (F.col("found") == 0) & provable & ~superseded
-    wanted = F.col("expectation.content")
+    wanted, total = F.col("expectation.content"), F.col("expectation.total")
     return slots.withColumn(
         "problem",
         F.when(missing, "missing")
         .when(expected & (F.col("found") > 1), "doubled")
         .when(expected & ((F.col("lowest") != wanted) | (F.col("highest") != wanted)), "changed")
+        .when(expected & ((F.col("least_total") != total) | (F.col("most_total") != total)), "miscounted")
         .when(~expected & (F.col("found") > 0), "not named"),
     ).withColumn("expected", expected)
 
@@ -245,7 +254,9 @@ def _transactions(slots: DataFrame) -> DataFrame:
         count(problem == "missing").cast("int").alias("missing"),
         count(problem == "doubled").cast("int").alias("doubled"),
         count(problem == "changed").cast("int").alias("changed"),
+        count(problem == "miscounted").cast("int").alias("miscounted"),
         count(problem == "not named").cast("int").alias("not_named"),
+        (F.min("first_marker") != F.max("last_marker")).alias("ended_again"),
         F.sort_array(F.collect_list(F.when(problem.isNotNull(), evidence))).alias("evidence"),
     )
 
@@ -256,16 +267,18 @@ def _judged(transactions: DataFrame, limits: Limits) -> DataFrame:
     op_gone_before = limits.op_whole_since + limits.slack_ms if limits.op_whole_since else 0
     could_have_op = (F.col("message_at") >= op_gone_before) & ~F.col("used_again")
     leaked = F.when(rolled_back, found).otherwise(found & could_have_op)
-    findings = {
-        "contradicted": committed & rolled_back,
-        "leaked": F.when(committed, F.col("not_named") > 0).otherwise(leaked),
-        "lost": committed & (F.col("expected") > 0) & (F.col("missing") == F.col("expected")),
-        "torn": committed & (F.col("missing") > 0) & (F.col("missing") < F.col("expected")),
-        "doubled": committed & (F.col("doubled") > 0),
-        "payload_changed": committed & (F.col("changed") > 0),
-    }
+    lost = (F.col("expected") > 0) & (F.col("missing") == F.col("expected"))
+    findings = (
+        ("contradicted", committed & rolled_back),
+        ("leaked", F.when(committed, F.col("not_named") > 0).otherwise(leaked)),
+        ("lost", committed & lost),
+        ("torn", committed & ~lost & ((F.col("missing") > 0) | (F.col("miscounted") > 0))),
+        ("doubled", committed & (F.col("doubled") > 0)),
+        ("payload_changed", committed & (F.col("changed") > 0)),
+        ("contradicted", F.coalesce("ended_again", F.lit(False)) & ~(committed & rolled_back)),
+    )
     anomalies = F.filter(
-        F.array(*(F.when(findings[name], F.lit(name)) for name in ANOMALIES)), lambda each: each.isNotNull()
+        F.array(*(F.when(wrong, F.lit(name)) for name, wrong in findings)), lambda each: each.isNotNull()
     )
     newest = F.greatest("op_at", "message_at")
     settled = ~F.col("unsettled") & (F.coalesce(newest, F.lit(0)) <= limits.cut)

@@ -1,0 +1,158 @@
+"""The audit and the checker of the chaos runs say the same of the same topics.
+
+The checker also knows what callers asked and were told; the audit knows the topics alone. So each rule of the checker
+is either one that the topics can show, with the verdict that it must give, or one that they cannot.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812  as everybody calls it
+
+from checker.judge import judge
+from checker.records import AnyRecord, Half, Op, Parked, Real
+from checker.rules import RULES, Finding
+from halfway.pipeline.records import content
+from halfway.pipeline.transforms.verdict import ANOMALIES, Limits, of_ops, verdicts
+from tests.unit.checker.test_rules import FORGERIES, good
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+AT = 1_700_000_000_000
+SHOWN = {
+    "committed_and_not_there": "lost",
+    "committed_in_part": "torn",
+    "number_of_messages_differs": "torn",
+    "message_stands_again": "doubled",
+    "message_without_commit_marker": "leaked",
+    "payload_differs": "payload_changed",
+    "resolved_twice": "contradicted",
+    # For the audit the marker tells what was prepared: then it is the message that differs.
+    "marker_of_another_content": "payload_changed",
+}
+NOT_SHOWN = {
+    "acknowledged_prepare_is_not_there": "a prepare that left no trace was told only to its caller",
+    "acknowledged_prepare_is_unknown": "an answer",
+    "acknowledged_prepare_went_without_an_outcome": "the audit says expired_unknown: op markers are deleted by age",
+    "half_nobody_prepared": "who asked is not in the topics",
+    "message_nobody_committed": "who asked is not in the topics",
+    "message_nobody_prepared": "who asked is not in the topics; the message has no marker either, which is shown",
+    "message_of_no_transaction": "other producers may write to a real topic",
+    "outcome_nobody_gave": "who gave a verdict is not in the topics",
+    "outcome_taken_back": "an answer",
+    "told_an_outcome_that_is_not_marked": "an answer",
+    "two_contents_acknowledged": "an answer",
+    "two_outcomes": "an answer, unless both are marked: then resolved_twice is found too",
+    "no_outcome": "pending or parked, no anomaly",
+    "ended_and_still_in_the_log": "the half goes on being ended, no anomaly",
+}
+NO_HEADERS = "other headers stand in the topic"
+"""A marker keeps no hash of headers, so the audit cannot know."""
+
+Decoded = tuple[str, str, str, str, int, int, int, int, int, list[tuple[str, bytes, bytes, int]]]
+
+
+def shown(findings: Iterable[Finding], topics: list[AnyRecord]) -> dict[str, set[str]]:
+    """Give the anomalies of each id that the topics alone can show."""
+    committed = {record.id for record in topics if isinstance(record, Op) and record.outcome == "committed"}
+    anomalies: defaultdict[str, set[str]] = defaultdict(set)
+    for finding in findings:
+        verdict = SHOWN.get(finding.rule)
+        assert verdict or finding.rule in NOT_SHOWN, f"is {finding.rule} something that the topics show?"
+        # What is lost or torn of a commit that only an answer tells of is nothing to somebody who reads the topics.
+        if verdict and (finding.id in committed or verdict not in ("lost", "torn")):
+            anomalies[finding.id].add(verdict)
+    return dict(anomalies)
+
+
+class Frames:
+    """Records of several forged histories as the audit gets them; ids are told apart by the history's number."""
+
+    def __init__(self) -> None:
+        self.ops: list[Decoded] = []
+        self.halves: list[tuple[str, bool, int, str, int]] = []
+        self.parked: list[tuple[str, bool, int, str, int, int]] = []
+        self.messages: list[tuple[object, ...]] = []
+
+    def add(self, number: int, topics: list[AnyRecord]) -> None:
+        contents = {record.id: record.contents for record in topics if isinstance(record, Half) and record.contents}
+        for record in topics:
+            name = f"{number}:{record.id}"
+            match record:
+                case Op() if record.outcome is not None:
+                    named = record.messages or [(one.topic, one.key, one.value) for one in contents.get(record.id, ())]
+                    digests = [(topic, _hash(key), _hash(value), 1) for topic, key, value in named]
+                    place = (AT, AT, AT, record.shard, record.offset)
+                    self.ops.append((name, "g", record.kind, record.cause, *place, digests))
+                case Half():
+                    self.halves.append((name, record.contents is not None, AT, "g", record.offset))
+                case Parked():
+                    self.parked.append((name, not record.tombstone, AT, "g", record.offset, AT))
+                case Real() if record.id:
+                    what = record.content
+                    hashes = (_hash(what.key).hex(), _hash(what.value).hex())
+                    where = (what.topic, record.shard, record.offset)
+                    self.messages.append((name, AT, AT, *hashes, *where, record.number, record.total))
+                case _:
+                    pass
+
+    def judged(self, spark: "SparkSession") -> dict[str, set[str]]:
+        frame = spark.createDataFrame
+        decoded = frame(
+            self.ops,
+            "id string, `group` string, kind string, cause string, prepared_at bigint, at bigint, written_at bigint, "
+            "partition int, offset bigint, "
+            "messages array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint>>",
+        )
+        messages: DataFrame = frame(
+            self.messages,
+            "id string, prepared_at bigint, at bigint, key_hash string, value_hash string, topic string, "
+            "partition int, offset bigint, slot int, total int",
+        )
+        halves = "id string, alive boolean, at bigint, `group` string, offset bigint"
+        rows = verdicts(
+            ops=of_ops(decoded),
+            halves=frame(self.halves, halves),
+            parked=frame(self.parked, halves + ", prepared_at bigint"),
+            messages=messages.withColumn("content", content(F.col("key_hash"), F.col("value_hash"))),
+            unsettled=frame([], "id string, at bigint"),
+            topics=frame(
+                [("orders", 0, False), ("points", 0, False)], "topic string, provable_since bigint, compacted boolean"
+            ),
+            latest_of_keys=None,
+            limits=Limits(cut=AT),
+        ).collect()
+        return {row["id"]: set(row["anomalies"]) for row in rows if row["verdict"] in ANOMALIES}
+
+
+def _hash(hexadecimal: str | None) -> bytes:
+    """Give a hash of 16 bytes, whatever the forger wrote."""
+    text = hexadecimal or ""
+    return bytes.fromhex(text) if len(text) == 32 else sha256(text.encode()).digest()[:16]
+
+
+def test_forged_histories_get_from_the_audit_what_the_checker_finds(spark: "SparkSession") -> None:
+    """For every way to forge, and for a good run: the same ids, with the verdicts that match the checker's rules."""
+    frames = Frames()
+    expected: dict[str, set[str]] = {}
+    forgeries = {name: forge for name, (forge, _) in FORGERIES.items() if name != NO_HEADERS}
+    for number, (_, forge) in enumerate([("good", None), *forgeries.items()]):
+        history, topics = good()
+        if forge is not None:
+            forge(history, topics)
+        frames.add(number, topics)
+        found = shown(judge(history, topics).findings, topics)
+        expected |= {f"{number}:{name}": anomalies for name, anomalies in found.items()}
+    assert set().union(*expected.values()) == set(ANOMALIES)
+    assert frames.judged(spark) == expected
+
+
+def test_every_rule_of_the_checker_is_placed() -> None:
+    """A rule that is added to the checker must be shown by the audit too, or be one that topics cannot show."""
+    known = {rule for _, findings in FORGERIES.values() for _, rule, _ in findings}
+    assert known <= SHOWN.keys() | NOT_SHOWN.keys()
+    assert SHOWN.keys() <= known
+    assert len(RULES) == 8, "a rule was added: forge it, and place it here"
