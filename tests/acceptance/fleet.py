@@ -26,7 +26,7 @@ class Fleet:
         self.prefix = f"_fleet{uuid4().hex[:10]}."
         self.members: list[CoordinatorProcess] = []
         self._directory = directory
-        self._settings = {
+        self.settings = {
             "HALFWAY_KAFKA_PREFIX": self.prefix,
             "HALFWAY_SHARDS": str(SHARDS),
             "HALFWAY_PEER_CREDENTIAL": CREDENTIAL,
@@ -36,7 +36,7 @@ class Fleet:
     def add(self, settings: Mapping[str, str] | None = None) -> CoordinatorProcess:
         """Make one more, not yet started."""
         directory = self._directory / f"member-{len(self.members)}"
-        member = CoordinatorProcess(self.bootstrap_servers, directory, {**self._settings, **(settings or {})})
+        member = CoordinatorProcess(self.bootstrap_servers, directory, {**self.settings, **(settings or {})})
         member.prefix = self.prefix
         member.settings["HALFWAY_INSTANCE_URL"] = member.url
         self.members.append(member)

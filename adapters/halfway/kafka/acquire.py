@@ -25,7 +25,17 @@ from halfway.kafka.codec import (
 )
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.former_owners import FormerOwners, FormerOwnerUnknownError
-from halfway.kafka.intake import barrier_in, half_in, note_skipped, op_in, overwritten_id, owner_key, parked_in
+from halfway.kafka.intake import (
+    NewerReleaseError,
+    barrier_in,
+    demand_no_newer,
+    half_in,
+    note_skipped,
+    op_in,
+    overwritten_id,
+    owner_key,
+    parked_in,
+)
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.service.ports import Cursors
@@ -42,12 +52,16 @@ _QUICK: Final = {"fetch.wait.max.ms": 20}
 
 
 class AcquireError(Exception):
-    """An acquisition did not come to its end; the shards may be tried again. `fenced`: somebody else is acquiring."""
+    """An acquisition did not come to its end; the shards may be tried again.
 
-    def __init__(self, step: str, detail: str, *, fenced: bool = False) -> None:
+    `fenced`: somebody else is acquiring. `outdated`: the log holds what only a newer release can read.
+    """
+
+    def __init__(self, step: str, detail: str, *, fenced: bool = False, outdated: bool = False) -> None:
         """Say at which step, and what happened."""
         super().__init__(f"{step}: {detail}")
         self.fenced = fenced
+        self.outdated = outdated
 
 
 class CursorLoader(Protocol):
@@ -271,6 +285,12 @@ class Acquisition:
                 self.skipped(config.cursors_group, "beyond_end")
         return starts
 
+    def _demand_no_newer(self, message: Message, error: UndecodableError) -> None:
+        try:
+            demand_no_newer(message, error)
+        except NewerReleaseError as newer:
+            raise AcquireError("folding", str(newer), outdated=True) from newer
+
     @property
     def _folded(self) -> tuple[str, str, str]:
         return self.config.half_topic, self.config.op_topic, self.config.parked_topic
@@ -293,6 +313,7 @@ class Acquisition:
                 else:
                     state.apply_parked(offset, *parked_in(message, shards))
             except UndecodableError as error:
+                self._demand_no_newer(message, error)
                 note_skipped(message, error, self.skipped)
                 if topic == half and (name := overwritten_id(message, shards)) is not None:
                     state.apply_half(offset, name, FOREIGN)

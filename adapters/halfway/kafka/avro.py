@@ -27,6 +27,10 @@ class UndecodableError(ValueError):
     """The label under which it is counted."""
 
 
+class UnknownSchemaError(UndecodableError):
+    """A record in the right encoding that this release cannot use: a newer one may have written it."""
+
+
 class Registry:
     """Every version of one schema: writes the current one, reads all, resolved to the current one."""
 
@@ -74,7 +78,7 @@ class Registry:
             raise UndecodableError(f"not in Avro single-object encoding where a {self.name} record was expected")
         writer = self._older.get(header)
         if writer is None:
-            raise UndecodableError(f"unknown schema fingerprint {header[2:].hex()} for a {self.name} record")
+            raise UnknownSchemaError(f"unknown schema fingerprint {header[2:].hex()} for a {self.name} record")
         return writer
 
 

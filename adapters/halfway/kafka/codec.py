@@ -11,6 +11,7 @@ from halfway.domain.records import Barrier, Group, Half, Message, Op, OpKind, Or
 from halfway.domain.transaction import Cause
 from halfway.kafka.avro import (
     UndecodableError,
+    UnknownSchemaError,
     boolean,
     long,
     optional_bytes,
@@ -37,6 +38,7 @@ __all__ = [
     "Headers",
     "Layout",
     "UndecodableError",
+    "UnknownSchemaError",
     "decode_barrier",
     "decode_group",
     "decode_half",
@@ -261,4 +263,4 @@ def _convert(fields: dict[str, Any], kind: type[_T], name: str) -> _T:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         # An enum's fallback symbol, for one: written by a version whose records this one cannot act on.
-        raise UndecodableError(f"{name} record that this version cannot use: {error}") from error
+        raise UnknownSchemaError(f"{name} record that this version cannot use: {error}") from error

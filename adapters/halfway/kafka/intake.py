@@ -21,6 +21,7 @@ from halfway.kafka.codec import (
     KIND_OWNER,
     KIND_PARKED,
     UndecodableError,
+    UnknownSchemaError,
     decode_barrier,
     decode_group,
     decode_half,
@@ -49,6 +50,20 @@ class ForeignTombstoneError(UndecodableError):
     """A null value without halfway's headers: it must neither end a transaction nor release a shard."""
 
     reason: ClassVar[str] = "foreign_tombstone"
+
+
+class NewerReleaseError(Exception):
+    """A record was written by a newer release: without it nothing must be said of its shard."""
+
+
+def demand_no_newer(message: Message, error: UndecodableError) -> None:
+    """Raise NewerReleaseError where a record that could not be decoded is halfway's own, as its headers say.
+
+    To skip it could lose a prepare, or resolve a transaction a second time; what others wrote may be skipped.
+    """
+    if isinstance(error, UnknownSchemaError) and marked(message):
+        place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+        raise NewerReleaseError(f"{place}: {error}, written by a newer release: upgrade this instance")
 
 
 def note_skipped(message: Message, error: UndecodableError, count: Count) -> None:

@@ -105,6 +105,7 @@ class KafkaMembership:
         self._failures = 0
         self._pause_s = 0.0
         self._stalled = False
+        self._outdated = False
         self._last_error: str | None = None
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -264,7 +265,9 @@ class KafkaMembership:
         while not self._stopping:
             self._changed.clear()
             try:
-                if self._stalled:
+                if self._outdated:
+                    await self._stay_out()
+                elif self._stalled:
                     self._stalled = False
                     await self._leave()
                 elif self._pause_s:
@@ -365,6 +368,14 @@ class KafkaMembership:
         if await self._blocking(_reachable, self._config):
             self._group.leave_group()
 
+    async def _stay_out(self) -> None:
+        """Leave the group for good: the log holds what this release cannot read, and others may be able to."""
+        log.error("release_too_old", error=self._last_error)
+        self._group.leave_group()
+        while not self._stopping:
+            self._changed.clear()
+            await self._changed.wait()
+
     async def _pause(self) -> None:
         """Wait as long as the last failure asks for, and for a fresh poll of the group."""
         pause, self._pause_s, before = self._pause_s, 0.0, self._group.polls
@@ -401,6 +412,7 @@ class KafkaMembership:
         except AcquireError as error:
             if self._assigned.issuperset(shards) and not incarnation.failed:
                 self._failed(str(error), fenced=error.fenced)
+                self._outdated = error.outdated
                 log.warning("acquisition_failed", shards=shards, error=str(error), again_in_s=round(self._pause_s, 1))
             return []
         self._last_error = None

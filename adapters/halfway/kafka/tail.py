@@ -13,7 +13,14 @@ from confluent_kafka import KafkaException, Message
 from halfway.domain.records import FOREIGN, Foreign, Half
 from halfway.kafka.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.intake import barrier_in, half_in, note_skipped, overwritten_id
+from halfway.kafka.intake import (
+    NewerReleaseError,
+    barrier_in,
+    demand_no_newer,
+    half_in,
+    note_skipped,
+    overwritten_id,
+)
 from halfway.kafka.loop import Loop
 from halfway.kafka.partitions import PartitionReader, Place
 
@@ -92,6 +99,9 @@ class Tail:
                     moved = {(self._config.half_topic, shard) for shard in self._batch}
                 for place in moved:
                     self._post(place[1], reader.positions.get(place))
+        except NewerReleaseError as error:
+            log.error("newer_release_found", topic=self._config.half_topic, error=str(error))  # noqa: TRY400 - it is told
+            self._loop.post(self._on_failed, str(error))
         except Exception as error:
             log.exception("tail_thread_failed")
             self._loop.post(self._on_failed, repr(error))
@@ -119,6 +129,7 @@ class Tail:
             else:
                 self._batch.setdefault(shard, []).append((offset, *half_in(message, self._config.shards)))
         except UndecodableError as error:
+            demand_no_newer(message, error)
             note_skipped(message, error, self._skipped)
             name = overwritten_id(message, self._config.shards)
             if name is not None:

@@ -1,7 +1,8 @@
 """The Avro schemas of the records in halfway's topics, and their loader.
 
 `<name>.avsc` is the schema that is written now; `history/<name>.v<n>.avsc` are those that were written before and must
-stay readable. Each file stands alone: no type is defined in another file.
+stay readable; `upcoming/<name>.v<n>.avsc` is what the next release will write, and this one can already read. Each file
+stands alone: no type is defined in another file.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ def current(name: str) -> dict[str, Any]:
 
 
 def versions(name: str) -> tuple[dict[str, Any], ...]:
-    """Return every version of a schema, the current one first, then the older ones from new to old."""
-    folder = files(__name__) / "history"
-    past = sorted(
-        (
-            (int(entry.name.removeprefix(f"{name}.v").removesuffix(".avsc")), entry)
-            for entry in (folder.iterdir() if folder.is_dir() else ())
-            if entry.name.startswith(f"{name}.v") and entry.name.endswith(".avsc")
-        ),
-        key=lambda numbered: numbered[0],
-        reverse=True,
-    )
-    return (current(name), *(json.loads(entry.read_text(encoding="utf-8")) for _, entry in past))
+    """Return every version that can be read: the one that is written first, then the others from new to old."""
+    numbered = [*_numbered(name, "history"), *_numbered(name, "upcoming")]
+    numbered.sort(key=lambda one: one[0], reverse=True)
+    return (current(name), *(schema for _, schema in numbered))
+
+
+def _numbered(name: str, folder: str) -> list[tuple[int, dict[str, Any]]]:
+    place = files(__name__) / folder
+    return [
+        (int(entry.name.removeprefix(f"{name}.v").removesuffix(".avsc")), json.loads(entry.read_text(encoding="utf-8")))
+        for entry in (place.iterdir() if place.is_dir() else ())
+        if entry.name.startswith(f"{name}.v") and entry.name.endswith(".avsc")
+    ]
