@@ -21,6 +21,7 @@ from halfway.service.ports import (
     Lane,
     LaneWrite,
     Membership,
+    Owners,
     TopicFacts,
     Topics,
     Written,
@@ -62,6 +63,7 @@ class Ports:
     cursors: CursorStore
     groups: GroupStore
     topics: Topics
+    owners: Owners
     membership: Membership
 
 
@@ -143,6 +145,7 @@ class Instance:
         self.cursors = ports.cursors
         self.groups = ports.groups
         self.topics = ports.topics
+        self.owners = ports.owners
         self.membership = ports.membership
         self.listener = Listener()
         self._backend = backend

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Final, cast
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from halfway.kafka.cursors import KafkaCursors
 from halfway.kafka.destinations import Destinations
 from halfway.kafka.groups import KafkaGroups
 from halfway.kafka.halflog import KafkaHalfLog
+from halfway.kafka.owners import KafkaOwners
 from halfway.kafka.topics import InternalTopics
 from halfway.memory import RecordingObserver
 from tests.contract.instance import PATIENCE_S, SHARDS, Ports, Seen, Stored, new_id
@@ -44,6 +46,7 @@ def new_config(bootstrap_servers: str) -> KafkaConfig:
 class KafkaBackend:
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
+        self._instances = 0
         self._servers = config.properties["bootstrap.servers"]
         self._admin = AdminClient({"bootstrap.servers": self._servers})
 
@@ -62,8 +65,13 @@ class KafkaBackend:
 
     @asynccontextmanager
     async def ports(self) -> AsyncIterator[Ports]:
-        config, observer = self._config, RecordingObserver()
+        self._instances += 1
+        config = replace(self._config, instance_url=f"http://127.0.0.1:{self._instances}")
+        observer = RecordingObserver()
         async with AsyncExitStack() as stack:
+            owners = KafkaOwners(config)
+            stack.push_async_callback(owners.stop)
+            await owners.start()
             groups = KafkaGroups(config, observer)
             stack.push_async_callback(groups.stop)
             await groups.start(deadline=asyncio.get_running_loop().time() + PATIENCE_S)
@@ -81,6 +89,7 @@ class KafkaBackend:
                 cursors=cursors,
                 groups=groups,
                 topics=destinations,
+                owners=owners,
                 membership=cluster.membership,
             )
 

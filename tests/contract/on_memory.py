@@ -21,6 +21,7 @@ class MemoryBackend:
             cursors=memory.cursors,
             groups=memory.groups,
             topics=memory.topics,
+            owners=memory.owners,
             membership=memory.membership,
         )
 

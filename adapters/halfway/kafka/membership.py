@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar, TypeVarTuple, Unpack
@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from halfway.domain.records import Foreign, Half
+from halfway.kafka.absences import Absences
 from halfway.kafka.acquire import Acquired, AcquireError, Acquisition, CursorLoader
 from halfway.kafka.admission import Destinations, LaneContext
 from halfway.kafka.config import KafkaConfig
@@ -95,8 +96,7 @@ class KafkaMembership:
         self._workers = ThreadPoolExecutor(2, "halfway-membership")
         self._assigned: frozenset[int] = frozenset()
         self._acquiring: frozenset[int] = frozenset()
-        self._away_since: dict[int, float] = {}
-        """Since when a shard that is assigned here is served by nobody, on `time.time()`."""
+        self._absences = Absences()
         self._idle = asyncio.Event()
         self._changed = asyncio.Event()
         self._incarnation: Incarnation | None = None
@@ -110,8 +110,6 @@ class KafkaMembership:
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: ShardListener
-        self._started_ms = 0
-        """A release from before the start tells nothing of a move: there may have been no instance at all."""
         self._loop: Loop
 
     @property
@@ -132,7 +130,6 @@ class KafkaMembership:
     async def start(self, listener: ShardListener) -> None:
         """Begin an incarnation, join, and acquire what is assigned; returns as soon as that is under way."""
         self._listener = listener
-        self._started_ms = time.time_ns() // 1_000_000
         self._loop = Loop(asyncio.get_running_loop())
         self._group.start()
         self._tasks = [
@@ -190,14 +187,12 @@ class KafkaMembership:
     def _on_assigned(self, shards: set[int]) -> None:
         if not self._stopping:
             self._assigned |= shards
-            for shard in shards:
-                self._away_since.setdefault(shard, time.time())
+            self._absences.begin(shards)
             self._changed.set()
 
     def _on_dropped(self, shards: frozenset[int]) -> None:
         self._assigned -= shards
-        for shard in shards:
-            self._away_since.pop(shard, None)
+        self._absences.forget(shards)
         incarnation = self._incarnation
         if incarnation is not None and shards & (incarnation.shards | self._acquiring):
             incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
@@ -208,8 +203,7 @@ class KafkaMembership:
         What is not finished in good time before it is dropped, and not released.
         """
         self._assigned -= shards
-        for shard in shards:
-            self._away_since.pop(shard, None)
+        self._absences.forget(shards)
         await self._acquired_or_given_up(shards, deadline)
         incarnation = self._incarnation
         if incarnation is None:
@@ -424,23 +418,11 @@ class KafkaMembership:
             if incarnation is self._incarnation and shard.shard in self._assigned:
                 incarnation.serve(shard.shard, shard.barrier + 1)
                 self._listener.acquired(shard.shard, shard.state)
-                self._observe_moved(shard)
+                self._observer.shard_moved(self._absences.end(shard.shard, shard.released_at))
 
-    def _observe_moved(self, shard: Acquired) -> None:
-        """Observe for how long nobody served a shard: since its release, else since this instance was to serve it.
-
-        Of an owner that died nobody knows when: it is the group that takes the time of a session to find out.
-        """
-        now = time.time()
-        since = self._away_since.pop(shard.shard, now)
-        if shard.released_at is not None and shard.released_at >= self._started_ms:
-            since = min(since, shard.released_at / 1000)
-        self._observer.shard_moved(max(0.0, now - since))
-
-    def _tell_lost(self, shards: Iterable[int]) -> None:
+    def _tell_lost(self, shards: Collection[int]) -> None:
+        self._absences.begin(self._assigned.intersection(shards))
         for shard in shards:
-            if shard in self._assigned:
-                self._away_since.setdefault(shard, time.time())
             try:
                 self._listener.lost(shard)
             except Exception:

@@ -151,3 +151,32 @@ def test_settings_that_contradict_each_other_are_refused(over: dict[str, str], m
     """A policy that outlives the op topic, and a body limit below a prepare's."""
     with pytest.raises(ConfigurationError, match=match):
         load(BOOTSTRAP | over)
+
+
+@pytest.mark.parametrize("credential", ["short", "x" * 600, "ein Schlüssel mit Umlaut"])
+def test_a_credential_that_is_weak_or_fits_no_header_is_refused_and_not_shown(credential: str) -> None:
+    with pytest.raises(ConfigurationError, match="peer_credential") as caught:
+        load(BOOTSTRAP | {"HALFWAY_PEER_CREDENTIAL": credential})
+    assert credential not in caught.value.detail
+    assert "openssl rand" in caught.value.detail
+
+
+def test_the_credential_before_is_accepted_while_the_new_one_is_shown() -> None:
+    settings = load(
+        BOOTSTRAP
+        | {
+            "HALFWAY_PEER_CREDENTIAL": "the new one, long enough",
+            "HALFWAY_PEER_CREDENTIAL_PREVIOUS": "the old one, long enough",
+        }
+    )
+    assert settings.peer_credentials == ("the new one, long enough", "the old one, long enough")
+    assert "long enough" not in repr(settings)
+    assert load(BOOTSTRAP).peer_credentials == ()
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://here", "here:8080", "http://", "http://a:b@here", "http://here/?x=1", "http://[", "http://here/#x"]
+)
+def test_an_instance_url_that_others_could_not_ask_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="instance_url"):
+        load(BOOTSTRAP | {"HALFWAY_INSTANCE_URL": url})

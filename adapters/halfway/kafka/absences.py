@@ -1,0 +1,37 @@
+"""For how long nobody served a shard, as far as the instance that serves it next can tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+
+class Absences:
+    """Shards that are assigned to this instance and not served, with the time since when; seconds since the epoch.
+
+    Of an owner that died nobody knows when: the group takes the time of a session to find out, which is not in here.
+    """
+
+    def __init__(self) -> None:
+        """Start now: a release from before tells nothing, as there may have been no instance at all since then."""
+        self._started = time.time()
+        self._since: dict[int, float] = {}
+
+    def begin(self, shards: Iterable[int]) -> None:
+        """Note that shards are to be served here from now on, and are not yet."""
+        now = time.time()
+        for shard in shards:
+            self._since.setdefault(shard, now)
+
+    def forget(self, shards: Iterable[int]) -> None:
+        """Note that shards are another's to serve."""
+        for shard in shards:
+            self._since.pop(shard, None)
+
+    def end(self, shard: int, released_ms: int | None) -> float:
+        """Return for how many seconds a shard was away that is served now; `released_ms` is when it was given back."""
+        now = time.time()
+        since = self._since.pop(shard, now)
+        if released_ms is not None and released_ms / 1000 >= self._started:
+            since = min(since, released_ms / 1000)
+        return max(0.0, now - since)

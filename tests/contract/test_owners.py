@@ -1,0 +1,26 @@
+"""The port `Owners`: where to ask for a shard that is another's."""
+
+import pytest
+
+from halfway.service.ports import OwnerHint
+from tests.contract.instance import SHARDS, Backend, eventually, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_owners_are_known_while_they_own_and_never_this_very_instance(backend: Backend) -> None:
+    async with backend.ports() as watcher:
+        async with running(backend) as owner:
+            await eventually(
+                lambda: all(watcher.owners.find(shard) is not None for shard in range(SHARDS)), "every owner is known"
+            )
+            hints = {watcher.owners.find(shard) for shard in range(SHARDS)}
+            assert len(hints) == 1, "one incarnation owns them all"
+            [hint] = hints
+            assert isinstance(hint, OwnerHint)
+            assert [owner.owners.find(shard) for shard in range(SHARDS)] == [None] * SHARDS
+        await eventually(
+            lambda: all(watcher.owners.find(shard) is None for shard in range(SHARDS)), "what is released is no one's"
+        )
+        async with running(backend):
+            await eventually(lambda: watcher.owners.find(0) not in (None, hint), "the next incarnation is known")
