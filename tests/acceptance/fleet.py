@@ -1,8 +1,12 @@
 """Several coordinators with the same topics, and a client that asks one after the other as a load balancer does."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -11,7 +15,7 @@ from halfway.domain.ids import shard_of
 from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
 from halfway.service.peer_wire import AnswerReader, encode_call, request_of, result_of
 from tests.acceptance.coordinator_process import CoordinatorProcess
-from tests.acceptance.rest_client import Rest
+from tests.acceptance.rest_client import Rest, message
 
 SHARDS = 6
 CREDENTIAL = "a secret that all instances share"
@@ -98,3 +102,62 @@ async def ask_as_peer(
             return response.status
         [frame] = AnswerReader(MIB).feed(await response.read())
         return result_of(call, frame)
+
+
+@dataclass
+class Load:
+    """Callers behind a load balancer, who try again where they are told to; what they saw is kept."""
+
+    rest: Rest
+    group: str
+    topic: str
+    answers: Counter[tuple[int, str | None]] = field(default_factory=Counter)
+    prepared: set[str] = field(default_factory=set)
+    committed: set[str] = field(default_factory=set)
+    without_retry_after: list[object] = field(default_factory=list)
+    done: bool = False
+
+    async def call(self, what: str, body: dict[str, object]) -> tuple[int, dict[str, Any]]:
+        """Make a call until it is answered by anything but 503; 0 stands for a connection that was lost."""
+        while True:
+            try:
+                answer = await self.rest.call("POST", what, body)
+            except (aiohttp.ClientError, TimeoutError):
+                self.answers[0, None] += 1
+            else:
+                self.answers[answer.status, answer.error_code] += 1
+                if answer.status not in (429, 503):
+                    return answer.status, answer.body
+                if "Retry-After" not in answer.headers:
+                    self.without_retry_after.append(answer)
+            await asyncio.sleep(0.1)
+
+    async def caller(self) -> None:
+        while not self.done:
+            name = f"load-{uuid4().hex}"
+            status, _ = await self.call(
+                "/transactions", {"group": self.group, "id": name, "messages": [message(self.topic, name)]}
+            )
+            assert status in (200, 201), (status, name)
+            self.prepared.add(name)
+            status, body = await self.call(f"/transactions/{name}/end", {"outcome": "commit"})
+            assert (status, body["state"]) == (200, "committed")
+            self.committed.add(name)
+
+
+async def served_by(rest: Rest) -> set[int]:
+    """Give the shards that an instance serves, as its metrics say."""
+    _, metrics = await rest.health("/metrics")
+    lines = (line for line in metrics.splitlines() if line.startswith("halfway_pending{"))
+    return {int(line.split('shard="')[1].split('"')[0]) for line in lines}
+
+
+async def shares(rests: list[Rest]) -> list[set[int]]:
+    """Give the shards of each instance; none for one that cannot be asked."""
+    found = []
+    for rest in rests:
+        try:
+            found.append(await served_by(rest))
+        except aiohttp.ClientError:
+            found.append(set())
+    return found

@@ -1,23 +1,17 @@
 """Instances die, join and are upgraded while callers go on."""
 
-import asyncio
 import json
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
-import aiohttp
 import pytest
 
 from halfway import schemas
-from tests.acceptance.fleet import SHARDS, Fleet, RoundRobin, id_in
-from tests.acceptance.rest_client import QUIET, Connect, Rest, message
-from tests.acceptance.test_several_instances import served_by
+from tests.acceptance.fleet import SHARDS, Fleet, RoundRobin, id_in, shares
+from tests.acceptance.rest_client import QUIET, Connect, message
 from tests.acceptance.topics import Cluster
 from tests.acceptance.waiting import eventually, until_true
 from tests.fixtures_kafka import Kafka
@@ -31,111 +25,6 @@ def fleet(kafka: Kafka, tmp_path: Path) -> Iterator[Fleet]:
         assert [line for member in fleet.members for line in member.log.splitlines() if '"exception"' in line] == []
     finally:
         fleet.close()
-
-
-@dataclass
-class Load:
-    """Callers behind a load balancer, who try again where they are told to; what they saw is kept."""
-
-    rest: Rest
-    group: str
-    topic: str
-    answers: Counter[tuple[int, str | None]] = field(default_factory=Counter)
-    prepared: set[str] = field(default_factory=set)
-    committed: set[str] = field(default_factory=set)
-    without_retry_after: list[object] = field(default_factory=list)
-    done: bool = False
-
-    async def call(self, what: str, body: dict[str, object]) -> tuple[int, dict[str, Any]]:
-        """Make a call until it is answered by anything but 503; 0 stands for a connection that was lost."""
-        while True:
-            try:
-                answer = await self.rest.call("POST", what, body)
-            except (aiohttp.ClientError, TimeoutError):
-                self.answers[0, None] += 1
-            else:
-                self.answers[answer.status, answer.error_code] += 1
-                if answer.status not in (429, 503):
-                    return answer.status, answer.body
-                if "Retry-After" not in answer.headers:
-                    self.without_retry_after.append(answer)
-            await asyncio.sleep(0.1)
-
-    async def caller(self) -> None:
-        while not self.done:
-            name = f"load-{uuid4().hex}"
-            status, _ = await self.call(
-                "/transactions", {"group": self.group, "id": name, "messages": [message(self.topic, name)]}
-            )
-            assert status in (200, 201), (status, name)
-            self.prepared.add(name)
-            status, body = await self.call(f"/transactions/{name}/end", {"outcome": "commit"})
-            assert (status, body["state"]) == (200, "committed")
-            self.committed.add(name)
-
-
-async def shares(rests: list[Rest]) -> list[set[int]]:
-    """Give the shards of each instance; none for one that cannot be asked."""
-    found = []
-    for rest in rests:
-        try:
-            found.append(await served_by(rest))
-        except aiohttp.ClientError:
-            found.append(set())
-    return found
-
-
-async def test_an_instance_is_killed_and_another_joins_under_load(
-    fleet: Fleet, connect: Connect, cluster: Cluster, topic: str, group: str
-) -> None:
-    """The others take over, and only what must move moves; callers see nothing but lost connections and 503."""
-    fleet.start(3)
-    rests = [connect(member) for member in fleet.members]
-    await eventually(lambda: shares(rests), lambda found: [len(one) for one in found] == [2, 2, 2])
-    await rests[0].put_group(group, topics=[topic], policy=QUIET)
-    load = Load(RoundRobin(rests[0].session, fleet.members), group, topic)
-    async with asyncio.TaskGroup() as callers:
-        for _ in range(6):
-            callers.create_task(load.caller())
-        await until_true(lambda: len(load.committed) > 60, what="commits")
-
-        before = await shares(rests)
-        fleet.members[2].kill()
-        killed_at = time.monotonic()
-        two = rests[:2]
-        after = await eventually(lambda: shares(two), lambda found: set().union(*found) == set(range(SHARDS)))
-        print(f"taken over after {time.monotonic() - killed_at:.1f} s; callers saw {dict(load.answers)}")  # noqa: T201 - a figure to read
-        assert after[0] >= before[0], "a shard of an instance that lives was moved"
-        assert after[1] >= before[1], "a shard of an instance that lives was moved"
-        load.rest = RoundRobin(rests[0].session, fleet.members[:2])
-        count = len(load.committed)
-        await until_true(lambda: len(load.committed) > count + 60, what="commits after the takeover")
-
-        before = after
-        fresh = fleet.add()
-        fresh.launch()
-        three = [*two, connect(fresh)]
-        after = await eventually(lambda: shares(three), lambda found: [len(one) for one in found] == [2, 2, 2])
-        assert after[0] < before[0], "it got a shard that it did not have"
-        assert after[1] < before[1], "it got a shard that it did not have"
-        load.rest = RoundRobin(rests[0].session, [*fleet.members[:2], fresh])
-        count = len(load.committed)
-        await until_true(lambda: len(load.committed) > count + 60, what="commits after the third joined")
-        load.done = True
-    assert set(load.answers) <= {
-        (0, None),
-        (201, None),
-        (200, None),
-        *((503, code) for code in ("shard_unavailable", "outcome_unknown", "end_unconfirmed", "kafka_unavailable")),
-    }, load.answers
-    assert load.without_retry_after == []
-    values = [(record.value or b"").decode() for record in await cluster.read(topic)]
-    assert sorted(values) == sorted(load.committed)
-    assert load.committed == load.prepared
-    for rest in three:
-        _, metrics = await rest.health("/metrics")
-        [moved] = [line for line in metrics.splitlines() if line.startswith("halfway_shard_away_seconds_count")]
-        assert float(moved.split()[1]) >= 2
 
 
 async def test_without_the_credential_nothing_is_forwarded_and_the_log_says_so(

@@ -1,6 +1,7 @@
 """Three instances behind a load balancer: whoever is asked, the owner answers."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,21 +12,23 @@ from halfway.domain.transaction import Outcome
 from halfway.kafka import codec
 from halfway.service.peer_calls import EndCall, GetCall
 from halfway.service.requests import End
-from tests.acceptance.fleet import CREDENTIAL, SHARDS, Fleet, RoundRobin, ask_as_peer, id_in
+from tests.acceptance.fleet import CREDENTIAL, SHARDS, Fleet, Load, RoundRobin, ask_as_peer, id_in, served_by, shares
 from tests.acceptance.rest_client import QUIET, Connect, Rest, message, preparation
 from tests.acceptance.topics import Cluster
-from tests.acceptance.waiting import eventually
+from tests.acceptance.waiting import eventually, until_true
 from tests.fixtures_kafka import Kafka
+
+# They share three processes.
+pytestmark = pytest.mark.xdist_group("fleet")
 
 
 @pytest.fixture(scope="module")
 def fleet(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Give three instances that serve two shards each; tests neither stop nor kill them."""
+    """Give three instances that serve two shards each; only the last test of this module kills one."""
     fleet = Fleet(kafka.bootstrap_servers, tmp_path_factory.mktemp("fleet"))
     try:
         fleet.start(3)
         yield fleet
-        assert all(member.running for member in fleet.members)
         assert [line for member in fleet.members for line in member.log.splitlines() if '"exception"' in line] == []
     finally:
         fleet.close()
@@ -46,13 +49,6 @@ async def rests(fleet: Fleet, connect: Connect) -> list[Rest]:
 @pytest.fixture
 async def everywhere(fleet: Fleet, rests: list[Rest]) -> RoundRobin:
     return RoundRobin(rests[0].session, fleet.members)
-
-
-async def served_by(rest: Rest) -> set[int]:
-    """Give the shards that an instance serves, as its metrics say."""
-    _, metrics = await rest.health("/metrics")
-    lines = (line for line in metrics.splitlines() if line.startswith("halfway_pending{"))
-    return {int(line.split('shard="')[1].split('"')[0]) for line in lines}
 
 
 async def forwarded_by(rest: Rest, call: str) -> float:
@@ -245,3 +241,53 @@ async def test_what_was_forwarded_is_not_forwarded_again(
             await ask_as_peer(rests[0].session, first, call, to=incarnation)
     assert (await rests[0].show(name))["state"] == "prepared"
     await rests[0].rollback(name)
+
+
+async def test_an_instance_is_killed_and_another_joins_under_load(
+    rests: list[Rest], fleet: Fleet, connect: Connect, cluster: Cluster, topic: str, group: str
+) -> None:
+    """The others take over, and only what must move moves; callers see nothing but lost connections and 503."""
+    await rests[0].put_group(group, topics=[topic], policy=QUIET)
+    load = Load(RoundRobin(rests[0].session, fleet.members), group, topic)
+    async with asyncio.TaskGroup() as callers:
+        for _ in range(6):
+            callers.create_task(load.caller())
+        await until_true(lambda: len(load.committed) > 60, what="commits")
+
+        before = await shares(rests)
+        fleet.members[2].kill()
+        killed_at = time.monotonic()
+        two = rests[:2]
+        after = await eventually(lambda: shares(two), lambda found: set().union(*found) == set(range(SHARDS)))
+        print(f"taken over after {time.monotonic() - killed_at:.1f} s; callers saw {dict(load.answers)}")  # noqa: T201 - a figure to read
+        assert after[0] >= before[0], "a shard of an instance that lives was moved"
+        assert after[1] >= before[1], "a shard of an instance that lives was moved"
+        load.rest = RoundRobin(rests[0].session, fleet.members[:2])
+        count = len(load.committed)
+        await until_true(lambda: len(load.committed) > count + 60, what="commits after the takeover")
+
+        before = after
+        fresh = fleet.add()
+        fresh.launch()
+        three = [*two, connect(fresh)]
+        after = await eventually(lambda: shares(three), lambda found: [len(one) for one in found] == [2, 2, 2])
+        assert after[0] < before[0], "it got a shard that it did not have"
+        assert after[1] < before[1], "it got a shard that it did not have"
+        load.rest = RoundRobin(rests[0].session, [*fleet.members[:2], fresh])
+        count = len(load.committed)
+        await until_true(lambda: len(load.committed) > count + 60, what="commits after the third joined")
+        load.done = True
+    assert set(load.answers) <= {
+        (0, None),
+        (201, None),
+        (200, None),
+        *((503, code) for code in ("shard_unavailable", "outcome_unknown", "end_unconfirmed", "kafka_unavailable")),
+    }, load.answers
+    assert load.without_retry_after == []
+    values = [(record.value or b"").decode() for record in await cluster.read(topic)]
+    assert sorted(values) == sorted(load.committed)
+    assert load.committed == load.prepared
+    for rest in three:
+        _, metrics = await rest.health("/metrics")
+        [moved] = [line for line in metrics.splitlines() if line.startswith("halfway_shard_away_seconds_count")]
+        assert float(moved.split()[1]) >= 2

@@ -79,16 +79,29 @@ class PeerPort:
             response = web.Response(status=refused.status, body=body, content_type="application/json")
             response.force_close()
             return response
-        loop = asyncio.get_running_loop()
-        tasks = {loop.create_task(self._answer(index, frame)) for index, frame in enumerate(calls)}
-        self._calls |= tasks
+        done: list[bytes] = []
+        left = len(calls)
+        arrived = asyncio.Event()
+
+        def finished(task: asyncio.Task[bytes]) -> None:
+            nonlocal left
+            left -= 1
+            self._calls.discard(task)
+            if not task.cancelled():
+                done.append(task.result())
+            arrived.set()
+
+        tasks = [asyncio.create_task(self._answer(index, frame)) for index, frame in enumerate(calls)]
+        self._calls.update(tasks)
         for task in tasks:
-            task.add_done_callback(self._calls.discard)
+            task.add_done_callback(finished)
         answers = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         await answers.prepare(request)
-        while tasks:
-            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            await answers.write(b"".join(task.result() for task in done))
+        while left or done:
+            await arrived.wait()
+            arrived.clear()
+            data, done[:] = b"".join(done), []
+            await answers.write(data)
         await answers.write_eof()
         return answers
 

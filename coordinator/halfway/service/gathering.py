@@ -82,15 +82,19 @@ class Gathering:
         """
         if not self._forwarding.others():
             return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_s
+        until = asyncio.get_running_loop().time() + wait_s
+        found = await self._lease_now(group, at_most, credential)
+        if found or not wait_s:
+            return found
         with self._leases.polling(group):
-            while True:
-                found = await self._leases.lease(group, at_most=at_most, wait_s=0, credential=credential)
-                found = [*found, *await self._fetched(group, at_most - len(found), credential)]
-                if found or self._leases.closed or loop.time() >= until:
-                    return found
+            while not found and not self._leases.closed and asyncio.get_running_loop().time() < until:
                 await self._until_due(group, until, credential)
+                found = await self._lease_now(group, at_most, credential)
+        return found
+
+    async def _lease_now(self, group: str, at_most: int, credential: str | None) -> Sequence[LeasedCheck]:
+        found = await self._leases.lease(group, at_most=at_most, wait_s=0, credential=credential)
+        return [*found, *await self._fetched(group, at_most - len(found), credential)]
 
     async def _fetched(self, group: str, at_most: int, credential: str | None) -> Sequence[LeasedCheck]:
         found: Sequence[LeasedCheck] = ()
