@@ -24,7 +24,8 @@ from halfway.domain.errors import (
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message, OpKind
 from halfway.domain.transaction import State
-from halfway.kafka.codec import decode_op
+from halfway.kafka.avro import MARKER
+from halfway.kafka.codec import KIND_HALF, decode_op, record_headers
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.destinations import Destinations
 from halfway.kafka.lane_producer import fence
@@ -360,3 +361,29 @@ async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: Ka
         await asyncio.to_thread(prepare, config, 0, half(later))
         await eventually(lambda: instance.service.states[0].state_of(later) is not None, "the half after rubbish")
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
+
+
+async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: KafkaConfig) -> None:
+    """It is halfway's own, as its headers say: to skip it could lose a prepare. The tail stops, and so does a start."""
+    newer = Producer(config.producer())
+
+    def written(transaction_id: bytes, shard: int) -> None:
+        headers = record_headers(KIND_HALF, "shop", "prepared")
+        newer.produce(config.half_topic, MARKER + b"newer schema", transaction_id, shard, headers=headers)
+        newer.flush(30)
+
+    def out(instance: Instance) -> bool:
+        status = instance.cluster.membership.status
+        return not status.joined and "newer release" in (status.last_error or "")
+
+    async with running(config) as instance:
+        await asyncio.to_thread(written, b"n-1", 0)
+        await eventually(lambda: out(instance) and not instance.service.states, "it leaves the group and says why")
+    again = Instance(config)
+    try:
+        await again.start()
+        await eventually(lambda: out(again), "it leaves the group and says why")
+        assert again.service.states == {}
+        assert again.observer.counts[f"skipped {config.half_topic}"] == 0
+    finally:
+        await again.stop()

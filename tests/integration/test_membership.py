@@ -78,6 +78,33 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
     assert [event for event in first.service.events if event[0] == "lost"] == []
 
 
+async def test_only_what_must_move_moves(config: KafkaConfig) -> None:
+    """An instance that joins or leaves moves its own share; every other shard is served without a break."""
+    async with running(config) as first:
+        second, third = Instance(config), Instance(config)
+        old = (first, second)
+        try:
+            await second.start()
+            await eventually(lambda: [len(one.service.states) for one in old] == [2, 2], "two each")
+            had = [set(one.service.states) for one in old]
+            for one in old:
+                one.service.events.clear()
+            await third.start()
+            await eventually(lambda: served(*old, third) == [0, 1, 2, 3] and third.service.states != {}, "a share")
+            moved = set(third.service.states)
+            assert len(moved) == 1
+            for one, before in zip(old, had, strict=True):
+                assert one.service.events == [("revoked", shard) for shard in before & moved]
+                one.service.events.clear()
+            await third.stop()
+            await eventually(lambda: served(*old) == [0, 1, 2, 3], "its share is served again")
+            events = [event for one in old for event in one.service.events]
+            assert events == [("acquired", shard) for shard in moved]
+        finally:
+            await third.stop()
+            await second.stop()
+
+
 async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itself(config: KafkaConfig) -> None:
     """Another's acquisition fences the lane: every shard is lost, and acquired again by a new incarnation."""
     orders = config.prefix + "orders"

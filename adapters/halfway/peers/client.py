@@ -37,6 +37,8 @@ _OK: Final = 200
 _CONNECT_S: Final = 2.0
 _KEEPALIVE_S: Final = 15.0
 _SAY_AGAIN_S: Final = 30.0
+_SILENT_S: Final = 3.0
+"""Of an owner that says nothing for so long, while it has as many requests as it may, no more is asked."""
 _MAX_REFUSAL_BYTES: Final = 4096
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -74,6 +76,8 @@ class _Line:
     """What waits for one owner, and how many requests to it are under way."""
 
     owner: OwnerHint
+    heard_at: float
+    """When it last answered anything, or began to be asked."""
     waiting: deque[_Asked] = field(default_factory=deque)
     under_way: int = 0
     scheduled: bool = False
@@ -144,10 +148,15 @@ class HttpPeers:
 
     def _queue(self, owner: OwnerHint, asked: _Asked) -> None:
         # What waits for a check keeps its request open for long: it must not take the places of the others.
-        key = (owner.incarnation, owner.url, isinstance(asked.call, DueCall))
+        waits = isinstance(asked.call, DueCall)
+        key = (owner.incarnation, owner.url, waits)
+        now = asyncio.get_running_loop().time()
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(owner)
+            line = self._lines[key] = _Line(owner, now)
+        if line.under_way >= self._limits.max_requests and now - line.heard_at > _SILENT_S and not waits:
+            # It hangs: who asks on would take the places here of those whom others can serve.
+            raise ShardUnavailableError("the owner of the shard does not answer now: try again")
         line.waiting.append(asked)
         self._schedule(key, line)
 
@@ -163,8 +172,10 @@ class HttpPeers:
             batch = self._next(line)
             if not batch:
                 break
+            if not line.under_way:
+                line.heard_at = asyncio.get_running_loop().time()
             line.under_way += 1
-            task = asyncio.create_task(self._request(line.owner, batch))
+            task = asyncio.create_task(self._request(line, batch))
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._done(key, line, task))
         self._forget(key, line)
@@ -196,12 +207,12 @@ class HttpPeers:
 
     # --- one request
 
-    async def _request(self, owner: OwnerHint, batch: list[_Asked]) -> None:
+    async def _request(self, line: _Line, batch: list[_Asked]) -> None:
         """Send calls and hand out their answers; whoever gets none is told whether it may have been done."""
-        detail = "the connection was closed"
+        owner, detail = line.owner, "the connection was closed"
         try:
             async with asyncio.timeout_at(max(asked.deadline for asked in batch)):
-                await self._exchange(owner, batch)
+                await self._exchange(line, batch)
         except aiohttp.ConnectionTimeoutError:
             detail = f"{_place(owner)}: no connection in time"
             _not_sent(batch)
@@ -223,7 +234,8 @@ class HttpPeers:
                 if not asked.answer.done():
                     asked.answer.set_exception(_no_answer(asked, detail))
 
-    async def _exchange(self, owner: OwnerHint, batch: list[_Asked]) -> None:
+    async def _exchange(self, line: _Line, batch: list[_Asked]) -> None:
+        owner = line.owner
         body = request_of([asked.body for asked in batch])
         headers = {
             "Content-Type": CONTENT_TYPE,
@@ -240,6 +252,7 @@ class HttpPeers:
             reader = AnswerReader(self._limits.max_answer_bytes)
             left = len(batch)
             async for chunk in response.content.iter_any():
+                line.heard_at = asyncio.get_running_loop().time()
                 for frame in reader.feed(chunk):
                     if not 0 <= frame.index < len(batch):
                         raise ValueError("an answer to nothing")

@@ -175,6 +175,26 @@ async def test_more_than_may_wait_is_refused_and_was_not_done(serve: Serve, stac
     assert (await ask(peers, at, "d")).id == "d"
 
 
+async def test_an_owner_that_hangs_is_asked_no_more_until_it_answers(
+    serve: Serve, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who would ask it are told at once, and take no places that others need."""
+    monkeypatch.setattr("halfway.peers.client._SILENT_S", 0.1)
+    peers = await stack.enter_async_context(HttpPeers(SECRET, limits=PeerLimits(max_requests=2, max_calls=1)))
+    owner = Owner()
+    owner.gates = dict.fromkeys(("a", "b"), asyncio.Event())
+    at = await serve(owner)
+    waiting = [asyncio.create_task(ask(peers, at, name)) for name in ("a", "b")]
+    await asyncio.sleep(0.3)
+    for _ in range(3):
+        with pytest.raises(ShardUnavailableError, match="does not answer"):
+            await ask(peers, at, "c")
+    owner.gates["a"].set()
+    await asyncio.gather(*waiting)
+    assert (await ask(peers, at, "d")).id == "d"
+    assert [call.request.id for call in owner.asked if isinstance(call, EndCall)] == ["a", "b", "d"]
+
+
 async def test_the_errors_of_an_owner_reach_the_caller(serve: Serve, peers: HttpPeers) -> None:
     owner = Owner()
     owner.error = AlreadyEndedError("t", state="rolled_back")

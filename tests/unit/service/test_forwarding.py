@@ -19,7 +19,7 @@ from halfway.domain.records import CheckMode
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import Memory
 from halfway.service.coordinator import Coordinator
-from halfway.service.peer_calls import CountCall, GetCall
+from halfway.service.peer_calls import CountCall, GetCall, ListCall
 from halfway.service.requests import ListQuery
 from tests.unit.service.world import LIMITS, SHARDS, World
 
@@ -134,7 +134,7 @@ async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World]) ->
     names = []
     for number in range(10):
         here.memory.clock.advance(1)
-        names.append((await here.prepare(transaction_id=own_id(number % 2, number))).id)
+        names.append((await here.prepare(transaction_id=own_id(number // 5, number))).id)
     for world in pair:
         seen: list[str] = []
         query = ListQuery(limit=3)
@@ -153,6 +153,17 @@ async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World]) ->
     with pytest.raises(ShardUnavailableError, match="shard 1"):
         await third.coordinator.list(ListQuery(), deadline=third.deadline())
     await third.stop()
+
+
+async def test_a_shard_that_goes_while_it_is_listed_is_not_told_in_part(pair: tuple[World, World]) -> None:
+    _, there = pair
+    await there.prepare(transaction_id=own_id(1))
+    call = ListCall(query=ListQuery(), shards=(1,))
+    listing = asyncio.create_task(there.coordinator.answering.answer(call, deadline=there.deadline(), credential=None))
+    await asyncio.sleep(0)
+    there.coordinator.listener.lost(1)
+    with pytest.raises(ShardUnavailableError):
+        await listing
 
 
 async def test_a_group_that_is_being_deleted_takes_no_prepares_anywhere(pair: tuple[World, World]) -> None:
