@@ -6,7 +6,7 @@ which costs a quarter of what fastavro's writer does.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
 from typing import Any, ClassVar, Final
 
@@ -109,23 +109,41 @@ def _header(parsed: Any) -> bytes:
 # --- pieces of a body
 
 
-def long(number: int) -> bytes | bytearray:
-    """Return an int or long: zigzag, then seven bits a byte."""
-    rest = (number << 1) ^ (number >> 63)
-    if rest < _ONE_BYTE:
-        return rest.to_bytes(1, "little")
+def _seven_bits_a_byte(rest: int) -> bytes:
     out = bytearray()
     while rest >= _ONE_BYTE:
         out.append(rest & 0x7F | 0x80)
         rest >>= 7
     out.append(rest)
-    return out
+    return bytes(out)
+
+
+_SHORT: Final = tuple(_seven_bits_a_byte(rest) for rest in range(2048))
+"""Lengths and counts are mostly small."""
+
+
+def long(number: int) -> bytes:
+    """Return an int or long: zigzag, then seven bits a byte."""
+    rest = (number << 1) ^ (number >> 63)
+    return _SHORT[rest] if rest < len(_SHORT) else _seven_bits_a_byte(rest)
+
+
+@lru_cache(maxsize=1024)
+def time(ms: int) -> bytes:
+    """Return a time as a long; what comes together mostly has the same."""
+    return long(ms)
 
 
 def string(value: str) -> bytes:
     """Return a string: length in bytes, then UTF-8."""
     data = value.encode()
-    return b"".join((long(len(data)), data))
+    return long(len(data)) + data
+
+
+@lru_cache(maxsize=4096)
+def label(value: str) -> bytes:
+    """Return a string of which there are few, such as the name of a group or a topic."""
+    return string(value)
 
 
 def optional_long(number: int | None) -> bytes:

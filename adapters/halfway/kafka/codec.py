@@ -13,12 +13,14 @@ from halfway.kafka.avro import (
     UndecodableError,
     UnknownSchemaError,
     boolean,
+    label,
     long,
     optional_bytes,
     optional_long,
     optional_string,
     registry,
     string,
+    time,
 )
 
 __all__ = [
@@ -112,21 +114,21 @@ _OP_KIND: Final = {kind: long(1 + index) for index, kind in enumerate(OpKind)}
 
 def encode_half(half: Half) -> bytes:
     """Return the value of a half record."""
-    parts: list[bytes | bytearray] = [registry("half").header]
+    parts: list[bytes] = [registry("half").header]
     _half_body(parts, half)
     return b"".join(parts)
 
 
-def _half_body(parts: list[bytes | bytearray], half: Half) -> None:
-    parts += (string(half.id), string(half.group))
+def _half_body(parts: list[bytes], half: Half) -> None:
+    parts += (string(half.id), label(half.group))
     if half.messages:
         parts.append(long(len(half.messages)))
         for message in half.messages:
             _message_body(parts, message)
     parts += (
         b"\0",
-        long(half.prepared_at),
-        long(half.since),
+        time(half.prepared_at),
+        time(half.since),
         long(len(half.fingerprint)),
         half.fingerprint,
         optional_long(half.check_after_ms),
@@ -138,8 +140,8 @@ def _half_body(parts: list[bytes | bytearray], half: Half) -> None:
     )
 
 
-def _message_body(parts: list[bytes | bytearray], message: Message) -> None:
-    parts += (string(message.topic), optional_bytes(message.key), optional_bytes(message.value))
+def _message_body(parts: list[bytes], message: Message) -> None:
+    parts += (label(message.topic), optional_bytes(message.key), optional_bytes(message.value))
     if message.headers:
         parts.append(long(len(message.headers)))
         for name, value in message.headers:
@@ -161,15 +163,15 @@ def _headers_as_pairs(half: dict[str, Any]) -> None:
 
 def encode_op(op: Op) -> bytes:
     """Return the value of an op record."""
-    parts: list[bytes | bytearray] = [
+    parts: list[bytes] = [
         registry("op").header,
         _OP_KIND[op.kind],
         string(op.id),
-        string(op.group),
+        label(op.group),
         long(op.half_offset),
         _CAUSE[op.cause],
-        long(op.prepared_at),
-        long(op.at),
+        time(op.prepared_at),
+        time(op.at),
         long(len(op.fingerprint)),
         op.fingerprint,
         long(op.checks),
@@ -181,7 +183,7 @@ def encode_op(op: Op) -> bytes:
         parts.append(long(len(op.messages)))
         for message in op.messages:
             parts += (
-                string(message.topic),
+                label(message.topic),
                 optional_bytes(message.key_hash),
                 optional_bytes(message.value_hash),
                 long(message.size),
@@ -197,7 +199,7 @@ def decode_op(data: bytes | None) -> Op:
 
 def encode_parked(parked: Parked) -> bytes:
     """Return the value of a parked record."""
-    parts: list[bytes | bytearray] = [registry("parked").header]
+    parts: list[bytes] = [registry("parked").header]
     _half_body(parts, parked.half)
     parts += (string(parked.reason), long(parked.parked_at), long(parked.checks))
     return b"".join(parts)
@@ -258,9 +260,9 @@ def decode_layout(data: bytes | None) -> Layout:
 _T = TypeVar("_T")
 
 
-def _convert(fields: dict[str, Any], kind: type[_T], name: str) -> _T:
+def _convert(fields: dict[str, Any], kind: type[_T], record: str) -> _T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         # An enum's fallback symbol, for one: written by a version whose records this one cannot act on.
-        raise UnknownSchemaError(f"{name} record that this version cannot use: {error}") from error
+        raise UnknownSchemaError(f"{record} record that this version cannot use: {error}") from error

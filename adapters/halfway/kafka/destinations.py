@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +68,17 @@ class Destinations:
         self._configuring: dict[str, Future[Described]] = {}
 
     # --- on the loop's thread
+
+    def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
+        """Return facts by name, at most 30 s old, where those of all are known; None otherwise."""
+        now = time.monotonic()
+        found: dict[str, TopicFacts] = {}
+        for name in names:
+            known = self._facts.get(name)
+            if known is None or now >= known.asked_at + FACTS_S:
+                return None
+            found[name] = known.facts
+        return found
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
         """Return facts by name, at most 30 s old; None for a topic that did not exist within the last second.

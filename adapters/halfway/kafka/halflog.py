@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from confluent_kafka import Producer
 
 from halfway.domain.errors import MessageTooLargeError
@@ -38,8 +40,8 @@ class KafkaHalfLog:
         await self._reader.stop()
         await self._ends.stop()
 
-    async def append(self, shard: int, half: Half, *, deadline: float) -> int:
-        """Append a half record with acks=all and return its offset; errors as the port tells."""
+    def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
+        """Append a half record with acks=all; its offset comes once it is delivered; errors as the port tells."""
         value = encode_half(half)
         key = half.id.encode()
         if len(key) + len(value) > self._config.half_record_bytes:
@@ -47,7 +49,7 @@ class KafkaHalfLog:
                 f"the transaction takes {len(value)} bytes as a record, {self._config.half_record_bytes} at most: "
                 "send fewer or smaller messages"
             )
-        return await self._writer.append(
+        return self._writer.append(
             self._topic,
             shard,
             key=key,

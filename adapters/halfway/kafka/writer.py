@@ -17,6 +17,7 @@ from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, Ove
 from halfway.kafka.codec import Headers
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.loop import Loop
+from halfway.service.deadlines import Deadlines
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +25,8 @@ _POLL_S: Final = 0.1
 _TOO_LARGE: Final = KafkaError.MSG_SIZE_TOO_LARGE
 _QUEUE_FULL: Final = KafkaError._QUEUE_FULL  # noqa: SLF001 - the names of librdkafka's own errors start so
 
-Result = tuple[asyncio.Future[int], int | Exception]
+Asked = tuple[asyncio.Future[int], float, int]
+"""Who waits for a record, until when, and how many bytes it has."""
 MakeProducer = Callable[[dict[str, Any]], Producer]
 
 
@@ -61,10 +63,11 @@ class RecordWriter:
         self._stopping = threading.Event()
         # On the loop's thread.
         self._waiting: set[asyncio.Future[int]] = set()
+        self._deadlines = Deadlines()
         self._records = 0
         self._bytes = 0
         # On the polling thread, but for the reference to the producer, which `append` reads.
-        self._results: list[tuple[Result, int]] = []
+        self._results: list[tuple[Asked, int | Exception]] = []
         self._loop: Loop | None = None
         self._client: _Client | None = None
 
@@ -90,7 +93,7 @@ class RecordWriter:
         """Records and bytes that wait for their delivery report."""
         return self._records, self._bytes
 
-    async def append(
+    def append(
         self,
         topic: str,
         partition: int,
@@ -99,28 +102,28 @@ class RecordWriter:
         value: bytes | None,
         headers: Headers,
         deadline: float,
-    ) -> int:
-        """Append a record and return its offset.
+    ) -> asyncio.Future[int]:
+        """Append a record; its offset comes once it is delivered.
 
-        Raises:
+        Raises (through the future):
             OutcomeUnknownError: it is not known whether it was stored.
-            OverloadedError: too much is in flight, or there is no time left; nothing was stored.
             MessageTooLargeError: it is larger than the topic takes; nothing was stored.
+
+        Raises (at once):
+            OverloadedError: too much is in flight, or there is no time left; nothing was stored.
+            MessageTooLargeError: as above.
 
         """
         loop = asyncio.get_running_loop()
         size = len(key) + len(value or b"")
         self._admit(size, deadline - loop.time())
         future: asyncio.Future[int] = loop.create_future()
-        self._produce(topic, partition, key, value, headers, partial(self._delivered, future, size))
+        self._produce(topic, partition, key, value, headers, (future, deadline, size))
         self._waiting.add(future)
+        self._deadlines.watch(future, deadline, partial(_not_in_time, topic))
         self._records += 1
         self._bytes += size
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await future
-        except TimeoutError:
-            raise OutcomeUnknownError(f"Kafka did not confirm a record of {topic} in time") from None
+        return future
 
     def _admit(self, size: int, left: float) -> None:
         if self._stopping.is_set() or self._client is None:
@@ -138,12 +141,12 @@ class RecordWriter:
         key: bytes,
         value: bytes | None,
         headers: Headers,
-        delivered: Callable[[_Client, KafkaError | None, Message], None],
+        asked: Asked,
     ) -> None:
         client = self._client
         if client is None:
             raise OverloadedError("halfway is not running")
-        report = partial(delivered, client)
+        report = partial(self._delivered, client, asked)
         try:
             client.producer.produce(
                 topic, value=value, key=key, partition=partition, headers=headers, on_delivery=report
@@ -173,9 +176,7 @@ class RecordWriter:
         )
         return client
 
-    def _delivered(
-        self, future: asyncio.Future[int], size: int, client: _Client, error: KafkaError | None, message: Message
-    ) -> None:
+    def _delivered(self, client: _Client, asked: Asked, error: KafkaError | None, message: Message) -> None:
         if error is None:
             offset = message.offset()
             result: int | Exception = -1 if offset is None else offset
@@ -184,7 +185,7 @@ class RecordWriter:
         else:
             result = OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
             client.failed(error)
-        self._results.append(((future, result), size))
+        self._results.append((asked, result))
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -233,14 +234,19 @@ class RecordWriter:
 
     # --- the loop's thread again
 
-    def _settle(self, results: Iterable[tuple[Result, int]]) -> None:
-        for (future, result), size in results:
+    def _settle(self, results: Iterable[tuple[Asked, int | Exception]]) -> None:
+        for (future, deadline, size), result in results:
             self._records -= 1
             self._bytes -= size
             self._waiting.discard(future)
+            self._deadlines.forget(future, deadline)
             if future.done():
                 continue
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+def _not_in_time(topic: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(f"Kafka did not confirm a record of {topic} in time")

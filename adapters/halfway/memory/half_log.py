@@ -20,14 +20,17 @@ class MemoryHalfLog:
         self._faults = faults
         self._max_record_bytes = max_record_bytes
 
-    async def append(self, shard: int, half: Half, *, deadline: float) -> int:
-        """Append a half record and return its offset; errors as the port tells."""
+    def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
+        """Append a half record; its offset comes later; errors as the port tells."""
         if half.size > self._max_record_bytes:
             raise MessageTooLargeError(
                 f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
             )
         if asyncio.get_running_loop().time() >= deadline:
             raise OverloadedError("no time was left to write")
+        return asyncio.ensure_future(self._append(shard, half))
+
+    async def _append(self, shard: int, half: Half) -> int:
         ambiguous = self._faults.take_append()
         await asyncio.sleep(0)
         if ambiguous is False:

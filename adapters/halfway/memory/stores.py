@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
 from halfway.domain.records import Group
@@ -74,6 +74,13 @@ class MemoryTopics:
         """Keep the log."""
         self._log = log
         self._faults = faults
+
+    def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
+        """Return facts by name where all of the topics can be seen; None otherwise."""
+        found = {name: self._log.topics[name].facts for name in names if name in self._log.topics}
+        if self._faults.unavailable or len(found) < len(names) or self._faults.denied_topics.intersection(names):
+            return None
+        return found
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
         """Return facts by name, None for a topic that does not exist; errors as the port tells."""

@@ -11,7 +11,7 @@ _MADE = b"\xff"
 """No text in UTF-8 begins so."""
 
 
-def server_id(shard: int, uuid7: UUID) -> str:
+def server_id(shard: int, uuid7: UUID | str) -> str:
     """Return the id `<shard>-<uuid7>` of a transaction whose id the server chooses."""
     return f"{shard}-{uuid7}"
 
@@ -21,7 +21,8 @@ def server_made(transaction_id: str) -> tuple[int, int] | None:
     match = _SERVER_ID.match(transaction_id)
     if match is None:
         return None
-    return int(match[1]), UUID(match[2]).int >> 80
+    made = match[2]
+    return int(match[1]), int(made[:8] + made[9:13], 16)
 
 
 def packed(transaction_id: str, shard: int) -> bytes:

@@ -35,7 +35,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def size(self) -> int:
         """Bytes of key, value, header names and header values."""
         size = len(self.key or b"") + len(self.value or b"")
-        return size + sum(len(name) + len(value or b"") for name, value in self.headers)
+        for name, value in self.headers:
+            size += len(name) + len(value or b"")
+        return size
 
 
 class Origin(StrEnum):
@@ -45,7 +47,7 @@ class Origin(StrEnum):
     LANE = "lane"
 
 
-class Half(msgspec.Struct, frozen=True, kw_only=True):
+class Half(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A half message: one transaction's messages, invisible until it is committed."""
 
     id: str
@@ -65,7 +67,7 @@ class Half(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """Bytes of all its messages."""
-        return sum(message.size for message in self.messages)
+        return sum([message.size for message in self.messages])
 
 
 def fingerprint(group: str, messages: tuple[Message, ...], check_after_ms: int | None) -> bytes:
@@ -115,7 +117,7 @@ class OpKind(StrEnum):
         return self in (OpKind.COMMITTED, OpKind.ROLLED_BACK)
 
 
-class Op(msgspec.Struct, frozen=True, kw_only=True):
+class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An op marker. `checks`, `checked_at` and `commit_verdict` are totals so far: the last op of an id tells all."""
 
     kind: OpKind
@@ -134,7 +136,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[MessageDigest, ...] = ()
 
 
-class Parked(msgspec.Struct, frozen=True, kw_only=True):
+class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A transaction that halfway stopped asking about: kept until an end or a resume."""
 
     half: Half

@@ -123,7 +123,7 @@ class ShardState:
         if half is FOREIGN:
             self._foreign_half(offset, transaction_id)
             return
-        ended = self._ended.positions(transaction_id)
+        ended = None if transaction_id in self._halves else self._ended.positions(transaction_id)
         if offset <= self._tombstone(transaction_id, ended):
             return
         if ended is not None and self._begin_later_life(transaction_id, half.prepared_at):
@@ -187,8 +187,11 @@ class ShardState:
     def apply_op(self, offset: int, op: Op) -> None:
         """Apply a record of op[s]."""
         self.op_tail = max(self.op_tail, offset + 1)
-        ended = self._ended.positions(op.id) is not None and not self._begin_later_life(op.id, op.prepared_at)
-        if ended or self._is_of_earlier_life(op):
+        held = self._halves.get(op.id) or self._parked.get(op.id)
+        if held is None:
+            if self._ended.positions(op.id) is not None and not self._begin_later_life(op.id, op.prepared_at):
+                return
+        elif self._is_later_life(held, op.at):
             return
         note = self._notes.get(op.id)
         if note is not None and offset <= note.offset:
@@ -196,10 +199,10 @@ class ShardState:
         if op.kind.final:
             self._end(op)
             return
-        held = self._halves.get(op.id)
-        self._notes[op.id if held is None else held.id] = Note.of(offset, op)
-        if held is not None:
-            self._annotate(held)
+        half = self._halves.get(op.id)
+        self._notes[op.id if half is None else half.id] = Note.of(offset, op)
+        if half is not None:
+            self._annotate(half)
 
     def apply_parked(self, offset: int, transaction_id: str, parked: Parked | None) -> None:
         """Apply a record of parked[s], a tombstone where `parked` is None."""
@@ -248,11 +251,6 @@ class ShardState:
         self._notes.pop(transaction_id, None)
         self._strays.pop(transaction_id, None)
         return True
-
-    def _is_of_earlier_life(self, op: Op) -> bool:
-        """Whether an op was past the horizon when what is held under its id was prepared."""
-        held = self._halves.get(op.id) or self._parked.get(op.id)
-        return held is not None and self._is_later_life(held, op.at)
 
     def _is_later_life(self, entry: Pending | ParkedEntry, at: int) -> bool:
         """Whether a time was past the horizon when an entry was prepared."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import structlog
@@ -18,9 +18,11 @@ from halfway.rest.errors import InternalError, invalid
 
 if TYPE_CHECKING:
     from halfway.rest.calls import Call
+    from halfway.service.requests import EndResult, Prepared
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
 MAX_EXPLAINED: Final = 50
 """Of more items that are wrong, only the first wrong field of each is named."""
 
@@ -55,10 +57,16 @@ async def batch(call: Call) -> Answer:
 
     request = call.site.validation.read(models.BatchRequest, something_in(call.body), bounded, explain=False)
     items = _Items(call)
-    ends = [asyncio.ensure_future(items.done(items.end, raw)) for raw in request.end]
-    prepares = [asyncio.ensure_future(items.done(items.prepare, raw)) for raw in request.prepare]
-    answers = await asyncio.gather(*ends, *prepares)
-    return answer(HTTPStatus.OK, BatchResponse(prepare=answers[len(ends) :], end=answers[: len(ends)]))
+    ends = [items.begun(items.end, raw) for raw in request.end]
+    prepares = [items.begun(items.prepare, raw) for raw in request.prepare]
+    try:
+        ended = [await items.done(one, ended_item) for one in ends]
+        prepared = [await items.done(one, prepared_item) for one in prepares]
+    finally:
+        for one in (*ends, *prepares):
+            if isinstance(one, asyncio.Future):
+                one.cancel()  # of those that are not done, nobody waits for the answer any more
+    return answer(HTTPStatus.OK, BatchResponse(prepare=prepared, end=ended))
 
 
 class _Items:
@@ -74,30 +82,53 @@ class _Items:
         self._to_end = partial(convert.batch_end, cause=self._cause)
         self._wrong = 0
 
-    async def done(self, do: Callable[[msgspec.Raw], Awaitable[BatchItem]], raw: msgspec.Raw) -> BatchItem:
+    def begun(
+        self, begin: Callable[[msgspec.Raw], asyncio.Future[T]], raw: msgspec.Raw
+    ) -> asyncio.Future[T] | BatchItem:
+        """Hand an item to the service; what is wrong with it is its answer."""
         try:
-            return await do(raw)
-        except HalfwayError as error:
+            return begin(raw)
+        except Exception as error:  # noqa: BLE001 - one that fails does not disturb the others
+            return self._failed(error)
+
+    async def done(self, begun: asyncio.Future[T] | BatchItem, shown: Callable[[T], BatchItem]) -> BatchItem:
+        """Return the answer to an item."""
+        if isinstance(begun, BatchItem):
+            return begun
+        try:
+            return shown(await begun)
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._failed(error)
+
+    def prepare(self, raw: msgspec.Raw) -> asyncio.Future[Prepared]:
+        wanted = self._validation.read(models.PrepareRequest, raw, self._to_prepare, explain=self._explain())
+        return self._coordinator.begin_prepare(wanted, deadline=self._deadline, credential=self._credential)
+
+    def end(self, raw: msgspec.Raw) -> asyncio.Future[EndResult]:
+        wanted = self._validation.read(models.BatchEnd, raw, self._to_end, explain=self._explain())
+        return self._coordinator.begin_end(wanted, deadline=self._deadline, credential=self._credential)
+
+    def _failed(self, error: Exception) -> BatchItem:
+        if isinstance(error, HalfwayError):
             self._wrong += isinstance(error, InvalidRequestError)
             return _refused(error)
-        except Exception:
-            log.exception("batch_item_failed")
-            return _refused(InternalError())
-
-    async def prepare(self, raw: msgspec.Raw) -> BatchItem:
-        wanted = self._validation.read(models.PrepareRequest, raw, self._to_prepare, explain=self._explain())
-        done = await self._coordinator.prepare(wanted, deadline=self._deadline, credential=self._credential)
-        status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
-        return BatchItem(status=status, body=msgspec.Raw(ENCODER.encode(convert.prepared(done))))
-
-    async def end(self, raw: msgspec.Raw) -> BatchItem:
-        wanted = self._validation.read(models.BatchEnd, raw, self._to_end, explain=self._explain())
-        done = await self._coordinator.end(wanted, deadline=self._deadline, credential=self._credential)
-        body = models.EndResponse(id=done.id, state=done.state, changed=done.changed)
-        return BatchItem(status=HTTPStatus.OK, body=msgspec.Raw(ENCODER.encode(body)))
+        log.error("batch_item_failed", exc_info=error)
+        return _refused(InternalError())
 
     def _explain(self) -> bool:
         return self._wrong < MAX_EXPLAINED
+
+
+def prepared_item(done: Prepared) -> BatchItem:
+    """Show what came of a prepare."""
+    status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
+    return BatchItem(status=status, body=msgspec.Raw(ENCODER.encode(convert.prepared(done))))
+
+
+def ended_item(done: EndResult) -> BatchItem:
+    """Show what came of an end."""
+    body = models.EndResponse(id=done.id, state=done.state, changed=done.changed)
+    return BatchItem(status=HTTPStatus.OK, body=msgspec.Raw(ENCODER.encode(body)))
 
 
 def _refused(error: HalfwayError) -> BatchItem:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from halfway.domain.errors import HalfwayError, NotServedError
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import Action, Cause, Outcome, transition
+from halfway.service.acts import Act
 from halfway.service.checks import ACTIONS
-from halfway.service.ending import Act
 from halfway.service.requests import End, EndResult, TransactionView
 from halfway.service.views import view
 
@@ -32,18 +33,40 @@ class Acting:
         self._checks = checks
         self._observer = observer
 
-    async def end(self, request: End, *, deadline: float, credential: str | None) -> EndResult:
-        """End a transaction for a caller; one that brings the id of a check it was sent has the cause `check`."""
+    def begin_end(self, request: End, *, deadline: float, credential: str | None) -> asyncio.Future[EndResult]:
+        """End a transaction for a caller; one that brings the id of a check it was sent has the cause `check`.
+
+        Whoever goes away may cancel the future: what was begun is finished all the same.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        known = None if request.outcome is Outcome.UNKNOWN else self._ending.known(request.id)
+        if known is None:
+            return loop.create_task(self._end(request, deadline=deadline, credential=credential))
+        shard, entry = known
+        cause = request.cause
+        try:
+            act = self._act(request, entry, credential)
+            cause = act.cause
+            answer = self._ending.begun_at_once(shard, entry, act, deadline=deadline)
+        except HalfwayError as error:
+            answer = loop.create_future()
+            answer.set_exception(error)
+        if answer is None:
+            return loop.create_task(self._end(request, deadline=deadline, credential=credential))
+        answer.add_done_callback(partial(self._observe, request.outcome, entry.group, cause, began))
+        return answer
+
+    async def _end(self, request: End, *, deadline: float, credential: str | None) -> EndResult:
+        """Do the same where something other than the lane has to be waited for."""
         loop = asyncio.get_running_loop()
         began, group, cause = loop.time(), "", request.cause
         result: str | None = "changed"
         try:
             shard, entry = await self._ending.locate(request.id, deadline=deadline)
             group = entry.group
-            self._groups.allow(group, credential=credential, action="end")
-            if request.check_id is not None and self._was_sent(request.check_id, entry):
-                cause = Cause.CHECK
-            act = Act(action=ACTIONS[request.outcome], cause=cause, remark=request.remark)
+            act = self._act(request, entry, credential)
+            cause = act.cause
             ended = await self._ending.act(request.id, act, deadline=deadline)
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
                 still.remark = request.remark
@@ -61,6 +84,28 @@ class Acting:
         finally:
             if result is not None:
                 self._observer.ended(group, request.outcome.value, cause.value, result, loop.time() - began)
+
+    def _observe(
+        self, outcome: Outcome, group: str, cause: Cause, began: float, answer: asyncio.Future[EndResult]
+    ) -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if isinstance(error, NotServedError):
+            return  # whoever owns the shard counts it
+        if isinstance(error, HalfwayError):
+            result = error.code
+        else:
+            result = "changed" if error is None and not answer.cancelled() and answer.result().changed else "unchanged"
+        seconds = asyncio.get_running_loop().time() - began
+        self._observer.ended(group, outcome.value, cause.value, result, seconds)
+
+    def _act(self, request: End, entry: Entry, credential: str | None) -> Act:
+        self._groups.allow(entry.group, credential=credential, action="end")
+        checked = request.check_id is not None and self._was_sent(request.check_id, entry)
+        return Act(
+            action=ACTIONS[request.outcome],
+            cause=Cause.CHECK if checked else request.cause,
+            remark=request.remark,
+        )
 
     def _was_sent(self, given: str, entry: Entry) -> bool:
         """Whether a check id is one that was sent for this transaction; the last one's count may not be noted yet."""

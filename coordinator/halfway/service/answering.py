@@ -60,11 +60,11 @@ class Answering:
     async def _answer(self, call: PeerCall, deadline: float, credential: str | None) -> msgspec.Struct:
         match call:
             case PrepareCall():
-                done: msgspec.Struct = await self._preparing.prepare(
+                done: msgspec.Struct = await self._preparing.begin(
                     call.request, deadline=deadline, credential=credential
                 )
             case EndCall():
-                done = await self._acting.end(call.request, deadline=deadline, credential=credential)
+                done = await self._acting.begin_end(call.request, deadline=deadline, credential=credential)
             case GetCall():
                 done = await self._queries.get(call.id, deadline=deadline, credential=credential)
             case CheckCall():

@@ -14,8 +14,9 @@ from halfway.domain.errors import AlreadyEndedError, HalfwayError, NotPendingErr
 from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause, Outcome
+from halfway.service.acts import Act
 from halfway.service.desks import RETRY_MS, Desk
-from halfway.service.ending import WRITE_LIMIT_S, Act
+from halfway.service.ending import WRITE_LIMIT_S
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.timing import look_at
 

@@ -20,6 +20,7 @@ from halfway.service.scanning import Scanning
 from halfway.service.shards import ShardTable
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from halfway.service.ports import (
@@ -103,23 +104,23 @@ class Coordinator:
 
     async def prepare(self, request: Prepare, *, deadline: float, credential: str | None = None) -> Prepared:
         """Store a half message and answer once it is durable (DESIGN section 3)."""
-        try:
-            return await self._preparing.prepare(request, deadline=deadline, credential=credential)
-        except NotServedError as error:
-            prepared: Prepared = await self._forwarding.instead(
-                error, PrepareCall(request=request), deadline=deadline, credential=credential
-            )
-            return prepared
+        return await self.begin_prepare(request, deadline=deadline, credential=credential)
+
+    def begin_prepare(
+        self, request: Prepare, *, deadline: float, credential: str | None = None
+    ) -> asyncio.Future[Prepared]:
+        """Do as `prepare` does, for many at once: each has gone as far as it can without waiting when this returns."""
+        begun = self._preparing.begin(request, deadline=deadline, credential=credential)
+        return self._forwarding.or_instead(begun, lambda: PrepareCall(request=request), deadline, credential)
 
     async def end(self, request: End, *, deadline: float, credential: str | None = None) -> EndResult:
         """Commit, roll back, or say that the outcome is unknown (DESIGN section 4)."""
-        try:
-            return await self._acting.end(request, deadline=deadline, credential=credential)
-        except NotServedError as error:
-            ended: EndResult = await self._forwarding.instead(
-                error, EndCall(request=request), deadline=deadline, credential=credential
-            )
-            return ended
+        return await self.begin_end(request, deadline=deadline, credential=credential)
+
+    def begin_end(self, request: End, *, deadline: float, credential: str | None = None) -> asyncio.Future[EndResult]:
+        """Do as `end` does, for many at once: each has gone as far as it can without waiting when this returns."""
+        begun = self._acting.begin_end(request, deadline=deadline, credential=credential)
+        return self._forwarding.or_instead(begun, lambda: EndCall(request=request), deadline, credential)
 
     async def get(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Show one transaction, with its messages while it is prepared or parked."""

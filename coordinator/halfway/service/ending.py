@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from halfway.domain.errors import (
-    EndUnconfirmedError,
     HalfwayError,
     KafkaUnavailableError,
     LaneLostError,
     NotWrittenError,
     OutcomeExpiredError,
-    RetryableError,
     UnknownTransactionError,
 )
 from halfway.domain.ids import server_made
-from halfway.domain.records import Half, OpKind
+from halfway.domain.records import Half
 from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending
-from halfway.domain.transaction import Action, Cause, State, transition
+from halfway.domain.transaction import Action, State, transition
 from halfway.service import writes
+from halfway.service.acts import (
+    Act,
+    Build,
+    Unresolved,
+    builder,
+    leaves_note,
+    needs_payload,
+    note_error,
+    own,
+    unconfirmed,
+    write_of,
+)
+from halfway.service.deadlines import Deadlines
 from halfway.service.ports import LaneWrite, Tombstone, Written
 from halfway.service.requests import EndResult
 
@@ -38,19 +50,17 @@ WRITE_LIMIT_S = 30.0
 """How long a resolution that nobody waits for (a verdict, a policy) may wait for its turn in the lane."""
 _PAUSE_S = 0.02
 
-Unresolved = Pending | ParkedEntry
-Build = Callable[["Shard", Unresolved, Half | None, int], LaneWrite]
 
+class _Attempt(msgspec.Struct, frozen=True, gc=False):
+    """A first attempt that the lane has, and who waits for it."""
 
-class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to do to a transaction; `checks` is the count to record, None for the one that stands."""
-
-    action: Action
-    cause: Cause
-    remark: str | None = None
-    checks: int | None = None
-    checked_at: int | None = None
-    commit_verdict: bool = False
+    shard: int
+    entry: Unresolved
+    act: Act
+    target: State
+    at: int
+    deadline: float
+    answer: asyncio.Future[EndResult]
 
 
 class Ending:
@@ -73,6 +83,16 @@ class Ending:
         self._clock = clock
         self._observer = observer
         self._tasks: set[asyncio.Task[EndResult]] = set()
+        self._deadlines = Deadlines()
+
+    def known(self, transaction_id: str) -> tuple[Shard, Entry] | None:
+        """Find an id in the shard that owns it, None where it is not known there or not served here now."""
+        try:
+            shard = self._shards.get(self._shards.number_of(transaction_id))
+        except HalfwayError:
+            return None
+        entry = shard.state.find(transaction_id)
+        return None if entry is None else (shard, entry)
 
     async def locate(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
         """Find an id in the shard that owns it.
@@ -129,15 +149,103 @@ class Ending:
             if claim is not None:
                 await _released(claim, transaction_id, deadline=deadline)
                 continue
-            state = entry.state
-            target = transition(transaction_id, state, act.action)
-            if target is state and not _leaves_note(act, entry):
-                return EndResult(id=transaction_id, state=state, changed=False)
-
-            def build(shard: Shard, entry: Unresolved, half: Half | None, at: int) -> LaneWrite:
-                return _write(shard.number, entry, half, act, at=at, deadline=deadline)
-
+            answer = self.begun_at_once(shard, entry, act, deadline=deadline)
+            if answer is not None:
+                return await answer
+            target = transition(transaction_id, entry.state, act.action)
+            build = builder(act, deadline)
             return await self._claimed(transaction_id, shard.number, build, target=target, act=act, deadline=deadline)
+
+    def begun_at_once(
+        self, shard: Shard, entry: Entry, act: Act, *, deadline: float
+    ) -> asyncio.Future[EndResult] | None:
+        """Do what `act` does where only the lane has to be waited for; None where something else has to be.
+
+        Whoever goes away may cancel the future: what was handed to the lane is finished all the same.
+        """
+        if entry.id in self._shards.claims:
+            return None
+        target = transition(entry.id, entry.state, act.action)
+        answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
+        if isinstance(entry, Ended) or (target is entry.state and not leaves_note(act, entry)):
+            answer.set_result(EndResult(id=entry.id, state=target, changed=False))
+            return answer
+        half = self._shards.payloads.get(entry.id, entry.fingerprint) if needs_payload(act) else None
+        if half is None and needs_payload(act):
+            return None
+        at = self._clock.now_ms()
+        attempt = _Attempt(shard.number, entry, act, target, at, deadline, answer)
+        write = write_of(shard.number, entry, half, act, at=at, deadline=deadline)
+        try:
+            written = self._lane.submit(write)
+        except HalfwayError as error:
+            note_error(entry, error)
+            raise
+        claim = self._claim(entry.id)
+        self._deadlines.watch(answer, deadline, partial(unconfirmed, entry.id))
+        written.add_done_callback(partial(self._attempted, attempt, write, claim))
+        return answer
+
+    def _attempted(
+        self, attempt: _Attempt, write: LaneWrite, claim: asyncio.Future[None], written: asyncio.Future[Written]
+    ) -> None:
+        """Apply what the lane wrote and answer; what it lost or dropped is tried again by a task."""
+        entry, act, answer = attempt.entry, attempt.act, attempt.answer
+        error = NotWrittenError() if written.cancelled() else written.exception()
+        if isinstance(error, LaneLostError | NotWrittenError):
+            tried = [attempt.at] if isinstance(error, LaneLostError) else []
+            self._try_again(attempt, claim, tried)
+            return
+        self._deadlines.forget(answer, attempt.deadline)
+        try:
+            if error is None:
+                self._apply(write, written.result())
+                self._observe(entry, act, attempt.at)
+            elif isinstance(error, HalfwayError):
+                note_error(entry, error)
+        except Exception as broken:  # noqa: BLE001 - whoever waits hears of it, whatever it is
+            error = broken
+        self._release(entry.id, claim)
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(EndResult(id=entry.id, state=attempt.target, changed=True))
+        else:
+            answer.set_exception(error)
+
+    def _try_again(self, attempt: _Attempt, claim: asyncio.Future[None], tried: list[int]) -> None:
+        entry, act, answer, deadline = attempt.entry, attempt.act, attempt.answer, attempt.deadline
+
+        def done(task: asyncio.Task[EndResult]) -> None:
+            self._deadlines.forget(answer, deadline)
+            self._release(entry.id, claim)
+            error = None if task.cancelled() else task.exception()
+            if answer.done():
+                _take_exception(task)
+            elif task.cancelled():
+                answer.cancel()
+            elif error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(task.result())
+
+        async def again() -> EndResult:
+            if not tried and asyncio.get_running_loop().time() >= deadline:
+                raise unconfirmed(entry.id)
+            await asyncio.sleep(_PAUSE_S)
+            build = builder(act, deadline)
+            return await self._carry_out(entry.id, attempt.shard, build, attempt.target, act, deadline, tried)
+
+        self._begin(again(), done)
+
+    def _begin(
+        self, work: Coroutine[object, object, EndResult], done: Callable[[asyncio.Task[EndResult]], None]
+    ) -> asyncio.Task[EndResult]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
+        return task
 
     async def write_again(self, transaction_id: str, *, deadline: float) -> None:
         """Write the half of a prepared transaction again at the tail (re-anchor)."""
@@ -174,7 +282,7 @@ class Ending:
 
         A rollback takes it for the audit's hashes only: one that cannot be read any more must not keep it from ending.
         """
-        if act is not None and act.action in (Action.CHECK, Action.UNKNOWN):
+        if act is not None and not needs_payload(act):
             return None
         try:
             return await self.payload(shard, entry, deadline=deadline)
@@ -209,14 +317,12 @@ class Ending:
     ) -> EndResult:
         """Claim the id and carry the write out in a task of its own, which a caller that goes away does not end."""
         claim = self._claim(transaction_id)
-        task = asyncio.create_task(self._carry_out(transaction_id, number, build, target, act, deadline))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self._release(transaction_id, claim))
+        work = self._carry_out(transaction_id, number, build, target, act, deadline, [])
+        task = self._begin(work, lambda _: self._release(transaction_id, claim))
         done, _ = await asyncio.wait({task}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         if not done:
             task.add_done_callback(_take_exception)
-            raise _unconfirmed(transaction_id)
+            raise unconfirmed(transaction_id)
         return task.result()
 
     async def _carry_out(
@@ -227,21 +333,21 @@ class Ending:
         target: State,
         act: Act | None,
         deadline: float,
+        tried: list[int],
     ) -> EndResult:
         """Write until it stands, the state forbids it, or the deadline has passed.
 
-        After a lane was lost the fold tells what became of the write: an outcome that carries this write's own time
-        and cause is its own (DESIGN section 4).
+        After a lane was lost the fold tells what became of the write: an outcome that carries the time of one that was
+        `tried`, and its cause, is its own (DESIGN section 4).
         """
-        tried: list[int] = []
         while True:
             shard = await self._shards.serving(number, deadline=deadline)
             entry = shard.state.find(transaction_id)
             if entry is None or isinstance(entry, Ended):
-                return _own(transaction_id, entry, target, act, tried)
+                return own(transaction_id, entry, target, act, tried)
             if act is not None:
                 target = transition(transaction_id, entry.state, act.action)
-                if entry.state is target and not _leaves_note(act, entry):
+                if entry.state is target and not leaves_note(act, entry):
                     return EndResult(id=transaction_id, state=target, changed=bool(tried))
             half = await self._needed_payload(shard, entry, act, deadline=deadline)
             # One Kafka transaction may follow another within a millisecond; the time must still tell them apart.
@@ -255,12 +361,11 @@ class Ending:
                 continue
             except NotWrittenError:
                 if asyncio.get_running_loop().time() >= deadline:
-                    raise _unconfirmed(transaction_id) from None
+                    raise unconfirmed(transaction_id) from None
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except HalfwayError as error:
-                if isinstance(entry, Pending):
-                    entry.last_error = f"{error.code}: {error.detail}"
+                note_error(entry, error)
                 raise
             self._apply(write, written)
             self._observe(entry, act, at)
@@ -281,8 +386,7 @@ class Ending:
             state.apply_half(written.half, write.id, None if isinstance(write.half, Tombstone) else write.half)
         if write.parked is not None and written.parked is not None:
             state.apply_parked(written.parked, write.id, None if isinstance(write.parked, Tombstone) else write.parked)
-        entry = state.find(write.id)
-        if isinstance(entry, Pending):
+        if isinstance(state.unresolved(write.id), Pending):
             if isinstance(write.half, Half):
                 payloads.put(write.half)
                 shard.agenda.put(write.id, 0)
@@ -295,62 +399,13 @@ class Ending:
             self._observer.resolved_after(entry.group, act.action.value, max(0, at - entry.prepared_at) / 1000)
 
 
-def _leaves_note(act: Act, entry: Entry) -> bool:
-    """Whether an action that leaves the state as it is writes an op marker all the same."""
-    if not isinstance(entry, Pending):
-        return False
-    return act.action is Action.CHECK or (act.action is Action.UNKNOWN and bool(act.remark))
-
-
-def _write(shard: int, entry: Unresolved, half: Half | None, act: Act, *, at: int, deadline: float) -> LaneWrite:
-    """Choose what an action writes from the state that stands."""
-    told = writes.Told(
-        cause=act.cause,
-        at=at,
-        deadline=deadline,
-        checks=entry.checks if act.checks is None else act.checks,
-        checked_at=act.checked_at if act.checked_at is not None else getattr(entry, "checked_at", None),
-        remark=act.remark,
-        commit_verdict=act.commit_verdict,
-    )
-    if act.action is Action.ROLLBACK:
-        return writes.rolled_back(shard, entry, half, told)
-    if half is None:
-        if isinstance(entry, ParkedEntry):
-            raise NotWrittenError
-        return writes.noted(shard, entry, told, OpKind.VERDICT if act.commit_verdict else OpKind.CHECKED)
-    if act.action is Action.COMMIT:
-        return writes.committed(shard, entry, half, told)
-    if isinstance(entry, Pending):
-        return writes.parked(shard, entry, half, told)
-    return writes.resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
-
-
-def _own(transaction_id: str, entry: Ended | None, target: State, act: Act | None, tried: Sequence[int]) -> EndResult:
-    """Judge what the fold says after a lane was lost."""
-    if entry is None:
-        raise _unconfirmed(transaction_id)
-    if act is not None:
-        transition(transaction_id, entry.state, act.action)
-        own = entry.at in tried and entry.cause is act.cause
-        return EndResult(id=transaction_id, state=entry.state, changed=own and entry.state is target)
-    return EndResult(id=transaction_id, state=entry.state, changed=False)
-
-
 async def _released(claim: asyncio.Future[None], transaction_id: str, *, deadline: float) -> None:
     """Wait until whoever resolves an id now is done."""
     try:
         async with asyncio.timeout_at(deadline):
             await asyncio.shield(claim)
     except TimeoutError:
-        raise _unconfirmed(transaction_id) from None
-
-
-def _unconfirmed(transaction_id: str) -> RetryableError:
-    return EndUnconfirmedError(
-        f"the end of {transaction_id!r} was not confirmed in time: send the same end again, it is never done twice",
-        id=transaction_id,
-    )
+        raise unconfirmed(transaction_id) from None
 
 
 def _take_exception(task: asyncio.Task[EndResult]) -> None:

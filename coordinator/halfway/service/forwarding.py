@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfway.domain.errors import (
@@ -16,7 +17,7 @@ from halfway.domain.errors import (
 from halfway.service.peer_calls import EndCall, PeerCall, PrepareCall, ResumeCall
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from halfway.service.ports import Observer, OwnerHint, Owners, Peers
     from halfway.service.shards import ShardTable
@@ -52,6 +53,7 @@ class Forwarding:
         self._owners = owners
         self._peers = peers
         self._observer = observer
+        self._alone = isinstance(peers, NoPeers)
         self._turn = 0
 
     async def instead(self, error: NotServedError, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
@@ -60,6 +62,39 @@ class Forwarding:
         if owner is None:
             raise error
         return await self.ask(owner, call, deadline=deadline, credential=credential)
+
+    def or_instead(
+        self, begun: asyncio.Future[T], call: Callable[[], PeerCall], deadline: float, credential: str | None
+    ) -> asyncio.Future[T]:
+        """Return the answer of what was begun here, or the owner's where the shard is not served here.
+
+        Where nobody is to be asked it is the same future: an instance that is alone pays nothing for the others.
+        """
+        if (self._alone and not begun.done()) or (begun.done() and not _not_served(begun)):
+            return begun
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def settle(done: asyncio.Future[T]) -> None:
+            if answer.done():
+                if not done.cancelled():
+                    done.exception()  # nobody waits for it any more
+            elif done.cancelled():
+                answer.cancel()
+            elif _not_served(done):
+                asking = asyncio.ensure_future(
+                    self.instead(done.exception(), call(), deadline=deadline, credential=credential)  # type: ignore[arg-type] # it is one
+                )
+                answer.add_done_callback(lambda _: asking.cancel())
+                asking.add_done_callback(partial(_pass_on, answer))
+            else:
+                _pass_on(answer, done)
+
+        answer.add_done_callback(lambda _: begun.cancel())
+        if begun.done():
+            settle(begun)
+        else:
+            begun.add_done_callback(settle)
+        return answer
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
         """Have a call done by an owner.
@@ -115,6 +150,24 @@ class Forwarding:
 
     def _any(self) -> OwnerHint | None:
         return next(iter(self.others()), None)
+
+
+def _not_served(done: asyncio.Future[Any]) -> bool:
+    return not done.cancelled() and isinstance(done.exception(), NotServedError)
+
+
+def _pass_on(answer: asyncio.Future[T], done: asyncio.Future[T]) -> None:
+    """Answer as `done` was answered, if somebody still waits."""
+    if done.cancelled():
+        answer.cancel()
+        return
+    error = done.exception()
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
 
 
 def _unknown(call: PeerCall, error: PeerLostError) -> HalfwayError:

@@ -46,6 +46,7 @@ class Groups:
         self._caller = caller
         self._held: dict[str, tuple[float, int]] = {}
         """Groups that are being deleted, here or elsewhere: until when they take no prepares, and when made."""
+        self._policies: dict[str, tuple[Group, CheckPolicy]] = {}
 
     def require(self, name: str, *, credential: str | None, action: str) -> Group:
         """Return a group that the caller may act for; UnknownGroupError or ForbiddenError otherwise."""
@@ -83,8 +84,13 @@ class Groups:
     def policy(self, name: str) -> CheckPolicy:
         """Return the policy in force for a group."""
         group = self._store.get(name)
-        default = self._limits.default_policy
-        return default if group is None else default.overridden(group.policy)
+        if group is None:
+            self._policies.pop(name, None)
+            return self._limits.default_policy
+        known = self._policies.get(name)
+        if known is None or known[0] is not group:
+            known = self._policies[name] = (group, self._limits.default_policy.overridden(group.policy))
+        return known[1]
 
     async def put(self, spec: GroupSpec, *, deadline: float, credential: str | None) -> GroupView:
         """Register a group or change it.

@@ -13,7 +13,7 @@ import msgspec
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
@@ -30,7 +30,7 @@ class Tombstone(Enum):
 TOMBSTONE = Tombstone.TOMBSTONE
 
 
-class LaneWrite(msgspec.Struct, frozen=True, kw_only=True):
+class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one resolution writes, all of it in one Kafka transaction or none of it.
 
     `half` and `parked` are a record, `TOMBSTONE`, or None for nothing to write. `messages` are the real messages of a
@@ -58,7 +58,7 @@ class LaneWrite(msgspec.Struct, frozen=True, kw_only=True):
         return half + parked + sum(message.size for message in self.messages)
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The offsets at which a lane write stands; None where it wrote nothing there."""
 
     half: int | None = None
@@ -88,13 +88,18 @@ class Lane(Protocol):
 class HalfLog(Protocol):
     """Appends first prepares to half[s] and reads payloads back."""
 
-    async def append(self, shard: int, half: Half, *, deadline: float) -> int:
-        """Append a half record with acks=all and return its offset.
+    def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
+        """Append a half record with acks=all; its offset comes once it is stored, or an error by the deadline.
 
-        Raises:
+        A caller that cancels the future takes nothing back.
+
+        Raises (through the future):
             OutcomeUnknownError: it is not known whether it was stored.
-            OverloadedError: too much is in flight; nothing was stored.
             MessageTooLargeError: the broker refuses its size; nothing was stored.
+
+        Raises (at once):
+            OverloadedError: too much is in flight; nothing was stored.
+            MessageTooLargeError: as above.
 
         """
 
@@ -161,6 +166,9 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Topics(Protocol):
     """Facts about real topics, kept for a short time."""
+
+    def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
+        """Return facts by name where those of all are known without asking; None otherwise."""
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
         """Return facts by name, None for a topic that does not exist.

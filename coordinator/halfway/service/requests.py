@@ -9,7 +9,7 @@ from halfway.domain.records import CheckMode, Message
 from halfway.domain.transaction import Cause, Outcome, State
 
 
-class Prepare(msgspec.Struct, frozen=True, kw_only=True):
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prepare: all messages of one transaction. `id` is None where the server chooses it."""
 
     group: str
@@ -18,7 +18,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True):
     check_after_ms: int | None = None
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer to a prepare; `created` is False for the same prepare again. Times in ms since the epoch."""
 
     id: str
@@ -29,7 +29,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     created: bool
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An end. `cause` is PRODUCER or OPERATOR; one that brings a leased `check_id` has the cause CHECK."""
 
     id: str
@@ -39,7 +39,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause = Cause.PRODUCER
 
 
-class EndResult(msgspec.Struct, frozen=True, kw_only=True):
+class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer to an end: the state that stands now, and whether this very call changed it."""
 
     id: str

@@ -12,7 +12,8 @@ from halfway.domain.errors import HalfwayError
 from halfway.domain.policy import Check, Park, ReAnchor, RollBack, decide
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause
-from halfway.service.ending import WRITE_LIMIT_S, Act
+from halfway.service.acts import Act
+from halfway.service.ending import WRITE_LIMIT_S
 from halfway.service.ports import Cursors
 from halfway.service.timing import jitter
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
@@ -105,7 +103,8 @@ class ShardTable:
         self._clock = clock
         self._observer = observer
         self._served: dict[int, Shard] = {}
-        self._preparing: Counter[str] = Counter()
+        self.preparing: Counter[str] = Counter()
+        """Prepares by group that are on their way to the log."""
         self._change = asyncio.Event()
         self._next = 0
 
@@ -185,20 +184,9 @@ class ShardTable:
                 totals[group] = (before[0] + pending, before[1] + parked)
         return totals
 
-    @contextmanager
-    def preparing(self, group: str) -> Iterator[None]:
-        """Count a prepare of a group while it is on its way to the log."""
-        self._preparing[group] += 1
-        try:
-            yield
-        finally:
-            self._preparing[group] -= 1
-            if not self._preparing[group]:
-                del self._preparing[group]
-
     def counts_of(self, group: str, numbers: Collection[int]) -> tuple[int, int]:
         """Return pending (also on their way) and parked of a group in shards served here; NotServedError otherwise."""
-        pending, parked = self._preparing[group], 0
+        pending, parked = self.preparing[group], 0
         for number in numbers:
             found = self.get(number).state.group_counts.get(group, (0, 0))
             pending += found[0]

@@ -17,7 +17,7 @@ NO_HALF = -1
 """The half offset in an op of a parked transaction, whose half is a tombstone already."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class Told(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the writer of an op wants to have said: why, the checks sent so far, and the time."""
 
     cause: Cause

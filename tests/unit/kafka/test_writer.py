@@ -100,11 +100,9 @@ class Bench:
         self.producers.append(ScriptedProducer(config))
         return self.producers[-1]
 
-    def append(self, *, size: int = 10, within_s: float = LONG_S) -> asyncio.Task[int]:
+    def append(self, *, size: int = 10, within_s: float = LONG_S) -> asyncio.Future[int]:
         deadline = asyncio.get_running_loop().time() + within_s
-        return asyncio.create_task(
-            self.writer.append("t", 0, key=b"", value=b"x" * size, headers=[], deadline=deadline)
-        )
+        return self.writer.append("t", 0, key=b"", value=b"x" * size, headers=[], deadline=deadline)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -180,10 +180,10 @@ async def test_a_request_keeps_its_id_or_gets_one(world: RestWorld) -> None:
 async def test_an_unforeseen_error_is_500_and_tells_nothing_of_the_inside(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: object, **__: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the inside")
 
-    monkeypatch.setattr(world.coordinator, "prepare", broken)
+    monkeypatch.setattr(world.memory.half_log, "append", broken)
     answer = await world.prepare()
     assert (answer.status, answer.error_code) == (500, "internal")
     assert "inside" not in json.dumps(answer.body)
@@ -198,10 +198,13 @@ async def test_a_client_that_goes_away_does_not_stop_its_prepare(
     began, go_on = asyncio.Event(), asyncio.Event()
     append = world.memory.half_log.append
 
-    async def slow(*args: object, **named: object) -> int:
+    async def slowly(*args: object, **named: object) -> int:
         began.set()
         await go_on.wait()
         return await append(*args, **named)  # type: ignore[arg-type]  # passed through
+
+    def slow(*args: object, **named: object) -> asyncio.Future[int]:
+        return asyncio.ensure_future(slowly(*args, **named))
 
     monkeypatch.setattr(world.memory.half_log, "append", slow)
     _, writer = await asyncio.open_connection(HOST, world.port)
@@ -222,10 +225,13 @@ async def test_a_stop_takes_nothing_more_and_waits_for_what_is_in_flight(
     began, go_on = asyncio.Event(), asyncio.Event()
     append = world.memory.half_log.append
 
-    async def slow(*args: object, **named: object) -> int:
+    async def slowly(*args: object, **named: object) -> int:
         began.set()
         await go_on.wait()
         return await append(*args, **named)  # type: ignore[arg-type]  # passed through
+
+    def slow(*args: object, **named: object) -> asyncio.Future[int]:
+        return asyncio.ensure_future(slowly(*args, **named))
 
     monkeypatch.setattr(world.memory.half_log, "append", slow)
     in_flight = asyncio.create_task(world.prepare())

@@ -117,8 +117,10 @@ class TestPrepareAndEnd:
     async def test_an_ambiguous_prepare_is_503_with_its_id_and_retry_after(
         self, world: RestWorld, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def lost(*_: object, **__: object) -> int:
-            raise OutcomeUnknownError("not known", id="order-7")
+        def lost(*_: object, **__: object) -> asyncio.Future[int]:
+            future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            future.set_exception(OutcomeUnknownError("not known", id="order-7"))
+            return future
 
         monkeypatch.setattr(world.memory.half_log, "append", lost)
         answer = await world.prepare(id="order-7")
