@@ -183,6 +183,8 @@ class LaneThread:
 
     def _release(self, release: Release) -> None:
         """Give shards back: one Kafka transaction with the tombstones of their owner records and nothing else."""
+        if not release.done.set_running_or_notify_cancel():
+            return  # its time was over before it could begin: the next owner fences
         producer = self._producers[self._turn]
         self._turn ^= 1
         try:
