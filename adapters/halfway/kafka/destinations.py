@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
+    AclOperation,
     AdminClient,
     ConfigResource,
     ResourceType,
@@ -32,6 +33,7 @@ _KEPT: Final = 10_000
 _REQUEST_S: Final = 5.0
 _UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION})
 _UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_MAY_WRITE: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
 Partitions = int | None | HalfwayError
 """What a topic's description tells: its partitions, None where there is no such topic, or why it is not known."""
@@ -85,7 +87,7 @@ class Destinations:
 
         Raises:
             KafkaUnavailableError: the broker did not tell in time.
-            NotAuthorisedError: the broker does not let halfway see a topic.
+            NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
 
         """
         found: dict[str, TopicFacts | None] = {}
@@ -133,7 +135,7 @@ class Destinations:
 
         Raises:
             KafkaUnavailableError: the broker did not tell in time.
-            NotAuthorisedError: the broker does not let halfway see a topic.
+            NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
 
         """
         asked = dict.fromkeys(names)
@@ -180,7 +182,9 @@ class Destinations:
 
     def _send(self, names: list[str], asked_at: float, answers: Mapping[str, Future[Partitions]]) -> None:
         try:
-            requests = self._admin().describe_topics(TopicCollection(names), request_timeout=_REQUEST_S)
+            requests = self._admin().describe_topics(
+                TopicCollection(names), include_authorized_operations=True, request_timeout=_REQUEST_S
+            )
         except Exception as error:  # noqa: BLE001 - whoever waits for the answer must hear of it, whatever it is
             for name in names:
                 self._described(name, asked_at, answers[name], KafkaUnavailableError(str(error)))
@@ -267,7 +271,14 @@ def possible(name: str) -> bool:
 
 def _partition_count(name: str, done: Future[Any]) -> Partitions:
     try:
-        return len(done.result().partitions)
+        topic = done.result()
+        allowed = topic.authorized_operations
+        # A broker that has no access control tells that everything is allowed, or nothing.
+        if allowed and not _MAY_WRITE.intersection(allowed):
+            return NotAuthorisedError(
+                f"Kafka does not let halfway write to topic {name!r}: allow Write on it", topic=name, operation="Write"
+            )
+        return len(topic.partitions)
     except KafkaException as exception:
         return _failure(name, "Describe", exception.args[0])
     except Exception as error:  # noqa: BLE001 - as in _send

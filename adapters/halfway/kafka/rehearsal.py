@@ -113,7 +113,8 @@ class Rehearsal:
     def _attempt(self, topic: str, messages: Sequence[Real]) -> Verdict | None:
         producer = self._ready()
         errors: list[KafkaError] = []
-        report = _first_errors(errors)
+        taken: list[int] = []
+        report = _reports(errors, taken)
         producer.begin()
         for message in messages:
             try:
@@ -137,6 +138,9 @@ class Rehearsal:
             self._settle(producer)
             return Verdict(topic, None, f"no acknowledgement in {_DELIVERY_S:g} s")
         producer.abort(_ABORT_S)
+        if len(taken) < len(messages):
+            # The messages were purged: librdkafka had given the Kafka transaction up, and says why only in its log.
+            return Verdict(topic, None, "Kafka refuses it in a transaction")
         return None
 
     def _settle(self, producer: TransactionalProducer) -> None:
@@ -159,9 +163,13 @@ class Rehearsal:
         return self._producer
 
 
-def _first_errors(errors: list[KafkaError]) -> Callable[[Any, Any], None]:
-    def report(error: Any, _message: Any) -> None:
-        if error is not None and error.code() not in _AFTERMATH:
+def _reports(errors: list[KafkaError], taken: list[int]) -> Callable[[Any, Any], None]:
+    """Return a delivery callback that collects the first errors, and the offsets of what was taken."""
+
+    def report(error: Any, message: Any) -> None:
+        if error is None:
+            taken.append(message.offset())
+        elif error.code() not in _AFTERMATH:
             errors.append(error)
 
     return report

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # it is there
 
-from halfway.domain.errors import KafkaUnavailableError
+from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.destinations import Destinations
 
@@ -24,7 +25,7 @@ class ScriptedAdmin:
     """Answers what a test puts down, errors included."""
 
     def __init__(self) -> None:
-        self.shape: Any = SimpleNamespace(partitions=[0, 1])
+        self.shape: Any = SimpleNamespace(partitions=[0, 1], authorized_operations=[])
         self.settings: Any = SOUND
 
     def describe_topics(self, names: Any, **_options: Any) -> dict[str, Future[Any]]:
@@ -83,3 +84,21 @@ async def test_settings_that_cannot_be_used_are_an_error_and_are_asked_for_again
     facts = (await destinations.describe(["orders"], deadline=deadline))["orders"]
     assert facts is not None
     assert (facts.partitions, facts.max_message_bytes, facts.compacted) == (2, 1000, False)
+
+
+@pytest.mark.parametrize("allowed", [[AclOperation.WRITE, AclOperation.DESCRIBE], [AclOperation.ALL], [], None])
+def test_a_topic_that_may_be_written_is_there(
+    destinations: Destinations, admin: ScriptedAdmin, allowed: list[AclOperation] | None
+) -> None:
+    """Also where the broker tells of no operation at all, as it has no access control."""
+    admin.shape.authorized_operations = allowed
+    assert destinations.fresh(["orders"], LONG_S) == set()
+
+
+def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
+    destinations: Destinations, admin: ScriptedAdmin
+) -> None:
+    admin.shape.authorized_operations = [AclOperation.DESCRIBE, AclOperation.READ]
+    with pytest.raises(NotAuthorisedError, match="Write") as caught:
+        destinations.fresh(["orders"], LONG_S)
+    assert caught.value.fields["topic"] == "orders"
