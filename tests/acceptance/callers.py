@@ -105,8 +105,11 @@ class Callers:
             await asyncio.sleep(0.02)
 
     async def finish(self, within_s: float = 60.0) -> None:
-        """Begin nothing new, and wait until all that was begun is acknowledged."""
-        self._enough = True
+        """Begin nothing new, and wait until all that was begun is acknowledged.
+
+        Who is not patient goes on until nobody listens any more.
+        """
+        self._enough = self._patient
         done, left = await asyncio.wait(self._tasks, timeout=within_s)
         self._raise_failures()
         assert not left, f"not acknowledged: {self.history.open}, {self.history.answers}"
