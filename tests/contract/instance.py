@@ -109,6 +109,11 @@ class Listener:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
+    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
+        state = self.states.get(shard)
+        entry = None if state is None else state.unresolved(transaction_id)
+        return isinstance(entry, Pending) and entry.offset == offset
+
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         state = self.states[shard]
         for offset, transaction_id, half in records:

@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from halfway.domain.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
 from halfway.domain.ids import shard_of
 from halfway.domain.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
-from halfway.domain.shard import ShardState
+from halfway.domain.shard import Pending, ShardState
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.cluster import KafkaCluster
 from halfway.kafka.codec import KIND_HALF, encode_half, record_headers
@@ -102,6 +102,11 @@ class SmallService:
     def acquired(self, shard: int, state: ShardState) -> None:
         self.states[shard] = state
         self.events.append(("acquired", shard))
+
+    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
+        state = self.states.get(shard)
+        entry = None if state is None else state.unresolved(transaction_id)
+        return isinstance(entry, Pending) and entry.offset == offset
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         state = self.states.get(shard)

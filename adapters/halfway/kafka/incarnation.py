@@ -86,6 +86,7 @@ class Incarnation:
             incarnation_id,
             context.loop,
             on_appended,
+            context.listener.holds,
             self._foreign_barrier,
             self._tail_failed,
             self._record_skipped,

@@ -46,15 +46,20 @@ class Tail:
         incarnation: str,
         loop: Loop,
         on_appended: OnAppended,
+        holds: Callable[[int, int, str], bool],
         on_foreign_barrier: Callable[[int], None],
         on_failed: Callable[[str], None],
         skipped: Callable[[str, str], None],
     ) -> None:
-        """The callbacks `on_…` come on the loop's thread; `skipped` counts a record by topic and reason, on any."""
+        """The callbacks `on_…` come on the loop's thread; `skipped` counts a record by topic and reason, on any.
+
+        `holds` says of shard, offset and id whether the record is applied already; it is called on the tail's thread.
+        """
         self._config = config
         self._incarnation = incarnation
         self._loop = loop
         self._on_appended = on_appended
+        self._holds = holds
         self._on_foreign_barrier = on_foreign_barrier
         self._on_failed = on_failed
         self._skipped = skipped
@@ -126,7 +131,7 @@ class Tail:
             if message.key() == BARRIER_KEY:
                 if barrier_in(message).incarnation != self._incarnation:
                     self._loop.post(self._on_foreign_barrier, shard)
-            else:
+            elif not self._is_held(shard, offset, message):
                 self._batch.setdefault(shard, []).append((offset, *half_in(message, self._config.shards)))
         except UndecodableError as error:
             demand_no_newer(message, error)
@@ -134,6 +139,13 @@ class Tail:
             name = overwritten_id(message, self._config.shards)
             if name is not None:
                 self._batch.setdefault(shard, []).append((offset, name, FOREIGN))
+
+    def _is_held(self, shard: int, offset: int, message: Message) -> bool:
+        """Whether the record is applied already: mostly it is this instance's own, and need not be decoded again."""
+        key = message.key()
+        return (
+            isinstance(key, bytes) and message.value() is not None and self._holds(shard, offset, key.decode("latin-1"))
+        )
 
     def _post(self, shard: int, position: int | None) -> None:
         records = self._batch.pop(shard, [])

@@ -121,6 +121,10 @@ class ScannedShards:
         """Pass on what the tail has read."""
         self._listener.appended(shard, records, position)
 
+    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
+        """Pass the tail's question on, on the tail's thread."""
+        return self._listener.holds(shard, offset, transaction_id)
+
     async def revoked(self, shard: int) -> None:
         """Finish what is in flight; the scan stops first."""
         self._disarm(shard)

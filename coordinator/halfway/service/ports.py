@@ -251,7 +251,16 @@ class ShardListener(Protocol):
         """Serve this shard from now on: `state` is the fold up to this owner's own barrier."""
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
-        """Apply what the tail has read of half[s], and the position that it has reached without a gap."""
+        """Apply what the tail has read of half[s], and the position that it has reached without a gap.
+
+        Records that the shard holds already may be left out.
+        """
+
+    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
+        """Whether a transaction is pending by the half record at an offset. Called on the tail's thread; must only read.
+
+        Where it says yes, the tail need not decode the record: mostly it is this instance's own.
+        """
 
     def current(self, write: LaneWrite) -> bool:
         """Whether the id of a write is still claimed and unresolved. Called on the lane's thread; must only read."""

@@ -19,6 +19,7 @@ from halfway.domain.errors import (
 )
 from halfway.domain.ids import shard_of
 from halfway.domain.offsets import OffsetIndex
+from halfway.domain.shard import Pending
 from halfway.service.payloads import PayloadCache
 
 if TYPE_CHECKING:
@@ -219,6 +220,12 @@ class ShardTable:
             if half is not None and not known and state.find(transaction_id) is not None:
                 served.agenda.put(transaction_id, 0)
         served.advance(position)
+
+    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
+        """Whether a transaction is pending by the half record at an offset."""
+        served = self._served.get(shard)
+        entry = None if served is None else served.state.unresolved(transaction_id)
+        return isinstance(entry, Pending) and entry.offset == offset
 
     def current(self, write: LaneWrite) -> bool:
         """Whether a write's id is still claimed and, where it resolves something, pending or parked."""
