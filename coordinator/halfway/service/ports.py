@@ -257,9 +257,9 @@ class ShardListener(Protocol):
         """
 
     def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
-        """Whether a transaction is pending by the half record at an offset. Called on the tail's thread; must only read.
+        """Whether a transaction is pending by the half record at an offset: then the tail need not decode that.
 
-        Where it says yes, the tail need not decode the record: mostly it is this instance's own.
+        Called on the tail's thread; must only read.
         """
 
     def current(self, write: LaneWrite) -> bool:
