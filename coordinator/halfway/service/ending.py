@@ -176,12 +176,14 @@ class Ending:
         at = self._clock.now_ms()
         attempt = _Attempt(shard.number, entry, act, target, at, deadline, answer)
         write = write_of(shard.number, entry, half, act, at=at, deadline=deadline)
+        claim = self._claim(entry.id)  # first, as the lane's thread asks for it
         try:
             written = self._lane.submit(write)
-        except HalfwayError as error:
-            note_error(entry, error)
+        except BaseException as error:
+            self._release(entry.id, claim)
+            if isinstance(error, HalfwayError):
+                note_error(entry, error)
             raise
-        claim = self._claim(entry.id)
         self._deadlines.watch(answer, deadline, partial(unconfirmed, entry.id))
         written.add_done_callback(partial(self._attempted, attempt, write, claim))
         return answer
