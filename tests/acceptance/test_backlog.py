@@ -96,7 +96,7 @@ async def test_ends_are_answered_while_everything_is_due_and_the_endpoint_is_slo
     new_coordinator: NewCoordinator, connect: Connect, endpoint: CheckEndpoint, group: str, topic: str
 ) -> None:
     """Checks wait in a bounded queue, and nothing else waits for them."""
-    count = 30_000
+    count = 10_000
 
     async def slowly(_: object) -> str:
         await asyncio.sleep(1.5)
