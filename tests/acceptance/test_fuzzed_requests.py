@@ -23,7 +23,7 @@ AnyCase = Case[Any]
 AnyOperation = APIOperation[Any, Any, Any, Any]
 
 SEED = 20_261_121
-EXAMPLES = 25
+EXAMPLES = 12
 """For each operation and each way of generating."""
 MOST_GROWTH_BYTES = 128 * 1024 * 1024
 """Of the coordinator's memory over more than a thousand requests: only a leak needs this much."""
@@ -135,7 +135,7 @@ async def test_generated_requests_get_answers_that_are_described(
 
     never = [label for label, counted in statuses.items() if not any(200 <= status < 300 for status in counted)]
     assert never == [], statuses
-    assert len(statuses) == len(OPERATIONS)
+    assert sorted(statuses) == sorted(f"{one.method} {one.path}" for one in OPERATIONS)
     grown = await total(rest, "process_resident_memory_bytes") - before
     assert grown < MOST_GROWTH_BYTES
     assert (await rest.commit(await rest.prepared(group, [message(topic, "after all that")])))["changed"]

@@ -23,9 +23,10 @@ from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaE
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from halfway.kafka.codec import BARRIER_KEY, LAYOUT_KEY, LAYOUT_PARTITION, UndecodableError
+from halfway.domain.records import Owner
+from halfway.kafka.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.intake import Count, WrongKeyError, barrier_in, marked, note_skipped, owner_in, owner_key
+from halfway.kafka.intake import Count, barrier_in, is_layout, marked, note_skipped, owner_in, owner_key
 from halfway.kafka.lane_producer import fence
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.kafka.transactional_ids import lane_ids
@@ -132,30 +133,30 @@ class FormerOwners:
         owners = self.config.owners_topic
 
         def handle(place: Place, message: Message) -> None:
-            key, trail, own = message.key(), trails[place], False
+            trail, of_owners = trails[place], place[0] == owners
+            own_key = owner_key(place[1]) if of_owners else BARRIER_KEY
             try:
-                if place[0] != owners:
-                    own = key == BARRIER_KEY
-                    if own:
+                if not of_owners:
+                    if message.key() == own_key:
                         name = barrier_in(message).incarnation
                         trail.take(name, lane_ids(self.config.prefix, name))
-                elif key == owner_key(place[1]):
-                    own = True
-                    owner = owner_in(message)
-                    if owner is None:
-                        self.released[place[1]] = message.timestamp()[1]
-                        trail.take(None, ())
-                    else:
-                        self.released.pop(place[1], None)
-                        trail.take(owner.incarnation, owner.lane_ids)
-                elif key != LAYOUT_KEY or place[1] != LAYOUT_PARTITION:
-                    raise WrongKeyError("the key is not the shard's")
+                elif not is_layout(message):
+                    self._take(trail, message, owner_in(message))
             except UndecodableError as error:
-                if own:
+                if message.key() == own_key:
                     trail.foreign, trail.known = True, trail.known and not marked(message)
                 note_skipped(message, error, self.count)
 
         return handle
+
+    def _take(self, trail: _Trail, message: Message, owner: Owner | None) -> None:
+        shard = message.partition() or 0
+        if owner is None:
+            self.released[shard] = message.timestamp()[1]
+            trail.take(None, ())
+        else:
+            self.released.pop(shard, None)
+            trail.take(owner.incarnation, owner.lane_ids)
 
     def _ends(self, admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
         """Return the end offsets as read_uncommitted sees them."""

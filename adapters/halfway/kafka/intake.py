@@ -20,6 +20,8 @@ from halfway.kafka.codec import (
     KIND_HALF,
     KIND_OWNER,
     KIND_PARKED,
+    LAYOUT_KEY,
+    LAYOUT_PARTITION,
     UndecodableError,
     UnknownSchemaError,
     decode_barrier,
@@ -144,17 +146,21 @@ def group_in(message: Message) -> tuple[str, Group | None]:
 
 
 def owner_in(message: Message) -> Owner | None:
-    """Return the owner of a record of owners, None for a release; UndecodableError where it is neither.
-
-    The key must have been found to be that of the shard.
-    """
-    value = message.value()
+    """Return the owner of a record of owners, None for a release; UndecodableError where it is neither."""
+    shard, value = message.partition() or 0, message.value()
+    if message.key() != owner_key(shard):
+        raise WrongKeyError("the key is not the shard's")
     if value is None:
         _demand_tombstone(message, KIND_OWNER)
         return None
     owner = decode_owner(value)
-    _demand_same(str(message.partition()), str(owner.shard))
+    _demand_same(str(shard), str(owner.shard))
     return owner
+
+
+def is_layout(message: Message) -> bool:
+    """Whether a record of owners stands where the layout does."""
+    return message.key() == LAYOUT_KEY and message.partition() == LAYOUT_PARTITION
 
 
 def barrier_in(message: Message) -> Barrier:

@@ -10,8 +10,10 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Message
 from yarl import URL
 
-from halfway.kafka.codec import LAYOUT_KEY, UndecodableError, decode_owner
+from halfway.domain.records import Owner
+from halfway.kafka.codec import UndecodableError
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.intake import Count, is_layout, note_skipped, owner_in
 from halfway.kafka.loop import Loop
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.service.ports import OwnerHint
@@ -28,9 +30,10 @@ _PROMPT: Final = {"fetch.wait.max.ms": 100}
 class KafkaOwners:
     """Reads every owner record and goes on reading them, on a thread of its own."""
 
-    def __init__(self, config: KafkaConfig) -> None:
-        """Take the configuration; nothing is read before `start`."""
+    def __init__(self, config: KafkaConfig, skipped: Count) -> None:
+        """Take the configuration, and what counts records that are skipped; nothing is read before `start`."""
         self._config = config
+        self._skipped = skipped
         self._own = config.instance_url
         self._hints: dict[int, OwnerHint] = {}
         self._stopping = threading.Event()
@@ -68,24 +71,21 @@ class KafkaOwners:
                 reader.close()
 
     def _handle(self, place: Place, message: Message) -> None:
-        if message.key() == LAYOUT_KEY:
+        if is_layout(message):
             return
-        self._loop.post(self._apply, place[1], self._hint(place, message))
-
-    def _hint(self, place: Place, message: Message) -> OwnerHint | None:
-        value = message.value()
-        if value is None:
-            return None
         try:
-            owner = decode_owner(value)
+            owner = owner_in(message)
         except UndecodableError as error:
-            log.warning("owner_not_known", topic=place[0], partition=place[1], reason=str(error))
-            return None
-        if owner.url == self._own:
+            note_skipped(message, error, self._skipped)
+        else:
+            self._loop.post(self._apply, place[1], self._hint(place[1], owner))
+
+    def _hint(self, shard: int, owner: Owner | None) -> OwnerHint | None:
+        if owner is None or owner.url == self._own:
             return None
         refusal = refused(owner.url)
         if refusal is not None:
-            log.warning("owner_not_asked", shard=place[1], incarnation=owner.incarnation, reason=refusal)
+            log.warning("owner_not_asked", shard=shard, incarnation=owner.incarnation, reason=refusal)
             return None
         return OwnerHint(incarnation=owner.incarnation, url=owner.url)
 

@@ -148,7 +148,7 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         cursors = KafkaCursors(config, observer)
         stack.push_async_callback(cursors.stop)
         await cursors.start()
-        owners = KafkaOwners(config)
+        owners = KafkaOwners(config, observer.skipped_record)
         stack.push_async_callback(owners.stop)
         await owners.start()
         peers = await _peers(stack, settings)
