@@ -14,6 +14,7 @@ import sys
 
 import uvloop
 
+from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS
 from tests.chaos.run import Wanted, new_directory, run
 
 SHOWN = 30
@@ -29,6 +30,9 @@ def main() -> int:
     parser.add_argument("--side-by-side", type=int, default=96, help="producers")
     parser.add_argument("--coordinator-gap", type=float, default=8, help="seconds between faults, on average")
     parser.add_argument("--broker-gap", type=float, default=25, help="the same, of brokers")
+    parser.add_argument(
+        "--kinds", nargs="+", default=(), choices=[*COORDINATOR_FAULTS, *BROKER_FAULTS], help="of faults"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
     given = parser.parse_args()
     wanted = Wanted(
@@ -39,6 +43,7 @@ def main() -> int:
         side_by_side=given.side_by_side,
         coordinator_gap_s=given.coordinator_gap,
         broker_gap_s=given.broker_gap,
+        kinds=tuple(given.kinds),
     )
     directory = new_directory()
     _say(f"{wanted.transactions} transactions, seed {wanted.seed}; everything is in {directory}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from checker.history import Fault, HistoryWriter
@@ -40,7 +40,10 @@ class Faults:
         caller: Caller,
         history: HistoryWriter,
         chance: random.Random,
+        kinds: Collection[str] = (),
     ) -> None:
+        """Keep the parts; `kinds` are those that are wanted, all of them where there are none."""
+        self._kinds = kinds
         self._cluster = cluster
         self._instances = instances
         self._networks = networks
@@ -61,7 +64,10 @@ class Faults:
             group.create_task(self._play(BROKER_FAULTS, broker_gap_s))
 
     async def _play(self, kinds: Mapping[str, int], gap_s: float) -> None:
+        kinds = {kind: times for kind, times in kinds.items() if not self._kinds or kind in self._kinds}
         deck: list[str] = []
+        if not kinds:
+            return
         await asyncio.sleep(self._chance.uniform(1, 2))
         while True:
             if not deck:

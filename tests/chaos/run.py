@@ -62,6 +62,8 @@ class Wanted:
     side_by_side: int = 96
     coordinator_gap_s: float = 8.0
     broker_gap_s: float = 25.0
+    kinds: tuple[str, ...] = ()
+    """Of faults; all of them where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,9 @@ class _Chaos:
         await self.endpoints.start()
         self._stack.push_async_callback(self.endpoints.stop)
         self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
-        self.faults = Faults(self._cluster, self._instances, networks, self.caller, history, self._chance("faults"))
+        self.faults = Faults(
+            self._cluster, self._instances, networks, self.caller, history, self._chance("faults"), self._wanted.kinds
+        )
         history.write(Run(seed=self._wanted.seed, topics=TOPICS, policy_rolls_back=(DROPPING,)))
         await self._register()
 

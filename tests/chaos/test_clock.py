@@ -1,0 +1,62 @@
+"""A clock that is set, back or ahead, brings no transaction back to life."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.acceptance.rest_client import Rest, message
+from tests.acceptance.topics import Cluster
+from tests.chaos.coordinators import Instance
+from tests.fixtures_kafka import Kafka
+
+SETTINGS = {"HALFWAY_SHARDS": "1"}
+AN_HOUR_S = 3600
+FORGOTTEN_BY_S = 2.0
+"""Many scans: by then an outcome is forgotten that is to be."""
+
+
+@pytest.fixture
+def instance(kafka: Kafka, tmp_path: Path) -> Iterator[Instance]:
+    port = int(kafka.bootstrap_servers.partition(",")[0].rpartition(":")[2])
+    instance = Instance(1, [port], tmp_path, f"_clock{tmp_path.name}.", SETTINGS)
+    instance.start()
+    yield instance
+    instance.close()
+
+
+@pytest.fixture
+async def rest(instance: Instance) -> AsyncIterator[Rest]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+        yield Rest(session, instance.url, instance.health_url)
+
+
+@pytest.mark.parametrize(
+    "at_prepare_s, at_end_s, afterwards_s", [(0, -AN_HOUR_S, 0), (-AN_HOUR_S, -AN_HOUR_S, 0), (0, 0, AN_HOUR_S)]
+)
+async def test_what_ended_by_another_clock_stays_ended(
+    kafka: Kafka, instance: Instance, rest: Rest, at_prepare_s: float, at_end_s: float, afterwards_s: float
+) -> None:
+    """The same prepare again and the same end again find the outcome, also after a crash; one message stands."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    topic = await cluster.make_topic()
+    (await rest.put_group("g", topics=[topic])).expect(200, 201)
+    body = [message(topic, "v", key="k")]
+
+    instance.clock.set(at_prepare_s)
+    (await rest.prepare("g", body, as_id="one")).expect(201)
+    instance.clock.set(at_end_s)
+    (await rest.end("one", "commit")).expect(200)
+    instance.clock.set(afterwards_s)
+
+    await asyncio.sleep(FORGOTTEN_BY_S)
+    for _ in range(2):
+        again = await rest.prepare("g", body, as_id="one", retry=True)
+        assert (again.status, again.body["state"]) == (200, "committed"), again
+        ended = (await rest.end("one", "commit", retry=True)).expect(200)
+        assert ended["changed"] is False
+        instance.kill()
+        instance.start()
+    assert len(await cluster.read(topic)) == 1
