@@ -25,6 +25,7 @@ class ClockFile:
 
     def set(self, ahead_s: float) -> None:
         """Set the clock ahead of the true time, or back where `ahead_s` is negative."""
+        self.ahead_s = ahead_s
         data = _FORMAT.pack(int(ahead_s * 1e9))
         if self.path.exists():
             with self.path.open("r+b") as file:

@@ -7,8 +7,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.acceptance.rest_client import Rest, message
+from tests.acceptance.rest_client import Json, Rest, message
 from tests.acceptance.topics import Cluster
+from tests.acceptance.waiting import until_true
 from tests.chaos.coordinators import Instance
 from tests.fixtures_kafka import Kafka
 
@@ -34,29 +35,63 @@ async def rest(instance: Instance) -> AsyncIterator[Rest]:
 
 
 @pytest.mark.parametrize(
-    "at_prepare_s, at_end_s, afterwards_s", [(0, -AN_HOUR_S, 0), (-AN_HOUR_S, -AN_HOUR_S, 0), (0, 0, AN_HOUR_S)]
+    "at_prepare_s, at_end_s, afterwards_s",
+    [(0, -AN_HOUR_S, 0), (-AN_HOUR_S, -AN_HOUR_S, 0), (0, 0, AN_HOUR_S), (AN_HOUR_S, 0, 0)],
 )
 async def test_what_ended_by_another_clock_stays_ended(
     kafka: Kafka, instance: Instance, rest: Rest, at_prepare_s: float, at_end_s: float, afterwards_s: float
 ) -> None:
-    """The same prepare again and the same end again find the outcome, also after a crash; one message stands."""
+    """The same prepare again and the same end again find the outcome, and one message stands."""
     cluster = Cluster(kafka.bootstrap_servers)
     topic = await cluster.make_topic()
     (await rest.put_group("g", topics=[topic])).expect(200, 201)
     body = [message(topic, "v", key="k")]
 
-    instance.clock.set(at_prepare_s)
+    await _set_clock(instance, at_prepare_s)
     (await rest.prepare("g", body, as_id="one")).expect(201)
-    instance.clock.set(at_end_s)
+    await _set_clock(instance, at_end_s)
     (await rest.end("one", "commit")).expect(200)
-    instance.clock.set(afterwards_s)
+    await _set_clock(instance, afterwards_s)
 
     await asyncio.sleep(FORGOTTEN_BY_S)
-    for _ in range(2):
-        again = await rest.prepare("g", body, as_id="one", retry=True)
-        assert (again.status, again.body["state"]) == (200, "committed"), again
-        ended = (await rest.end("one", "commit", retry=True)).expect(200)
-        assert ended["changed"] is False
-        instance.kill()
-        instance.start()
+    await _finds_the_outcome(rest, body)
+    await _set_clock(instance, 0)
+    await asyncio.sleep(FORGOTTEN_BY_S)
+    await _finds_the_outcome(rest, body)
     assert len(await cluster.read(topic)) == 1
+
+
+async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
+    kafka: Kafka, instance: Instance, rest: Rest
+) -> None:
+    """What was prepared by the right clock and ended by one that was an hour behind is ended for the next start too."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    topic = await cluster.make_topic()
+    (await rest.put_group("g", topics=[topic])).expect(200, 201)
+    body = [message(topic, "v", key="k")]
+    (await rest.prepare("g", body, as_id="one")).expect(201)
+    await _set_clock(instance, -AN_HOUR_S)
+    (await rest.end("one", "commit")).expect(200)
+    await _set_clock(instance, 0)
+    for number in range(5):  # what comes after it, by the right clock
+        await rest.rollback(await rest.prepared("g", body, as_id=f"later-{number}"))
+    instance.kill()
+    instance.start()
+    await asyncio.sleep(FORGOTTEN_BY_S)
+    await _finds_the_outcome(rest, body)
+    assert len(await cluster.read(topic)) == 1
+
+
+async def _set_clock(instance: Instance, ahead_s: float) -> None:
+    """Set it, and wait until it was noticed: by then it has been so for a scan."""
+    if instance.clock.ahead_s != ahead_s:
+        noticed = instance.log.count("clock_jumped")
+        instance.clock.set(ahead_s)
+        await until_true(lambda: instance.log.count("clock_jumped") > noticed, what="the clock's jump is noticed")
+
+
+async def _finds_the_outcome(rest: Rest, body: list[Json]) -> None:
+    again = await rest.prepare("g", body, as_id="one", retry=True)
+    assert (again.status, again.body["state"]) == (200, "committed"), again
+    ended = (await rest.end("one", "commit", retry=True)).expect(200)
+    assert ended["changed"] is False

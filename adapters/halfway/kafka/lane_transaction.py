@@ -54,24 +54,27 @@ class LaneTransaction:
         """Step 3: the op marker to op[s]."""
         for submission, encoded in self._writes:
             if encoded.op is not None:
-                self._produce_kept(self._op, submission.write.shard, encoded.key, encoded.op)
+                self._produce_kept(self._op, submission, encoded.key, encoded.op)
 
     def produce_tombstones(self) -> None:
         """Step 4: the tombstone (or record) to half[s] and to parked[s]."""
         for submission, encoded in self._writes:
             if encoded.half is not None:
-                self._produce_kept(self._half, submission.write.shard, encoded.key, encoded.half)
+                self._produce_kept(self._half, submission, encoded.key, encoded.half)
             if encoded.parked is not None:
-                self._produce_kept(self._parked, submission.write.shard, encoded.key, encoded.parked)
+                self._produce_kept(self._parked, submission, encoded.key, encoded.parked)
 
-    def _produce_kept(self, topic: str, shard: int, key: bytes, kept: Kept) -> None:
+    def _produce_kept(self, topic: str, submission: Submission, key: bytes, kept: Kept) -> None:
+        shard, prepared_at = submission.write.shard, submission.write.prepared_at
         place = (topic, shard)
         report = self._reports.get(place)
         if report is None:
             report = self._reports[place] = _collector(self._offsets.setdefault(place, []))
             self._produced[place] = 0
         self._produced[place] += 1
-        self._produce(topic, kept.value, key, shard, on_delivery=report, timestamp=self._now, headers=kept.headers)
+        # A recovery reads op by time: no outcome may lie before its prepare, whatever became of the clock.
+        at = max(self._now, prepared_at)
+        self._produce(topic, kept.value, key, shard, on_delivery=report, timestamp=at, headers=kept.headers)
 
     def commit(self) -> None:
         """Step 5: commit; whoever called this answers the callers only afterwards."""

@@ -45,6 +45,7 @@ class ScanScheduler:
         self._interval_s = interval_s
         self._scheduler = AsyncIOScheduler(timezone="UTC")
         self._watch: asyncio.Task[None] | None = None
+        self._offset = time.time() - time.monotonic()
 
     def start(self) -> None:
         """Start the scheduler on the running loop."""
@@ -79,6 +80,7 @@ class ScanScheduler:
             self._scheduler.remove_job(f"scan-{shard}")
 
     async def _scan(self, shard: int) -> None:
+        self._look_at_clock()
         try:
             await self._coordinator.scan(shard, self._clock.now_ms())
         except asyncio.CancelledError:
@@ -88,15 +90,18 @@ class ScanScheduler:
             log.exception("scan_failed", shard=shard)
 
     async def _watch_clock(self) -> None:
-        before = time.time() - time.monotonic()
         while True:
+            self._look_at_clock()
             await asyncio.sleep(_LOOK_EVERY_S)
-            offset = time.time() - time.monotonic()
-            if abs(offset - before) >= JUMP_S:
-                log.warning("clock_jumped", seconds=round(offset - before, 3))
-                for shard in self._coordinator.shards.served:
-                    self.arm(shard)
-            before = offset
+
+    def _look_at_clock(self) -> None:
+        """Take note where wall time has moved against monotonic time; before each scan too, which acts by it."""
+        before, self._offset = self._offset, time.time() - time.monotonic()
+        if abs(self._offset - before) >= JUMP_S:
+            log.warning("clock_jumped", seconds=round(self._offset - before, 3))
+            self._coordinator.clock_was_set()
+            for shard in self._coordinator.shards.served:
+                self.arm(shard)
 
 
 class ScannedShards:

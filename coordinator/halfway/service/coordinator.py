@@ -182,6 +182,10 @@ class Coordinator:
         """Compare half with op: do what is due now (ms since the epoch) and commit the cursors (DESIGN section 6)."""
         await self._scanning.scan(shard, now)
 
+    def clock_was_set(self) -> None:
+        """Take note that wall time has jumped."""
+        self._scanning.clock_was_set()
+
     async def drain(self) -> None:
         """Stop sending checks and answer waiting polls; requests in flight are the REST layer's to finish."""
         await self._gathering.close()

@@ -353,7 +353,8 @@ class Ending:
                     return EndResult(id=transaction_id, state=target, changed=bool(tried))
             half = await self._needed_payload(shard, entry, act, deadline=deadline)
             # One Kafka transaction may follow another within a millisecond; the time must still tell them apart.
-            at = max(self._clock.now_ms(), tried[-1] + 1 if tried else 0)
+            # And a clock that was set back must not let an outcome seem older than its prepare, and forgotten.
+            at = max(self._clock.now_ms(), tried[-1] + 1 if tried else 0, entry.prepared_at)
             try:
                 write = build(shard, entry, half, at)
                 written = await self._lane.submit(write)

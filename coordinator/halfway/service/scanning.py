@@ -64,6 +64,17 @@ class Scanning:
         self._observer = observer
         self._writing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._remember_until = float("-inf")
+
+    def clock_was_set(self) -> None:
+        """Look at everything again by the new time; forget nothing by age for as long as outcomes are remembered.
+
+        By a clock that was set ahead, or by what was written while it was behind, outcomes of a moment ago seem old.
+        """
+        self._remember_until = asyncio.get_running_loop().time() + self._limits.outcome_horizon_s
+        for shard in self._shards.all():
+            for entry in shard.state.pending():
+                shard.agenda.put(entry.id, 0)
 
     async def scan(self, number: int, now: int) -> None:
         """Compare half with op, and do what follows.
@@ -174,7 +185,8 @@ class Scanning:
         """Step 5: forget the outcomes that are older than the horizon, or too many."""
         before = now - round(self._limits.outcome_horizon_s * 1000)
         _, _, ended = shard.state.counts
-        shard.state.forget(before)
+        if asyncio.get_running_loop().time() >= self._remember_until:
+            shard.state.forget(before)
         gone = shard.state.forget(0, at_most=self._limits.max_outcomes_per_shard)
         if gone:
             self._observer.horizon_shortened(shard.number, gone)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfway.domain.policy import (
+    AHEAD_MS,
     JITTER,
     Check,
     CheckPolicy,
@@ -96,7 +97,8 @@ def test_what_it_decides_fits_the_time_and_the_counts(
 ) -> None:
     now = facts.since + after
     too_old = after >= round(policy.max_age_s * 1000)
-    due = now >= next_check_at(policy, facts, jitter=jitter)
+    by_a_wrong_clock = facts.checked_at is not None and facts.checked_at - now > AHEAD_MS
+    due = by_a_wrong_clock or now >= next_check_at(policy, facts, jitter=jitter)
     match judge(policy, facts, now, jitter=jitter):
         case Check():
             assert due
@@ -189,3 +191,18 @@ def test_a_group_chooses_parts_of_the_policy() -> None:
     chosen = CheckPolicy().overridden(PolicyOverrides(max_checks=3, on_exhausted=OnExhausted.ROLLBACK))
     assert chosen == CheckPolicy(max_checks=3, on_exhausted=OnExhausted.ROLLBACK)
     assert CheckPolicy().overridden(PolicyOverrides(first_check_after_s=0.0)).first_check_after_s == 0
+
+
+@pytest.mark.parametrize("ahead_ms, decision", [(60_000, Wait(until=1_006_000)), (60_001, Check())])
+def test_what_a_clock_far_ahead_has_written_is_asked_about_now(ahead_ms: int, decision: Decision) -> None:
+    """Clocks may differ by a minute; whoever waited for a moment that is hours away would leave it pending so long."""
+    assert judge(CheckPolicy(), Facts(), 1_000_000 - ahead_ms) == decision
+
+
+def test_a_check_noted_by_a_clock_far_ahead_is_followed_by_the_next_one_now() -> None:
+    """And once that is noted by the right clock, the times between checks hold again."""
+    facts = Facts(attempts=1, checks=1, checked_at=5_000_000)
+    assert judge(CheckPolicy(), facts, 1_000_000) == Check()
+    assert judge(CheckPolicy(max_checks=1), facts, 1_000_000) == Park(reason="no verdict after 1 checks (max_checks 1)")
+    later = replace(facts, attempts=2, checks=2, checked_at=1_000_000)
+    assert judge(CheckPolicy(), later, 1_000_001) == Wait(until=1_060_000)

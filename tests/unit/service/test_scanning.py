@@ -119,3 +119,42 @@ async def test_an_endpoint_that_the_operator_does_not_allow_cannot_be_registered
     assert raised.value.fields["errors"][0]["field"] == "check.urls[1]"  # type: ignore[index]
     with pytest.raises(UnknownGroupError):
         await world.prepare(group="g")
+
+
+async def test_a_clock_that_was_set_ahead_makes_no_outcome_forgotten(world: World) -> None:
+    """By such a clock an outcome of a moment ago is older than the horizon; the same prepare must still find it."""
+    await world.prepare(transaction_id="one")
+    await world.end("one", Outcome.COMMIT)
+    world.memory.clock.advance(3600)
+    world.coordinator.clock_was_set()
+    await world.scan()
+    assert (await world.prepare(transaction_id="one")).state is State.COMMITTED
+    world.memory.clock.advance(-3600)
+    world.coordinator.clock_was_set()
+    await world.scan()
+    assert (await world.prepare(transaction_id="one")).state is State.COMMITTED
+
+
+async def test_an_outcome_is_never_older_than_its_prepare(world: World) -> None:
+    """With a clock that is set back in between; otherwise a recovery would take it for one of an earlier life."""
+    await world.prepare(transaction_id="one")
+    world.memory.clock.advance(-3600)
+    await world.end("one", Outcome.COMMIT)
+    world.memory.clock.advance(3600)
+    again = await world.restart()
+    await again.scan()
+    assert (await again.prepare(transaction_id="one")).state is State.COMMITTED
+    assert len(again.memory.records("orders")) == 1
+    await again.stop()
+
+
+async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_is_right_again(world: World) -> None:
+    """Not only when the moment comes that the wrong clock has written down."""
+    world.memory.clock.advance(600)
+    prepared = await world.prepare()
+    world.memory.clock.advance(-600)
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 0
+    world.coordinator.clock_was_set()
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 1
