@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 
@@ -35,6 +36,8 @@ class Network:
             server.close()
         for end in list(self._ends):
             end.abort()
+        while self._ends:  # noqa: ASYNC110  transports tell their end on the loop
+            await asyncio.sleep(0)
 
     def cut(self) -> None:
         self.is_cut = True
@@ -70,7 +73,8 @@ class _End(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
         self._waiting: list[bytes] = []
-        self._delayed = 0
+        self._delayed: deque[bytes] = deque()
+        self._due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's is none by its type
@@ -88,13 +92,16 @@ class _End(asyncio.Protocol):
         if self.network.is_cut:
             self.network.held += 1
         if self.network.delay_s or self._delayed:
-            self._delayed += 1
-            asyncio.get_running_loop().call_later(self.network.delay_s, self._pass_on, data)
+            loop = asyncio.get_running_loop()
+            # Never before what came before it, also when the network has just become quick again.
+            self._due = max(self._due, loop.time() + self.network.delay_s)
+            self._delayed.append(data)
+            loop.call_at(self._due, self._pass_on)
         elif self.other is not None:
             self.other.send(data)
 
-    def _pass_on(self, data: bytes) -> None:
-        self._delayed -= 1
+    def _pass_on(self) -> None:
+        data = self._delayed.popleft()
         if self.other is not None:
             self.other.send(data)
 
