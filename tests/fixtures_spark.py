@@ -4,6 +4,7 @@ Tests that ask for it run in one worker, so that there is only one. Without a Ja
 what to install; nothing is skipped.
 """
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from halfway.pipeline.session import SparkOptions, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# pyspark.testing imports pandas on Spark, which warns where this is not set.
+os.environ.setdefault("PYARROW_IGNORE_TIMEZONE", "1")
 
 LOCAL = SparkOptions(
     master="local[2]",

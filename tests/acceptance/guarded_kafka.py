@@ -1,6 +1,6 @@
 """A broker of our own with a second listener that asks for a password, and with access control lists."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ _ANSWER_WITHIN_S = 20.0
 class GuardedKafka(EmbeddedKafka):
     """Who comes by the listener without a password may do everything; users of the other need ACLs."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, properties: Mapping[str, str] | None = None) -> None:
         super().__init__(
             EmbeddedConfig(
                 data_dir=data_dir,
@@ -42,6 +42,7 @@ class GuardedKafka(EmbeddedKafka):
                     f"listener.name.{GUARDED_LISTENER.lower()}.plain.sasl.jaas.config": f"{_JAAS};",
                     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                     "super.users": "User:ANONYMOUS",
+                    **(properties or {}),
                 },
             )
         )

@@ -69,7 +69,7 @@ class KafkaBackend:
         config = replace(self._config, instance_url=f"http://127.0.0.1:{self._instances}")
         observer = RecordingObserver()
         async with AsyncExitStack() as stack:
-            owners = KafkaOwners(config)
+            owners = KafkaOwners(config, observer.skipped_record)
             stack.push_async_callback(owners.stop)
             await owners.start()
             groups = KafkaGroups(config, observer)

@@ -1,0 +1,237 @@
+"""The audit where Kafka has cleaned up: what compaction and retention have removed is no anomaly."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
+    AclOperation,
+    AdminClient,
+    NewTopic,
+    ResourceType,
+)
+
+from halfway.domain.ids import server_id
+from halfway.domain.records import Barrier, Half, Message, MessageDigest, Op, OpKind
+from halfway.domain.transaction import Cause
+from halfway.kafka import codec
+from halfway.pipeline.access import KafkaAccess, load
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs.audit import AuditOptions
+from halfway.pipeline.sources import KafkaSource
+from tests.acceptance.guarded_kafka import USERS, GuardedKafka, credentials
+from tests.acceptance.topics import Cluster, Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+PREFIX = "_cleaned."
+CLEANED_WITHIN_S = 120.0
+CLEANING = {"segment.ms": "60000", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0"}
+TOPICS = {
+    PREFIX + "half": {"cleanup.policy": "compact", **CLEANING},
+    PREFIX + "op": {"cleanup.policy": "compact,delete", "retention.ms": str(7 * DAY), **CLEANING},
+    PREFIX + "parked": {"cleanup.policy": "compact", **CLEANING},
+    PREFIX + "groups": {"cleanup.policy": "compact"},
+    "kept": {},
+    "trimmed": {"retention.ms": str(8 * DAY), "segment.ms": "60000"},
+    "compacted": {"cleanup.policy": "compact", **CLEANING},
+}
+OLD_IDS, NEW_IDS = 60, 60
+
+
+class CleaningKafka(GuardedKafka):
+    """A broker that cleans up at once, and asks for a password on its other listener."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            data_dir,
+            {
+                "log.cleaner.backoff.ms": "200",
+                "log.retention.check.interval.ms": "500",
+                "log.initial.task.delay.ms": "500",
+                "log.segment.delete.delay.ms": "100",
+            },
+        )
+
+
+@dataclass
+class Writer:
+    """Writes what the lane writes, at times of long ago."""
+
+    bootstrap_servers: str
+    expected: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._producer = Producer({"bootstrap.servers": self.bootstrap_servers, "transactional.id": uuid4().hex})
+        self._producer.init_transactions(30)
+
+    def transactions(self, count: int, at: int, *, name: str | None = None, verdict: str | None = None) -> list[str]:
+        """Prepare and end `count`; every fourth stays pending, every fourth is rolled back."""
+        ids = []
+        self._producer.begin_transaction()
+        for number in range(count):
+            when = at + number
+            own = f"{name}-{number}" if name is not None else server_id(0, uuid7(when))
+            ids.append(own)
+            # The same key again and again: in the compacted topic only the last message stays.
+            messages = tuple(
+                Message(topic=topic, key=b"k", value=f"{own}".encode()) for topic in ("kept", "trimmed", "compacted")
+            )
+            half = Half(id=own, group="g", messages=messages, prepared_at=when, since=when, fingerprint=b"f" * 16)
+            self._put("half", own, codec.encode_half(half), "prepared", when)
+            if number % 4 == 0:
+                self.expected[own] = verdict or "pending"
+                continue
+            self._end(own, messages, OpKind.COMMITTED if number % 4 > 1 else OpKind.ROLLED_BACK, when)
+            self.expected[own] = verdict or ("committed_ok" if number % 4 > 1 else "rolled_back_ok")
+        self._producer.commit_transaction(30)
+        return ids
+
+    def roll(self) -> None:
+        """Write a record of now into every partition: what stands before it is no longer the active segment."""
+        now = round(time.time() * 1000)
+        self._producer.begin_transaction()
+        barrier = codec.encode_barrier(Barrier(incarnation="x", at=now))
+        for kind in ("half", "op", "parked"):
+            headers = codec.record_headers(codec.KIND_BARRIER, "", "")
+            self._producer.produce(PREFIX + kind, barrier, codec.BARRIER_KEY, 0, headers=headers)
+        for topic in ("kept", "trimmed", "compacted"):
+            self._producer.produce(topic, b"somebody else's", b"other", 0)
+        self._producer.commit_transaction(30)
+
+    def _end(self, name: str, messages: tuple[Message, ...], kind: OpKind, at: int) -> None:
+        commits = kind is OpKind.COMMITTED
+        for index, message in enumerate(messages if commits else (), 1):
+            headers: codec.Headers = [
+                ("halfway-transaction-id", name.encode()),
+                ("halfway-message", f"{index}/{len(messages)}".encode()),
+                ("halfway-prepared-at", str(at).encode()),
+            ]
+            self._producer.produce(message.topic, message.value, message.key, 0, headers=headers, timestamp=at)
+        op = Op(
+            kind=kind,
+            id=name,
+            group="g",
+            half_offset=0,
+            cause=Cause.PRODUCER,
+            prepared_at=at,
+            at=at,
+            messages=tuple(map(MessageDigest.of, messages)),
+        )
+        state = "committed" if commits else "rolled_back"
+        self._put("op", name, codec.encode_op(op), state, at)
+        self._put("half", name, None, state, at)
+
+    def _put(self, kind: str, name: str, value: bytes | None, state: str, at: int) -> None:
+        headers = codec.record_headers(kind, "g", state)
+        self._producer.produce(PREFIX + kind, value, name.encode(), 0, headers=headers, timestamp=at)
+        self._producer.poll(0)
+
+
+def uuid7(ms: int) -> UUID:
+    """Make one of a time."""
+    return UUID(int=ms << 80 | 7 << 76 | 2 << 62 | uuid4().int & (1 << 62) - 1)
+
+
+@pytest.fixture(scope="module")
+def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedKafka, Writer]]:
+    """Give a broker where halves, tombstones, old ops and old messages are gone, and what was written to it."""
+    with CleaningKafka(tmp_path_factory.mktemp("cleaning-kafka")) as kafka:
+        new = [NewTopic(name, num_partitions=1, config=config) for name, config in TOPICS.items()]
+        for made in AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).create_topics(new).values():
+            made.result(20)
+        now = round(time.time() * 1000)
+        writer = Writer(kafka.bootstrap_servers)
+        old = writer.transactions(OLD_IDS, now - 10 * DAY, verdict="expired_unknown")
+        # The same ids once more, as clients may after the horizon.
+        writer.transactions(NEW_IDS, now - 3 * DAY, name="mine")
+        writer.transactions(NEW_IDS, now - 2 * DAY)
+        again = writer.transactions(NEW_IDS, now - 5 * HOUR, name="mine")
+        writer.roll()
+        wait_until_gone(kafka, old, again)
+        yield kafka, writer
+
+
+def wait_until_gone(kafka: GuardedKafka, old: list[str], again: list[str]) -> None:
+    """Wait until what must be gone is gone: old ops and messages, ended halves, tombstones, superseded ops."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    deadline = time.monotonic() + CLEANED_WITHIN_S
+    while True:
+        half, op, trimmed, compacted = (
+            cluster.read_now([topic]) for topic in (PREFIX + "half", PREFIX + "op", "trimmed", "compacted")
+        )
+        left = {
+            "old ops": len(_of(op, old)),
+            "tombstones": sum(record.value is None for record in half),
+            "old messages": sum(record.transaction_id in old for record in trimmed),
+            "two ops of one id": len(_of(op, again)) - len({record.key for record in _of(op, again)}),
+            "superseded messages": max(0, len(compacted) - 2),
+        }
+        if not any(left.values()):
+            return
+        assert time.monotonic() < deadline, f"the broker has not cleaned up: {left}"
+        time.sleep(0.5)
+
+
+def _of(records: list[Record], ids: list[str]) -> list[Record]:
+    keys = {name.encode() for name in ids}
+    return [record for record in records if record.key in keys]
+
+
+def test_what_kafka_has_removed_is_no_anomaly(
+    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], tmp_path: Path
+) -> None:
+    """With halves, tombstones, old ops and messages gone, every verdict is right or says that it cannot be known."""
+    kafka, writer = cleaned
+    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
+    source = KafkaSource(spark, access)
+    summary = audit.run(spark, source, Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
+    assert summary.anomalies == 0, spark.read.parquet(str(tmp_path / audit.ANOMALIES)).collect()
+    assert summary.quarantined == 0
+    rows = spark.read.parquet(str(tmp_path / audit.VERDICTS)).orderBy("id", "life").collect()
+    # Of an id that was used twice the last use has the whole story.
+    found = {row["id"]: row["verdict"] for row in rows}
+    gone = writer.expected.keys() - found.keys()
+    assert {writer.expected[name] for name in gone} == {"expired_unknown"}, "only what left no trace may be missing"
+    assert found == {name: verdict for name, verdict in writer.expected.items() if name not in gone}
+    first_uses = {row["verdict"] for row in rows if row["id"].startswith("mine") and row["life"] == 0}
+    assert "expired_unknown" in first_uses, "the op of a first use is compacted away, its messages are not"
+
+
+def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
+    spark: "SparkSession",
+    cleaned: tuple[GuardedKafka, Writer],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the coordinator's own settings, a password and three rights on topics; the password stands in no output."""
+    kafka, _ = cleaned
+    rights = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
+    for topic in TOPICS:
+        kafka.allow("entitled", ResourceType.TOPIC, topic, *rights)
+    settings = {
+        "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": kafka.guarded_servers,
+        "HALFWAY_KAFKA_PREFIX": PREFIX,
+        **credentials("entitled", USERS["entitled"]),
+    }
+    with caplog.at_level(logging.DEBUG):
+        source = KafkaSource(spark, load(settings))
+        summary = audit.run(spark, source, Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
+        source.committed(["kept"]).explain(mode="extended")
+    assert summary.anomalies == 0
+    assert summary.verdicts["committed_ok"] > 0
+    shown = "".join((*capfd.readouterr(), caplog.text, *(file.read_text() for file in tmp_path.glob("*.json"))))
+    assert USERS["entitled"] not in shown
