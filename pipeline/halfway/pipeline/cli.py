@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,9 @@ def _running(
             spark.stop()
     except PipelineError as error:
         click.echo(f"halfway-pipeline {job}: {error}", err=True)
+        sys.exit(FAILED)
+    except Exception:  # noqa: BLE001 - Python's own exit status for these is that of an anomaly
+        traceback.print_exc()
         sys.exit(FAILED)
 
 

@@ -32,7 +32,7 @@ def histogram(edges: Sequence[float], counts: Sequence[int], quantiles: Sequence
         axes.annotate(name, (max(1, value), axes.get_ylim()[1]), fontsize=8, color=_COLOURS[1])
     axes.set_xlabel("time from prepare to outcome, ms")
     axes.set_ylabel("transactions")
-    return _svg(figure)
+    return _svg(figure, "histogram")
 
 
 def stacked(times: Sequence[datetime], series: Mapping[str, Sequence[int]], step: str) -> str:
@@ -46,7 +46,7 @@ def stacked(times: Sequence[datetime], series: Mapping[str, Sequence[int]], step
     axes.set_ylabel(f"outcomes by {step}")
     axes.legend(frameon=False, fontsize=8)
     figure.autofmt_xdate()
-    return _svg(figure)
+    return _svg(figure, "stacked")
 
 
 def bars(rows: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
@@ -60,7 +60,7 @@ def bars(rows: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
         left = [start + count for start, count in zip(left, counts, strict=True)]
     axes.set_xlabel("transactions")
     axes.legend(frameon=False, fontsize=8)
-    return _svg(figure)
+    return _svg(figure, "bars")
 
 
 def lines(rows: Mapping[str, tuple[float, float]], names: tuple[str, str]) -> str:
@@ -75,7 +75,7 @@ def lines(rows: Mapping[str, tuple[float, float]], names: tuple[str, str]) -> st
     axes.set_xscale("log")
     axes.set_xlabel("time from prepare to outcome, ms")
     axes.legend(frameon=False, fontsize=8)
-    return _svg(figure)
+    return _svg(figure, "lines")
 
 
 def _axes() -> tuple[Any, Any]:
@@ -89,8 +89,13 @@ def _axes() -> tuple[Any, Any]:
     return figure, axes
 
 
-def _svg(figure: Any) -> str:
+def _svg(figure: Any, name: str) -> str:
+    import matplotlib as mpl
+
     out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    # What stands before the element (XML declaration, document type) has no place in a page.
-    return re.sub(r"\A.*?(?=<svg)", "", out.getvalue(), flags=re.DOTALL)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    # What stands before the element (XML declaration, document type) has no place in a page, and in a page with several
+    # plots each needs ids of its own.
+    element = re.sub(r"\A.*?(?=<svg)", "", out.getvalue(), flags=re.DOTALL)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", element)
