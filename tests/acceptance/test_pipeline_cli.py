@@ -55,7 +55,16 @@ def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(
 
 def test_without_java_the_command_says_what_to_install(tmp_path: Path) -> None:
     """Exit status 2 and one line with the remedy, no traceback."""
-    failed = pipeline("sweep", "--output", str(tmp_path), settings={"JAVA_HOME": str(tmp_path)})
+    settings = {"JAVA_HOME": str(tmp_path), "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9"}
+    failed = pipeline("sweep", "--output", str(tmp_path), settings=settings)
     assert failed.returncode == 2
     assert "openjdk-17" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path) -> None:
+    """The commonest mistake costs no waiting."""
+    failed = pipeline("audit", "--output", str(tmp_path))
+    assert failed.returncode == 2
+    assert "HALFWAY_KAFKA__BOOTSTRAP_SERVERS" in failed.stderr
     assert "Traceback" not in failed.stderr

@@ -77,7 +77,14 @@ _horizon = click.option(
 
 @contextmanager
 def _running(
-    job: str, *, kafka: bool, master: str | None, memory: str | None, conf: tuple[str, ...], **connection: str
+    job: str,
+    *,
+    kafka: bool,
+    config: Path | None = None,
+    master: str | None,
+    memory: str | None,
+    conf: tuple[str, ...],
+    **connection: str,
 ) -> Iterator[SparkSession]:
     pairs = [pair.partition("=") for pair in conf]
     if wrong := [name for name, sign, _ in pairs if not sign]:
@@ -90,6 +97,9 @@ def _running(
         conf={name: value for name, _, value in pairs},
     )
     try:
+        if kafka:
+            # What is wrong in the settings is told before Spark takes its time to start.
+            access.load(file=config)
         spark = session(f"halfway-{job}", options, kafka=kafka)
         try:
             yield spark
@@ -140,7 +150,7 @@ def audit(
     **spark_options: Any,
 ) -> None:
     """Judge every transaction; exit 1 where an anomaly is found, 2 where the job could not be done."""
-    with _running("audit", kafka=snapshot is None, **spark_options) as spark:
+    with _running("audit", kafka=snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import audit as job
 
@@ -181,7 +191,7 @@ def sweep(
     **spark_options: Any,
 ) -> None:
     """Count what is pending and due, by group and age, without decoding payloads."""
-    with _running("sweep", kafka=snapshot is None, **spark_options) as spark:
+    with _running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import sweep as job
 
@@ -209,7 +219,7 @@ def ledger(
     config: Path | None, output: str, *, once: bool, every_s: float, max_records: int, **spark_options: Any
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends; can be killed and started again."""
-    with _running("ledger", kafka=True, **spark_options) as spark:
+    with _running("ledger", kafka=True, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import ledger as job
 
@@ -237,11 +247,13 @@ def report(output: str, ledger_folder: str | None, audit_folder: str | None, **s
 
 @pipeline.command()
 @_options(_config, _output)
-@click.option("--topic", "topics", multiple=True, help="Archive this real topic; those that groups name are anyway.")
+@click.option(
+    "--topic", "topics", multiple=True, help="Archive this real topic too; those of ops and groups are anyway."
+)
 @_spark
 def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
-    with _running("archive", kafka=True, **spark_options) as spark:
+    with _running("archive", kafka=True, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import archive as job
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-
 from halfway.pipeline import sources
 from halfway.pipeline.jobs import reading
 
@@ -17,15 +15,21 @@ if TYPE_CHECKING:
 
 
 def run(source: sources.Source, output: Folder, topics: Sequence[str]) -> Pins:
-    """Archive halfway's own topics, the real topics that its groups name, and those given; return their offsets.
+    """Archive halfway's own topics, the real ones that outcomes and groups name, and those given; return the offsets.
 
     op's ends are taken before those of the others, as `audit` does, so that an archive can be audited like the topics.
     """
     op, *others = (source.prefix + kind for kind in ("op", "half", "parked", "groups"))
     source.pin([op])
+    reading.demand(source, ["op"])
     source.pin(others)
-    named = reading.groups(source).select(F.explode("topics").alias("topic")).distinct().collect()
-    real = sorted({*topics, *(row["topic"] for row in named)})
+    outcomes = reading.decoded_outcomes(reading.InternalTopic(source, "op").records)
+    registered = reading.groups(source)
+    try:
+        real = reading.real_topics(outcomes, registered, source.prefix, topics)
+    finally:
+        outcomes.unpersist()
+        registered.unpersist()
     source.pin(real)
     source.settle(op)
     return sources.archive(source, [op, *others, *real], output)

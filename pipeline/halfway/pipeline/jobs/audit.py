@@ -69,7 +69,7 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
         registered, kept = reading.groups(source), reading.decoded_parked(parked.records)
         held.callback(registered.unpersist)
         held.callback(kept.unpersist)
-        names = _real_topics(outcomes, registered, source.prefix, options.topics)
+        names = reading.real_topics(outcomes, registered, source.prefix, options.topics)
         source.pin(names)
         source.settle(op_topic)
         judged = verdict.verdicts(
@@ -104,13 +104,6 @@ def _summed_up(spark: SparkSession, source: Source, output: Folder) -> Summary:
     told = {**summary.verdicts, "quarantined": summary.quarantined, "judged_at": source.pins.at}
     output.write(json.dumps(told) + "\n", SUMMARY)
     return summary
-
-
-def _real_topics(outcomes: DataFrame, registered: DataFrame, prefix: str, given: Sequence[str]) -> list[str]:
-    of_ops = outcomes.select(F.explode("messages.topic").alias("topic"))
-    of_groups = registered.select(F.explode("topics").alias("topic"))
-    named = {row["topic"] for row in of_ops.unionAll(of_groups).distinct().collect()}
-    return sorted(name for name in named | set(given) if not name.startswith(prefix))
 
 
 def _unsettled(source: Source, op_topic: str, names: Sequence[str]) -> DataFrame:

@@ -102,6 +102,14 @@ def groups(source: Source) -> DataFrame:
     return decoding.decode(present, "group", decoding.GROUP).persist()
 
 
+def real_topics(outcomes: DataFrame, registered: DataFrame, prefix: str, given: Sequence[str]) -> list[str]:
+    """Return the real topics that outcomes or groups name, and those given."""
+    of_ops = outcomes.select(F.explode("messages.topic").alias("topic"))
+    of_groups = registered.select(F.explode("topics").alias("topic"))
+    named = {row["topic"] for row in of_ops.unionAll(of_groups).distinct().collect()}
+    return sorted(name for name in named | set(given) if not name.startswith(prefix))
+
+
 def all_of(frames: Sequence[DataFrame | None]) -> DataFrame | None:
     """Return the union of those that there are."""
     present = [frame for frame in frames if frame is not None]
