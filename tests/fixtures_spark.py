@@ -32,10 +32,14 @@ LOCAL = SparkOptions(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests with Spark together; PySpark leaves the sockets of its results to the garbage collector."""
+    """Keep the tests with Spark together, and give the first of them time for the session's start.
+
+    PySpark leaves the sockets of its results to the garbage collector.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(900))
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 

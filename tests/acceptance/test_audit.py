@@ -26,8 +26,6 @@ from tests.fixtures_kafka import Kafka
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(400)
-
 SEED = 20
 COUNT = 3_000
 NO_GRACE = AuditOptions(grace_ms=0)

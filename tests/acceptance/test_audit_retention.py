@@ -32,8 +32,6 @@ from tests.acceptance.topics import Cluster, Record
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
-
 HOUR = 3_600_000
 DAY = 24 * HOUR
 PREFIX = "_cleaned."

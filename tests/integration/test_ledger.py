@@ -20,8 +20,6 @@ from tests.fixtures_kafka import Kafka
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)
-
 SHARDS = 2
 CREATED = 1_700_000_000_000
 MESSAGE = Message(topic="orders", key=b"k", value=b"v")

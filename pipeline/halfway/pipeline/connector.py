@@ -7,6 +7,8 @@ for the artifact and then fails.
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -31,22 +33,39 @@ def jars(version: str = DEFAULT_VERSION) -> tuple[Path, ...]:
         ConnectorError: they cannot be had; says why and how to give them by hand.
 
     """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
+    written_down = folder / f"spark-kafka-{version}.json"
+    found = _read(written_down)
+    if not found:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "connector.lock").open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            found = _read(written_down) or _resolve(version)
+            written_down.write_text(json.dumps([str(jar) for jar in found]), encoding="utf-8")
+    brought = _brought_by_pyspark()
+    return tuple(jar for jar in found if _name(jar) not in brought)
+
+
+def _resolve(version: str) -> tuple[Path, ...]:
     remedy = f"give the jars with --jars, or another version with --connector-version ({DEFAULT_VERSION} works)"
     try:
         import jgo
     except ImportError:
         raise ConnectorError(f"jgo is missing: pip install 'halfway[pipeline]', or {remedy}") from None
-    lock = Path.home() / ".cache" / "halfway" / "connector.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with lock.open("a") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            found = tuple(jgo.build(coordinate(version)).all_jars)
+        return tuple(jgo.build(coordinate(version)).all_jars)
     # jgo has no exceptions of its own: whatever its parts raise means that the jars are not there.
     except Exception as error:
         raise ConnectorError(f"{coordinate(version)} could not be resolved ({error}): {remedy}") from error
-    brought = _brought_by_pyspark()
-    return tuple(jar for jar in found if _name(jar) not in brought)
+
+
+def _read(written_down: Path) -> tuple[Path, ...]:
+    """Return the jars written down, nothing where one of them is gone."""
+    try:
+        jars = tuple(map(Path, json.loads(written_down.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        return ()
+    return jars if all(jar.is_file() for jar in jars) else ()
 
 
 def _brought_by_pyspark() -> frozenset[str]:
