@@ -7,6 +7,7 @@ RUN python -m venv /opt/halfway \
 COPY pyproject.toml README.md LICENSE ./
 COPY coordinator coordinator
 COPY adapters adapters
+COPY pipeline pipeline
 COPY schemas schemas
 RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps .
 
