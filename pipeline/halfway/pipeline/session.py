@@ -56,6 +56,8 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.redaction.options.regex": _HIDDEN_OPTIONS,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        # A parked record holds a whole payload: batches are bounded in bytes too.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
         "spark.sql.sources.partitionOverwriteMode": "static",
         # A stage without rows would be cut out of the plan, and what was counted in it would never be told.
         "spark.sql.adaptive.optimizer.excludedRules": (
