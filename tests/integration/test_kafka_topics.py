@@ -1,9 +1,11 @@
 """The internal topics are created once, verified always, and never altered."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicCollection
@@ -47,6 +49,28 @@ async def watch(config: KafkaConfig) -> list[Problem]:
         return await topics.watch(timeout_s=PATIENCE_S)
     finally:
         topics.close()
+
+
+async def test_looking_at_the_topics_again_and_again_leaves_no_thread_behind(config: KafkaConfig) -> None:
+    """Each look has a client of its own, whose threads end with it, not only when cycles are looked for."""
+    topics = InternalTopics(config)
+    try:
+        await topics.ensure(timeout_s=PATIENCE_S)
+        gc.collect()
+        gc.disable()
+        await topics.watch(timeout_s=PATIENCE_S)
+        before = native_threads()
+        for _ in range(3):
+            await topics.watch(timeout_s=PATIENCE_S)
+        assert native_threads() <= before
+    finally:
+        gc.enable()
+        topics.close()
+
+
+def native_threads() -> int:
+    """Count the threads of this process, librdkafka's too."""
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 async def test_closing_ends_a_call_that_is_under_way() -> None:

@@ -122,6 +122,19 @@ class InternalTopics:
         return await asyncio.wrap_future(self._thread.submit(run))
 
 
+class _Told:
+    """The errors that a client told of, apart from who holds it: a cycle would keep it and its threads alive."""
+
+    def __init__(self) -> None:
+        self.refusal: KafkaError | None = None
+        self.last: KafkaError | None = None
+
+    def note(self, error: KafkaError) -> None:
+        self.last = error
+        if error.code() in _REFUSED:
+            self.refusal = error
+
+
 class _Session:
     """One look at the topics, with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
 
@@ -130,10 +143,9 @@ class _Session:
         self._skipped = skipped
         self._cancelled = cancelled
         self._deadline = deadline
-        self._refusal: KafkaError | None = None
-        self._last_error: KafkaError | None = None
+        self._told = _Told()
         try:
-            self._admin = AdminClient(config.admin(error_cb=self._error))
+            self._admin = AdminClient(config.admin(error_cb=self._told.note))
         except KafkaException as exception:
             raise ConfigurationError(
                 f"a Kafka property cannot be used: {exception.args[0].str()}: correct HALFWAY_KAFKA__…"
@@ -179,11 +191,6 @@ class _Session:
     def _left(self) -> float:
         return max(0.5, self._deadline - time.monotonic())
 
-    def _error(self, error: KafkaError) -> None:
-        self._last_error = error
-        if error.code() in _REFUSED:
-            self._refusal = error
-
     def _check(self) -> None:
         if self._cancelled():
             raise KafkaUnavailableError("the internal topics are no longer wanted")
@@ -194,10 +201,11 @@ class _Session:
             self._check()
             wait([future], _LOOK_S)
             self._admin.poll(0)
-            if self._refusal is not None:
+            if self._told.refusal is not None:
                 raise ConfigurationError(
-                    f"Kafka at {self._bootstrap} refuses the connection: {self._refusal.str()}: check the credentials, "
-                    "HALFWAY_KAFKA__SECURITY_PROTOCOL and the HALFWAY_KAFKA__SASL_… and HALFWAY_KAFKA__SSL_… settings"
+                    f"Kafka at {self._bootstrap} refuses the connection: {self._told.refusal.str()}: check the "
+                    "credentials, HALFWAY_KAFKA__SECURITY_PROTOCOL and the "
+                    "HALFWAY_KAFKA__SASL_… and HALFWAY_KAFKA__SSL_… settings"
                 )
         return future.result()
 
@@ -219,7 +227,7 @@ class _Session:
                     f"Kafka refuses {operation} on {thing}: {error.str()}: create it by hand, or change "
                     "HALFWAY_REPLICATION_FACTOR, HALFWAY_SHARDS or HALFWAY_KAFKA_PREFIX"
                 ) from exception
-            cause = self._last_error or error
+            cause = self._told.last or error
             raise KafkaUnavailableError(
                 f"Kafka at {self._bootstrap} did not answer: {cause.str()}", operation=operation
             ) from exception
