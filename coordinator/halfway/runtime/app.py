@@ -25,7 +25,7 @@ from halfway.rest.problems import CONTENT_TYPE
 from halfway.rest.second_port import Reason, SecondPort
 from halfway.rest.server import HttpServer
 from halfway.runtime.backend import Backend, running
-from halfway.runtime.garbage import leave_alone_what_stands, look_rarely
+from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely
 from halfway.runtime.liveness import LoopLag
 from halfway.runtime.logging import configure
 from halfway.runtime.metrics import Metrics
@@ -112,6 +112,8 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
     async with AsyncExitStack() as stack:
         watching = asyncio.create_task(lag.watch())
         stack.callback(watching.cancel)
+        looking = asyncio.create_task(look_now_and_then())
+        stack.callback(looking.cancel)
         health = HttpServer(SecondPort(reasons=stage.reasons, metrics=metrics.render))
         stack.push_async_callback(health.stop)
         await _listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")

@@ -6,17 +6,26 @@ among those in flight.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from typing import Final
 
 _YOUNG: Final = 50_000
 """Objects made and not yet freed before the youngest are looked through: more than a few full batches in flight."""
 _OLDER: Final = 20
+EVERY_S: Final = 30.0
 
 
 def look_rarely() -> None:
-    """Let many objects be made between two looks; what cycles there are (errors, closed connections) wait so long."""
+    """Let many objects be made between two looks; `look_now_and_then` finds what cycles there are all the same."""
     gc.set_threshold(_YOUNG, _OLDER, _OLDER)
+
+
+async def look_now_and_then(every_s: float = EVERY_S) -> None:
+    """Look through everything that came since, until cancelled: what is in a cycle may hold threads and connections."""
+    while True:
+        await asyncio.sleep(every_s)
+        gc.collect()
 
 
 def leave_alone_what_stands() -> None:

@@ -1,9 +1,11 @@
+import asyncio
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from halfway.runtime.garbage import leave_alone_what_stands, look_rarely
+from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely
 
 IN_FLIGHT = 20_000
 
@@ -41,6 +43,24 @@ def test_cycles_are_still_freed(looks: list[int]) -> None:
         cycle: list[object] = []
         cycle.append(cycle)
     assert looks
+
+
+class Knot:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.mark.usefixtures("looks")
+async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> None:
+    """An idle coordinator keeps no client, with its threads and connections, that only a cycle holds."""
+    look_rarely()
+    knot = weakref.ref(Knot())
+    assert knot() is not None
+    looking = asyncio.create_task(look_now_and_then(0.01))
+    async with asyncio.timeout(30):
+        while knot() is not None:  # noqa: ASYNC110 - a collection sets no event
+            await asyncio.sleep(0.01)
+    looking.cancel()
 
 
 def test_what_stands_is_not_looked_through_again(looks: list[int]) -> None:
