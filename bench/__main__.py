@@ -59,6 +59,8 @@ def _soak(given: argparse.Namespace) -> int:
         console.print(f"{given.minutes:g} minutes at {given.share:.0%} of the maximum, which is measured first")
         found = soak(rig, Lasting(minutes=given.minutes, share=given.share, warm_up_s=given.warm_up))
     console.print(soak_table(found))
+    if found.failed:
+        console.print(f"the first that failed: {found.first_failure}", markup=False)
     write_json(given.json, found)
     console.print(f"written to {given.json}")
     return 0 if found.clean else 1
@@ -71,6 +73,9 @@ def _bench(given: argparse.Namespace) -> int:
     with Rig(say=console.print, bootstrap_servers=given.kafka) as rig:
         lines = run_scenarios(rig, chosen, lengths, say=console.print)
     console.print(lines_table(lines))
+    for line in lines:
+        if line.failed:
+            console.print(f"{line.scenario}: the first that failed: {line.first_failure}", markup=False)
     write_json(given.json, lines)
     console.print(f"written to {given.json}")
     return 0 if all(line.clean for line in lines) else 1

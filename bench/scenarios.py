@@ -43,6 +43,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     doubled: int
     extra: int
     failed: int
+    first_failure: str
     audited: int
     """Messages that the audit read: those of the lead and of the end, which do not count, too."""
     transactions: int
@@ -135,6 +136,7 @@ def measure(rig: Rig, scenario: Scenario, lengths: Lengths) -> Line:
         doubled=verdict.doubled,
         extra=verdict.extra,
         failed=found.result.failed,
+        first_failure=found.result.first_failure,
         audited=verdict.read,
         transactions=window.transactions,
         callers=scenario.callers,

@@ -51,6 +51,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     doubled: int
     extra: int
     failed: int
+    first_failure: str
     lines: list[SoakLine]
 
     @property
@@ -122,5 +123,6 @@ def soak(rig: Rig, lasting: Lasting) -> Soak:
         doubled=found.verdict.doubled,
         extra=found.verdict.extra,
         failed=found.result.failed,
+        first_failure=found.result.first_failure,
         lines=lines,
     )
