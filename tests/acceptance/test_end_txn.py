@@ -126,12 +126,25 @@ async def test_an_answer_that_comes_late_is_waited_for(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("fate", [Fate.LOSE_ANSWER, Fate.LOSE_REQUEST])
-async def test_a_connection_that_breaks_at_the_commit_costs_nothing(scene: Scene, fate: Fate) -> None:
-    """Whether the broker had done it or not."""
-    for _ in range(3):
+async def test_a_connection_that_breaks_at_the_commit_costs_an_incarnation_and_no_answer(
+    scene: Scene, fate: Fate
+) -> None:
+    """Whether the broker had done it or not: it is asked for again, and that producer is not used any more."""
+    for _ in range(2):
         await scene.meets_a_commit(fate)
         await scene.callers.committed(10)
-    await scene.judge(more_incarnations=0)
+    await scene.judge(more_incarnations=2)
+
+
+async def test_a_commit_that_strays_on_a_lost_connection_commits_nothing_else(scene: Scene) -> None:
+    """It arrives long after it was asked for again: no later transaction may be in its reach.
+
+    It would commit what the broker has of the producer's next one, and the rest of that would be refused.
+    """
+    stray = await scene.meets_a_commit(Fate.STRAY_REQUEST)
+    await scene.callers.committed(30)
+    stray.release()
+    await scene.judge(more_incarnations=1)
 
 
 @pytest.mark.parametrize("fate", [Fate.HOLD_ANSWER, Fate.HOLD_REQUEST])

@@ -88,6 +88,8 @@ class LaneThread:
                     self.commit_batch(taken)
                 self.under_way = ()
                 self._busy_since = None
+                for producer in self._producers:
+                    producer.demand_unworn()
         except ProducerFailedError as error:
             self._on_failure(error, self.under_way)
         except Exception as error:

@@ -14,6 +14,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.logs import CoordinatorWatch
 
 log = structlog.get_logger()
 
@@ -79,6 +80,10 @@ class TransactionalProducer:
         self._known_topic = config.owners_topic
         transaction_ms = round(config.transaction_timeout_s * 1000)
         longest_ms = max(transaction_ms - _MARGIN_MS, transaction_ms // 2)
+        debug = config.properties.get("debug", "")
+        self._watch = CoordinatorWatch(verbose=bool(debug))
+        self.worn = False
+        """Its last commit stands, but its producer must not be used again: see `commit`."""
         message_ms = longest_ms if message_timeout_s is None else min(longest_ms, round(message_timeout_s * 1000))
         self._producer: Producer | None = Producer(
             config.producer(
@@ -91,6 +96,8 @@ class TransactionalProducer:
                     "queue.buffering.max.messages": 1_000_000,
                     "queue.buffering.max.kbytes": 1_048_576,
                     "topic.metadata.propagation.max.ms": 2_000,
+                    "debug": ",".join(filter(None, (CoordinatorWatch.debug, debug))),
+                    "logger": self._watch,
                     **over,
                 }
             )
@@ -136,8 +143,16 @@ class TransactionalProducer:
             raise ProducerFailedError.of("begin_transaction", error) from error
 
     def commit(self, stall_s: float) -> None:
-        """Flush and commit: slices of the same call until it succeeds, fails, or nothing moves for `stall_s`."""
+        """Flush and commit: slices of the same call until it succeeds, fails, or nothing moves for `stall_s`.
+
+        Where the connection to the transaction coordinator was lost meanwhile, librdkafka has asked for the commit
+        again on another one. The first request may still be on its way, and would commit whatever of the producer's
+        next transaction the broker has by then: all have the same epoch (without KIP-890 part 2). Such a producer is
+        `worn`.
+        """
         client = self._client
+        client.poll(0)
+        losses = self._watch.losses
         left, moved = len(client), time.monotonic()
         while True:
             try:
@@ -154,7 +169,14 @@ class TransactionalProducer:
                         "commit_transaction", f"no progress for {stall_s:g} s", stalled=True
                     ) from error
             else:
+                client.poll(0)
+                self.worn = self._watch.losses != losses
                 return
+
+    def demand_unworn(self) -> None:
+        """Raise ProducerFailedError where it must not be used again although all that it wrote stands."""
+        if self.worn:
+            raise ProducerFailedError("commit_transaction", "the connection was lost while it was committed")
 
     def flush(self, deadline: float, failed: Callable[[], bool]) -> bool:
         """Wait until everything is delivered (True), or a report made `failed()` true or `deadline` passed (False)."""

@@ -12,6 +12,8 @@ _log = structlog.get_logger(__name__)
 _REPEAT_S: Final = 10.0
 # Said once for each of our clients: a property that only a producer or only a consumer knows.
 _QUIET: Final = frozenset({"CONFWARN"})
+_COORDINATOR: Final = "TxnCoordinator"
+"""librdkafka's name for its connection to whichever broker coordinates the transactions of a producer."""
 
 
 class LibrdkafkaLog:
@@ -38,3 +40,24 @@ class LibrdkafkaLog:
         _log.log(
             min(level, logging.ERROR), "librdkafka", facility=facility, client=client, text=text, left_out=left_out
         )
+
+
+class CoordinatorWatch(LibrdkafkaLog):
+    """Counts how often a producer's connection to its transaction coordinator was lost.
+
+    librdkafka tells it nowhere but in its log, and at the debug level only each time: `debug` must hold `broker`.
+    """
+
+    debug: Final = "broker"
+
+    def __init__(self, *, verbose: bool) -> None:
+        """Pass debug lines on only where `verbose`."""
+        super().__init__()
+        self._verbose = verbose
+        self.losses = 0
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        if facility == "FAIL" and _COORDINATOR in text:
+            self.losses += 1
+        if level > logging.DEBUG or self._verbose:
+            super().log(level, template, facility, client, text)

@@ -106,6 +106,7 @@ class SuspectLane:
                 for group in self._groups(taken):
                     self._write(group)
                     self._done(group)
+                    self._producer.demand_unworn()
                 self.under_way = ()
         except ProducerFailedError as error:
             self._on_failure(error, self.under_way)
