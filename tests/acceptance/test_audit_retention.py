@@ -148,7 +148,8 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedK
     """Give a broker where halves, tombstones, old ops and old messages are gone, and what was written to it."""
     with CleaningKafka(tmp_path_factory.mktemp("cleaning-kafka")) as kafka:
         new = [NewTopic(name, num_partitions=1, config=config) for name, config in TOPICS.items()]
-        for made in AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).create_topics(new).values():
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for made in admin.create_topics(new).values():
             made.result(20)
         now = round(time.time() * 1000)
         writer = Writer(kafka.bootstrap_servers)
