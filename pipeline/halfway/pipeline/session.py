@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ def session(name: str, options: SparkOptions, *, kafka: bool = True) -> SparkSes
 
     """
     submitted = _GATEWAY in os.environ
+    # At DEBUG py4j writes whatever is handed to the JVM, passwords too.
+    logging.getLogger("py4j").setLevel(logging.INFO)
     if not submitted:
         java.demand()
     from pyspark.sql import SparkSession
