@@ -173,7 +173,7 @@ class Ending:
         half = self._shards.payloads.get(entry.id, entry.fingerprint) if needs_payload(act) else None
         if half is None and needs_payload(act):
             return None
-        at = self._clock.now_ms()
+        at = self._at(entry)
         attempt = _Attempt(shard.number, entry, act, target, at, deadline, answer)
         write = write_of(shard.number, entry, half, act, at=at, deadline=deadline)
         claim = self._claim(entry.id)  # first, as the lane's thread asks for it
@@ -353,8 +353,7 @@ class Ending:
                     return EndResult(id=transaction_id, state=target, changed=bool(tried))
             half = await self._needed_payload(shard, entry, act, deadline=deadline)
             # One Kafka transaction may follow another within a millisecond; the time must still tell them apart.
-            # And a clock that was set back must not let an outcome seem older than its prepare, and forgotten.
-            at = max(self._clock.now_ms(), tried[-1] + 1 if tried else 0, entry.prepared_at)
+            at = max(self._at(entry), tried[-1] + 1 if tried else 0)
             try:
                 write = build(shard, entry, half, at)
                 written = await self._lane.submit(write)
@@ -373,6 +372,10 @@ class Ending:
             self._apply(write, written)
             self._observe(entry, act, at)
             return EndResult(id=transaction_id, state=target, changed=True)
+
+    def _at(self, entry: Unresolved) -> int:
+        """Return the time of a write; a clock that was set back lets no outcome seem older than its prepare."""
+        return max(self._clock.now_ms(), entry.prepared_at)
 
     def _apply(self, write: LaneWrite, written: Written) -> None:
         """Apply an own write as a recovery would, so that a repeat by the tail changes nothing.

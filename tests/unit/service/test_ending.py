@@ -55,6 +55,27 @@ async def test_an_outcome_is_never_changed(world: World, first: Outcome, second:
     await again.stop()
 
 
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("first,second", [(Outcome.COMMIT, Outcome.ROLLBACK), (Outcome.ROLLBACK, Outcome.COMMIT)])
+async def test_an_outcome_of_a_clock_that_was_set_back_is_remembered(
+    world: World, first: Outcome, second: Outcome, *, cached: bool
+) -> None:
+    """By more than the horizon, whether or not the payload is at hand: the end is known, and the id not free again."""
+    prepared = await world.prepare(transaction_id="one")
+    if not cached:
+        world.coordinator.shards.payloads.drop("one")
+    world.memory.clock.advance(-3600)
+    assert (await world.end("one", first)).changed
+    assert not (await world.end("one", first)).changed
+    with pytest.raises(AlreadyEndedError):
+        await world.end("one", second)
+    world.memory.clock.advance(3600)
+    await world.scan()
+    assert not (await world.prepare(transaction_id="one")).created
+    [op] = ops(world, "one")
+    assert op.at >= prepared.prepared_at
+
+
 async def test_opposite_ends_at_one_instant_have_one_outcome(world: World) -> None:
     """Whoever comes second is answered by the first one's result; a hundred times."""
     for _ in range(100):
