@@ -97,12 +97,15 @@ class PeerPort:
             task.add_done_callback(finished)
         answers = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         await answers.prepare(request)
-        while left or done:
-            await arrived.wait()
-            arrived.clear()
-            data, done[:] = b"".join(done), []
-            await answers.write(data)
-        await answers.write_eof()
+        try:
+            while left or done:
+                await arrived.wait()
+                arrived.clear()
+                data, done[:] = b"".join(done), []
+                await answers.write(data)
+            await answers.write_eof()
+        except ConnectionError:
+            log.info("peer_gone", remote=request.remote, unanswered=left)  # its calls are finished all the same
         return answers
 
     async def drain(self, deadline: float) -> None:

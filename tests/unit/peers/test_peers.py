@@ -373,3 +373,31 @@ async def test_a_call_of_which_this_release_knows_nothing_spoils_no_other(serve:
     with pytest.raises(ShardUnavailableError):
         result_of(GetCall(id="t"), frames[0])
     assert result_of(end_of("t"), frames[1]).id == "t"
+
+
+async def test_an_asker_that_dies_before_its_answer_comes_is_no_fault(serve: Serve) -> None:
+    owner, faults, ended = Owner(), list[Exception](), asyncio.Event()
+    owner.gates = {name: asyncio.Event() for name in ("first", "second")}
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await owner(request)
+        except Exception as error:
+            faults.append(error)
+            raise
+        finally:
+            ended.set()
+
+    at = await serve(handler)
+    async with asyncio.timeout(30):
+        async with HttpPeers(SECRET) as asker:
+            asked = [asyncio.create_task(ask(asker, at, name)) for name in owner.gates]
+            while len(owner.asked) < len(asked):  # noqa: ASYNC110 - the owner sets no event
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.sleep(0.1)  # until the owner's side has seen the connection close
+        owner.gates["first"].set()
+        await asyncio.sleep(0)
+        owner.gates["second"].set()
+        await ended.wait()
+    assert faults == []
