@@ -321,7 +321,11 @@ class Ending:
         claim = self._claim(transaction_id)
         work = self._carry_out(transaction_id, number, build, target, act, deadline, [])
         task = self._begin(work, lambda _: self._release(transaction_id, claim))
-        done, _ = await asyncio.wait({task}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+        except asyncio.CancelledError:
+            task.add_done_callback(_take_exception)
+            raise
         if not done:
             task.add_done_callback(_take_exception)
             raise unconfirmed(transaction_id)

@@ -1,6 +1,7 @@
 """Ends: claimed, written once, answered by what stands, whatever becomes of the lane."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -216,3 +217,21 @@ async def test_a_shard_that_is_away_is_unavailable(world: World) -> None:
         await world.end(prepared.id, Outcome.COMMIT)
     with pytest.raises(ShardUnavailableError):
         await world.prepare()
+
+
+async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unseen(world: World) -> None:
+    """It is noted, not reported as an error of the program."""
+    unseen: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    prepared = await world.prepare()
+    world.coordinator.shards.payloads.drop(prepared.id)
+    world.memory.faults.unavailable = True
+    ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+    while prepared.id not in world.coordinator.shards.claims:  # noqa: ASYNC110 - it is claimed for a moment only
+        await asyncio.sleep(0)
+    ending.cancel()
+    await world.until(lambda: prepared.id not in world.coordinator.shards.claims)
+    del ending
+    gc.collect()
+    world.memory.faults.unavailable = False
+    assert unseen == []
