@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 HOLD_S: Final = 10.0
 """How long a group that is being deleted takes no prepares: longer than to write and to read the deletion may take."""
+_TAKE_AGAIN: Final = -1.0
+"""In place of `HOLD_S`: take its prepares again."""
 
 CountAll = Callable[[str, float], Awaitable[Counted]]
-"""Counts a group's transactions in every shard, and holds back its prepares for so many seconds."""
+"""Counts a group's transactions in every shard, and holds its prepares back as `Groups.count` does."""
 
 
 class Groups:
@@ -144,11 +146,14 @@ class Groups:
             )
 
     def count(self, name: str, shards: Collection[int], *, hold_s: float) -> Counted:
-        """Count a group's transactions in shards served here, and take no prepare of it for a time (0: take them)."""
+        """Count a group's transactions in shards served here, and take no prepare of it for a time.
+
+        Below 0 its prepares are taken again. At 0 that stays as it is: another deletion may be under way.
+        """
         group = self._store.get(name)
         if hold_s > 0 and group is not None:
             self._held[name] = (asyncio.get_running_loop().time() + hold_s, group.created_at)
-        else:
+        elif hold_s < 0:
             self._held.pop(name, None)
         pending, parked = self._shards.counts_of(name, shards)
         return Counted(pending=pending, parked=parked)
@@ -165,7 +170,7 @@ class Groups:
             _demand_unused(name, await count_all(name, HOLD_S))
         except HalfwayError:
             with suppress(HalfwayError):
-                await count_all(name, 0.0)
+                await count_all(name, _TAKE_AGAIN)
             raise
         # Where it is not known whether it was deleted, the hold is left to pass.
         await self._store.delete(name, deadline=min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2))

@@ -61,7 +61,7 @@ class ListCall(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 
 
 class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
-    """Count a group's transactions in these shards, and take no prepare of it for so many seconds (0: take them)."""
+    """Count a group's transactions in these shards, and take no prepare of it for so many seconds (below 0: take)."""
 
     group: str
     shards: tuple[int, ...]

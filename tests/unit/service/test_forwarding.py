@@ -184,6 +184,17 @@ async def test_a_group_that_is_being_deleted_takes_no_prepares_anywhere(pair: tu
     assert (await there.prepare(transaction_id=own_id(1, 2))).created
 
 
+async def test_a_second_deletion_of_a_group_lets_no_prepare_in_before_the_first(pair: tuple[World, World]) -> None:
+    """It looks whether the group is in use while the first one writes: what came in would be left without a group."""
+    here, _ = pair
+    answering = here.coordinator.answering
+    for hold_s in (10.0, 0.0):
+        call = CountCall(group="shop", shards=(0,), hold_s=hold_s)
+        await answering.answer(call, deadline=here.deadline(), credential=None)
+        with pytest.raises(UnknownGroupError):
+            await here.prepare(transaction_id=own_id(0))
+
+
 async def test_a_deletion_that_is_refused_leaves_the_group_as_it_was(pair: tuple[World, World]) -> None:
     here, there = pair
     await there.prepare(transaction_id=own_id(1))
