@@ -260,6 +260,15 @@ def test_where_compaction_left_only_a_foreign_owner_record_the_barriers_tell_who
     assert_fenced(config, former)
 
 
+def test_where_compaction_left_nothing_of_an_owner_the_barriers_tell_whom_to_fence(config: KafkaConfig) -> None:
+    """As after a null value that another tool wrote, which hides the owner record and then goes itself."""
+    former = lane_of(config, "former")
+    barrier = encode_barrier(Barrier(incarnation="former", at=1))
+    produce(config, config.parked_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
+    acquire(config, "next", [0])
+    assert_fenced(config, former)
+
+
 def test_an_owner_record_of_a_later_release_is_not_passed_over(config: KafkaConfig) -> None:
     """It cannot be read, but it has halfway's headers: whoever its barrier names is fenced, not who stands before."""
     later = lane_of(config, "later")

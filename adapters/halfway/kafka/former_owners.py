@@ -3,10 +3,11 @@
 The last record of owners[s] tells, and what halfway cannot have written is passed over: compaction never removes a
 record of a key and leaves an earlier one of it, so the last one that can be read is the last that halfway wrote.
 
-Where none can be read, but something foreign stands there, compaction may have left only that; and what has halfway's
-headers may be the record of a later release, which hides what stands before it. Each claim also wrote a barrier into
-parked[s] and half[s], in the same Kafka transaction: there the last barrier names who claimed last. Only where none of
-the three tells is the former owner not known, and then the shard is not served.
+Where none can be read, compaction may have removed what halfway wrote: something foreign stands there, or stood there
+if it was a null value, which leaves no trace. And what has halfway's headers may be the record of a later release,
+which hides what stands before it. Each claim also wrote a barrier into parked[s] and half[s], in the same Kafka
+transaction: there the last barrier names who claimed last. Where something foreign stands in owners[s] and none of the
+three tells, the former owner is not known, and then the shard is not served.
 """
 
 from __future__ import annotations
@@ -54,11 +55,6 @@ class _Trail:
     foreign: bool = False
     """Something that halfway did not write stands there under the key."""
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether compaction may have removed what halfway wrote."""
-        return self.foreign and not self.known
-
     def take(self, incarnation: str | None, lane_ids: tuple[str, ...]) -> None:
         """Note what stands last for now."""
         self.last, self.lane_ids, self.known = incarnation, lane_ids, True
@@ -85,23 +81,33 @@ class FormerOwners:
     def settle(self, shards: Sequence[int]) -> None:
         """Return once nobody can write for these shards any more; FormerOwnerUnknownError where that is not certain."""
         config = self.config
-        in_doubt = list(shards)
-        for topic in (config.owners_topic, config.parked_topic, config.half_topic):
-            in_doubt = self._follow(topic, in_doubt)
-            if not in_doubt:
+        trails = self._follow(config.owners_topic, shards)
+        in_doubt = {shard for shard, trail in trails.items() if trail.foreign}
+        for topic in (config.parked_topic, config.half_topic):
+            unknown = [shard for shard, trail in trails.items() if not trail.known]
+            if doubtful := sorted(in_doubt.intersection(unknown)):
+                log.error("former_owner_in_doubt", shards=doubtful, asked_next=topic)
+            if not unknown:
                 return
-            log.error("former_owner_in_doubt", topic=topic, shards=in_doubt)
-        raise FormerOwnerUnknownError(
-            f"who owned shards {in_doubt} last is overwritten in {config.owners_topic}, {config.parked_topic} and "
-            f"{config.half_topic}: make sure that no instance runs, delete {config.owners_topic}, and start again"
-        )
+            trails = self._follow(topic, unknown)
+        lost = sorted(shard for shard, trail in trails.items() if shard in in_doubt and not trail.known)
+        if lost:
+            raise FormerOwnerUnknownError(
+                f"who owned shards {lost} last is overwritten in {config.owners_topic}, {config.parked_topic} and "
+                f"{config.half_topic}: make sure that no instance runs, delete {config.owners_topic}, and start again"
+            )
 
-    def _follow(self, topic: str, shards: Iterable[int]) -> list[int]:
-        """Read a topic to its real end, fencing on the way whoever stands last; return the shards left in doubt."""
-        trails = {(topic, shard): _Trail() for shard in shards}
+    def _follow(self, topic: str, shards: Iterable[int]) -> dict[int, _Trail]:
+        """Read a topic to its real end, fencing on the way whoever stands last; return what it says of each shard."""
         admin = AdminClient(self.config.admin())
         with suppress(KafkaException):  # a request that is made before it is connected waits for up to 1 s
             admin.list_topics(topic, timeout=_LOOK_S)
+        found = {shard: _Trail() for shard in shards}
+        # Nobody else can claim a shard now: where nothing ever stood, there is nothing to wait for.
+        ends = self._ends(admin, [(topic, shard) for shard in found])
+        trails = {place: found[place[1]] for place, end in ends.items() if end}
+        if not trails:
+            return found
         self.reader.add(dict.fromkeys(trails, OFFSET_BEGINNING))
         while True:
             reached = self._read(self._ends(admin, trails), trails)
@@ -113,7 +119,7 @@ class FormerOwners:
                 break
             self.check(f"reading {topic}")
         self.reader.remove(list(trails))
-        return [place[1] for place, trail in trails.items() if trail.in_doubt]
+        return found
 
     def _read(self, ends: Mapping[Place, int], trails: Mapping[Place, _Trail]) -> bool:
         """Step 2: read as far as it goes; whether that is the real end.
