@@ -110,7 +110,7 @@ class Ending:
         if entry is not None:
             return shard, entry
         end = await self._half_log.half_end(shard.number, deadline=deadline)
-        await shard.tailed(end, deadline=deadline)
+        await self._shards.get(shard.number).tailed(end, deadline=deadline)
         shard = self._shards.get(shard.number)
         entry = shard.state.find(transaction_id)
         if entry is not None:

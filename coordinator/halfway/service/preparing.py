@@ -174,11 +174,11 @@ class Preparing:
 
     async def _settled(self, transaction_id: str, asked: _Asked) -> bool:
         """Answer where an earlier prepare of this id stands: only the log tells, as far as it goes now."""
-        shard = self._owner(transaction_id)
-        end = await self._half_log.half_end(shard.number, deadline=asked.deadline)
-        await shard.tailed(end, deadline=asked.deadline)
+        number = self._owner(transaction_id).number
+        end = await self._half_log.half_end(number, deadline=asked.deadline)
+        await self._shards.get(number).tailed(end, deadline=asked.deadline)
         self._ambiguous.pop(transaction_id, None)
-        return self._is_repeat(shard, transaction_id, asked)
+        return self._is_repeat(self._shards.get(number), transaction_id, asked)
 
     def _owner(self, transaction_id: str) -> Shard:
         return self._shards.get(self._shards.number_of(transaction_id))

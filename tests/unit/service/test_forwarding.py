@@ -250,3 +250,22 @@ async def test_a_poll_goes_on_while_an_owner_is_away(pair: tuple[World, World]) 
     [check] = await here.coordinator.lease_checks("shop", at_most=5, wait_s=1)
     assert check.id == name
     assert await here.coordinator.lease_checks("shop", at_most=5, wait_s=0.1) == []
+
+
+async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarded(
+    pair: tuple[World, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between asking for the end of half and waiting for it: nobody would wake who waits for a shard that is gone."""
+    here, there = pair
+    name, half_end = own_id(0), here.memory.half_log.half_end
+
+    async def lost_meanwhile(shard: int, *, deadline: float) -> int:
+        end = await half_end(shard, deadline=deadline)
+        here.memory.membership.kill()
+        here.coordinator.listener.lost(0)
+        return end + 1
+
+    monkeypatch.setattr(here.memory.half_log, "half_end", lost_meanwhile)
+    with pytest.raises(NotServedError):
+        await here.get(name)
+    assert there.coordinator.shards.served == [1]
