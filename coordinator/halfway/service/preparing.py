@@ -163,6 +163,8 @@ class Preparing:
             if transaction_id is not None and ambiguous and await self._settled(transaction_id, asked):
                 return
             if not asked.answer.done():
+                # It may be in the middle of a deletion by now, which has not counted this prepare.
+                self._groups.require(group.name, credential=credential, action="prepare")
                 shard = self._shards.choose() if transaction_id is None else self._owner(transaction_id)
                 reserved = False
                 self._store(shard, asked)
