@@ -312,6 +312,8 @@ class Preparing:
     def _answer(self, entry: Entry | None, half: Half) -> Prepared:
         if entry is not None and entry.fingerprint != half.fingerprint:
             raise IdReusedError(half.id)
+        if entry is not None and entry.state is not State.PREPARED:
+            return self._known(entry)  # a former owner stored it too, and it was ended before this
         due = check_at(self._groups, Pending.of(0, half)) if entry is None else self._next_check(entry)
         return Prepared(
             id=half.id,
@@ -325,6 +327,9 @@ class Preparing:
     def _repeated(self, known: Entry, request: Prepare, content: bytes) -> Prepared:
         if known.group != request.group or known.fingerprint != content:
             raise IdReusedError(known.id)
+        return self._known(known)
+
+    def _known(self, known: Entry) -> Prepared:
         return Prepared(
             id=known.id,
             state=known.state,

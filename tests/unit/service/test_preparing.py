@@ -1,6 +1,7 @@
 """Prepares: what is refused, what is repeated, and what becomes of an answer that is lost."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -18,6 +19,7 @@ from halfway.domain.errors import (
 from halfway.domain.records import Half, Message, fingerprint
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import topic
+from halfway.service.ports import TopicFacts
 from halfway.service.requests import ServiceLimits
 from tests.unit.service.world import SHARDS, World
 
@@ -188,3 +190,51 @@ async def test_pending_is_bounded(world: World) -> None:
     with pytest.raises(OverloadedError):
         await again.prepare()
     await again.stop()
+
+
+async def test_a_prepare_that_waits_for_its_topic_is_not_stored_after_its_group_was_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion counts what is on its way to the log: this is not yet."""
+    asked, gate, described = asyncio.Event(), asyncio.Event(), world.memory.topics.describe
+
+    async def slowly(names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
+        asked.set()
+        await gate.wait()
+        return await described(names, deadline=deadline)
+
+    monkeypatch.setattr(world.memory.topics, "known", lambda _: None)
+    monkeypatch.setattr(world.memory.topics, "describe", slowly)
+    preparing = asyncio.create_task(world.prepare())
+    await asked.wait()
+    await world.coordinator.delete_group("shop", deadline=world.deadline())
+    gate.set()
+    with pytest.raises(UnknownGroupError):
+        await preparing
+    assert world.coordinator.shards.pending == 0
+
+
+async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stands(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former owner's record came and was committed while this one was on its way: it is not said to be pending."""
+    gate, append = asyncio.Event(), world.memory.half_log.append
+    halves: list[tuple[int, Half]] = []
+
+    def slowly(shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
+        async def store() -> int:
+            await gate.wait()
+            return await append(shard, half, deadline=deadline)
+
+        halves.append((shard, half))
+        return asyncio.ensure_future(store())
+
+    monkeypatch.setattr(world.memory.half_log, "append", slowly)
+    preparing = asyncio.create_task(world.prepare(transaction_id="order-1"))
+    await world.until(lambda: halves)
+    world.memory.foreign_prepare(*halves[0])
+    await world.end("order-1", Outcome.COMMIT)
+    gate.set()
+    answered = await preparing
+    assert (answered.state, answered.created) == (State.COMMITTED, False)
+    assert len(world.memory.records("orders")) == 1
