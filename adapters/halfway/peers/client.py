@@ -34,6 +34,7 @@ from halfway.service.ports import OwnerHint
 log = structlog.get_logger(__name__)
 
 _OK: Final = 200
+_ERROR: Final = 500
 _CONNECT_S: Final = 2.0
 _KEEPALIVE_S: Final = 15.0
 _SAY_AGAIN_S: Final = 30.0
@@ -248,7 +249,11 @@ class HttpPeers:
         url = URL(owner.url.rstrip("/") + PATH)
         async with self._open().post(url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status != _OK:
-                raise _RefusedError(f"status {response.status} {await _refusal(response)}".rstrip())
+                code = await _refusal(response)
+                if response.status >= _ERROR and not code:
+                    # A proxy's, which may have passed the request on before it lost the owner.
+                    raise ValueError(f"status {response.status}")
+                raise _RefusedError(f"status {response.status} {code}".rstrip())
             reader = AnswerReader(self._limits.max_answer_bytes)
             left = len(batch)
             async for chunk in response.content.iter_any():

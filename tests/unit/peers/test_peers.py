@@ -253,8 +253,8 @@ async def test_a_part_of_the_answers_is_kept_where_the_rest_is_lost(serve: Serve
         (302, {"Location": "http://127.0.0.1:9/"}, b""),
         (401, {}, b'{"error_code": "wrong_credential"}'),
         (404, {}, b"<html>"),
-        (505, {}, b"[1]"),
-        (500, {}, b"\xff" * 100_000),
+        (503, {}, b'{"error_code": "shutting_down"}'),
+        (505, {}, b'{"error_code": "unknown_version"}'),
     ],
 )
 async def test_a_request_that_is_refused_as_a_whole_was_not_done(
@@ -267,6 +267,21 @@ async def test_a_request_that_is_refused_as_a_whole_was_not_done(
 
     with pytest.raises(ShardUnavailableError, match=str(status)):
         await ask(peers, await serve(refuse), "t")
+
+
+@pytest.mark.parametrize(
+    "status,body", [(500, b"\xff" * 100_000), (502, b"<html>"), (503, b"upstream reset"), (504, b"[1]"), (504, b"")]
+)
+async def test_an_error_that_is_not_an_instances_leaves_open_what_was_done(
+    serve: Serve, peers: HttpPeers, status: int, body: bytes
+) -> None:
+    """A proxy between instances answers so when it has passed the request on and lost the owner."""
+
+    async def fail(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=status, body=body)
+
+    with pytest.raises(PeerLostError):
+        await ask(peers, await serve(fail), "t")
 
 
 @pytest.mark.parametrize("body", [b"hello", b"\xff" * 200, b"\0\0\0\1\xc1", b""])
