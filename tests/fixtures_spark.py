@@ -31,6 +31,7 @@ LOCAL = SparkOptions(
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist must see the mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests with Spark together, and give the first of them time for the session's start.
 

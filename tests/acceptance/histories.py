@@ -152,7 +152,9 @@ class Rogue:
         return producer
 
     def _transaction(self, history: History, *names: str) -> Producer:
-        producer = Producer({"bootstrap.servers": self._servers, "transactional.id": f"rogue-{uuid4().hex}"})
+        settings = {"bootstrap.servers": self._servers, "transactional.id": f"rogue-{uuid4().hex}"}
+        # One that is left open stays so however long a test takes.
+        producer = Producer({**settings, "transaction.timeout.ms": 600_000})
         producer.init_transactions(30)
         producer.begin_transaction()
         for name in names or [*history.with_verdict("rolled_back_ok")[:20], *history.with_verdict("pending")[:20]]:
