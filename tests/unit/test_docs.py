@@ -1,0 +1,87 @@
+"""The documentation names what is there: tests, files, headings and settings."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfway.runtime.settings import NOT_SETTINGS, PolicyDefaults, Settings
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+_TEST = re.compile(r"`(?P<folder>[\w/]*/)?(?P<file>test_\w+\.py)(?:::(?P<name>\w+))?")
+_TEST_ALONE = re.compile(r"`(?P<name>test_\w+)[`\[]")
+_LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
+_SETTING = re.compile(r"HALFWAY_[A-Z0-9_]+[A-Z0-9]")
+_OTHERS = re.compile(r"HALFWAY_(KAFKA__|TEST_|PIPELINE_)")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def _lines(page: Path) -> Iterator[tuple[int, str]]:
+    yield from enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Give the anchors of a page's headings, as GitHub makes them."""
+    found = set()
+    for _, line in _lines(page):
+        if line.startswith("#"):
+            text = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
+            found.add(text.replace(" ", "-"))
+    return found
+
+
+@pages
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    """By its file, in `tests/acceptance` where no folder is named, and by its function."""
+    missing = []
+    everything = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for number, line in _lines(page):
+        for named in _TEST.finditer(line):
+            path = ROOT / (named["folder"] or "tests/acceptance/") / named["file"]
+            if not path.exists() or (named["name"] and f"def {named['name']}(" not in path.read_text(encoding="utf-8")):
+                missing.append(f"line {number}: {named[0]}")
+        missing += [
+            f"line {number}: {named['name']}"
+            for named in _TEST_ALONE.finditer(line)
+            if f"def {named['name']}(" not in everything
+        ]
+    assert not missing, missing
+
+
+@pages
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """To a file of the repository, and to a heading where one is named."""
+    broken = []
+    for number, line in _lines(page):
+        for link in _LINK.finditer(line):
+            target = (page.parent / link["path"]).resolve() if link["path"] else page
+            if not target.exists() or (link["anchor"] and link["anchor"] not in _anchors(target)):
+                broken.append(f"line {number}: {link[0]}")
+    assert not broken, broken
+
+
+@pages
+def test_every_setting_that_is_named_is_one(page: Path) -> None:
+    known = {f"HALFWAY_{name.upper()}" for name in Settings.model_fields} | NOT_SETTINGS
+    known |= {f"HALFWAY_POLICY__{name.upper()}" for name in PolicyDefaults.model_fields}
+    unknown = [
+        f"line {number}: {name}"
+        for number, line in _lines(page)
+        for name in _SETTING.findall(line)
+        if name not in known and not _OTHERS.match(name)
+    ]
+    assert not unknown, unknown
+
+
+def test_every_setting_is_documented() -> None:
+    """Each has its name in docs/operating.md."""
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    missing = [
+        name
+        for name in Settings.model_fields
+        if name not in {"kafka", "policy"} and f"HALFWAY_{name.upper()}" not in text
+    ]
+    assert not missing, missing
