@@ -143,6 +143,16 @@ class CoordinatorProcess:
         assert self._process is not None
         self._process.kill()
 
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        assert self._process is not None
+        self._process.pause()
+
+    def resume(self) -> None:
+        """Let a frozen one go on (SIGCONT)."""
+        assert self._process is not None
+        self._process.resume()
+
     def close(self) -> None:
         """End it if it runs."""
         if self.running:

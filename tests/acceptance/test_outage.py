@@ -47,7 +47,7 @@ async def test_the_broker_stops_for_20_s_under_load_and_returns(
             assert answer.status == 503, answer
             assert int(answer.headers["Retry-After"]) > 0
         await outage
-        refused = history.refused("prepare")
+        refused = history.refused("prepare") + history.refused("end")
         await asyncio.to_thread(back)
         await callers.committed(50)
         await callers.finish()

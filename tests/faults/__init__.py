@@ -27,6 +27,8 @@ Actions, each at the `hit`-th hit and at `times` hits in a row (0: at all from t
 `pause`  wait until `faults.release()`.
 `delay`  wait for `seconds`.
 `fail`   raise: a KafkaException with `code`, `fatal`, `retriable` and `txn_requires_abort`, else a FaultError.
+`skip`   before a plain method: leave the step out, as if the protocol had not asked for it.
+`initialise`  at `lane.write.before`: initialise the lane's own transactional id again, which the protocol forbids.
 `note`   nothing but the line in `reached`.
 
 `thread` narrows a point to threads whose name begins so: `halfway-suspects` for the suspects' lane, which takes the

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,10 +19,15 @@ from tests.faults.plan import Fault, Faults, Reached
 from tests.faults.points import STEPS
 
 _LOOK_AGAIN_S = 0.01
+_INITIALISE_S = 20.0
 
 
 class FaultError(Exception):
     """Raised at a fault point."""
+
+
+class StepLeftOut(BaseException):
+    """Tells the wrapper of a step not to take it."""
 
 
 class Injection:
@@ -46,28 +51,31 @@ class Injection:
 
         @functools.wraps(original)
         def plain(*args: Any, **fields: Any) -> Any:
-            for seconds in self._pass(before):
-                time.sleep(seconds)
+            try:
+                for seconds in self._pass(before, args):
+                    time.sleep(seconds)
+            except StepLeftOut:
+                return None
             result = original(*args, **fields)
-            for seconds in self._pass(after):
+            for seconds in self._pass(after, args):
                 time.sleep(seconds)
             return result
 
         @functools.wraps(original)
         async def coroutine(*args: Any, **fields: Any) -> Any:
-            for seconds in self._pass(before):
+            for seconds in self._pass(before, args):
                 await asyncio.sleep(seconds)
             result = await original(*args, **fields)
-            for seconds in self._pass(after):
+            for seconds in self._pass(after, args):
                 await asyncio.sleep(seconds)
             return result
 
         return coroutine if inspect.iscoroutinefunction(original) else plain
 
-    def _pass(self, point: str) -> Iterator[float]:
+    def _pass(self, point: str, args: Sequence[Any]) -> Iterator[float]:
         """Do what is due at a point; yields the seconds to wait, which the caller does in its own way."""
         for fault in self._due(point):
-            yield from self._act(fault)
+            yield from self._act(fault, args)
 
     def _due(self, point: str) -> list[Fault]:
         """Count and write down a hit; the faults that act at it."""
@@ -112,23 +120,35 @@ class Injection:
         finally:
             os.close(file)
 
-    def _act(self, fault: Fault) -> Iterator[float]:
+    def _act(self, fault: Fault, args: Sequence[Any]) -> Iterator[float]:
+        """Do what a fault says; yields the seconds to wait."""
         match fault.action:
-            case "kill":
-                if fault.seconds:
-                    yield fault.seconds
-                _kill()
-            case "doom":
-                threading.Thread(target=_kill, args=(fault.seconds,), name="doom", daemon=True).start()
             case "pause":
                 while not self._faults.release_path.exists():
                     yield _LOOK_AGAIN_S
             case "delay":
                 yield fault.seconds
-            case "fail":
-                raise _error(fault)
-            case "note":
-                pass
+            case "kill":
+                if fault.seconds:
+                    yield fault.seconds
+                _kill()
+            case _:
+                _do(fault, args)
+
+
+def _do(fault: Fault, args: Sequence[Any]) -> None:
+    """Do what takes no time."""
+    match fault.action:
+        case "doom":
+            threading.Thread(target=_kill, args=(fault.seconds,), name="doom", daemon=True).start()
+        case "fail":
+            raise _error(fault)
+        case "skip":
+            raise StepLeftOut
+        case "initialise":
+            producer, config = args[:2]
+            producer.__init__(config, producer.transactional_id)
+            producer.initialise(time.monotonic() + _INITIALISE_S)
 
 
 def resolve(module: str, qualified_name: str) -> tuple[Any, str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from tests.faults.points import POINTS
 
-Action = Literal["kill", "doom", "pause", "delay", "fail", "note"]
+Action = Literal["kill", "doom", "pause", "delay", "fail", "note", "skip", "initialise"]
 REACHED_WITHIN_S = 60.0
 _LOOK_AGAIN_S = 0.02
 

@@ -21,6 +21,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     # DESIGN section 4; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
     "lane.submit": (_THREAD, "KafkaLane.submit"),
     "lane.admit": (_THREAD, "LaneThread._admitted"),
+    "lane.write": (_THREAD, "write_transaction"),
     "lane.1.begin": (_LANE, "LaneTransaction.begin"),
     "lane.2.messages": (_LANE, "LaneTransaction.produce_messages"),
     "lane.3.op_markers": (_LANE, "LaneTransaction.produce_op_markers"),
@@ -35,6 +36,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "acquire.initialise_lane": (_MEMBERSHIP, "lane_producers"),
     "acquire.1.fence_acquirers": (_ACQUIRE, "Acquisition._fence_acquirers"),
     "acquire.2.read_owners": (_FORMER_OWNERS, "FormerOwners._read"),
+    "acquire.3.fence": (_FORMER_OWNERS, "fence"),
     "acquire.3.fence_owners": (_FORMER_OWNERS, "FormerOwners._fence"),
     "acquire.4.claim": (_ACQUIRE, "Acquisition._claim"),
     "acquire.4.produce_claim": (_ACQUIRE, "Acquisition._produce_claim"),
