@@ -138,7 +138,9 @@ class ShardState:
 
     def _foreign_half(self, offset: int, transaction_id: str) -> None:
         held = self._halves.get(transaction_id)
-        if self._knows(transaction_id) and (held is None or held.offset < offset):
+        # Until all three have been read to one point, op or parked may still tell what it stands over: see `settle`.
+        known = not self._settled or self._knows(transaction_id)
+        if known and (held is None or held.offset < offset):
             self._stray(transaction_id, offset)
 
     def _tombstone(self, transaction_id: str, ended: tuple[int, int | None] | None) -> int:
@@ -170,6 +172,7 @@ class ShardState:
             self._stray(half.id, offset)
         elif held is None:
             self._hold(Pending.of(offset, half))
+            self._clear_stray(half.id, offset)
         elif offset == held.offset:
             return
         elif (

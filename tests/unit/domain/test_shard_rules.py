@@ -58,8 +58,28 @@ class TestForeignRecords:
     """Something that halfway did not write stands in half under an id."""
 
     def test_over_an_unknown_id_it_is_nothing(self, state: ShardState) -> None:
+        state.settle()
         state.apply_half(3, ID, FOREIGN)
         assert (state.find(ID), state.strays()) == (None, [])
+
+    def test_over_an_id_that_nothing_tells_of_it_is_nothing_once_all_is_read(self, state: ShardState) -> None:
+        state.apply_half(3, ID, FOREIGN)
+        state.settle()
+        assert (state.find(ID), state.strays()) == (None, [])
+
+    def test_what_it_stands_over_may_be_read_after_it(self, state: ShardState) -> None:
+        """A recovery reads half and op side by side: half may be ahead."""
+        state.apply_half(3, ID, A)
+        state.apply_half(4, ID, None)
+        state.apply_half(5, ID, FOREIGN)
+        state.apply_op(0, op(OpKind.COMMITTED, half_offset=3))
+        state.settle()
+        assert (state.state_of(ID), state.strays()) == (State.COMMITTED, [(ID, 5)])
+
+    def test_before_a_prepare_it_is_nothing(self, state: ShardState) -> None:
+        state.apply_half(3, ID, FOREIGN)
+        state.apply_half(5, ID, A)
+        assert (pending(state).offset, state.strays()) == (5, [])
 
     def test_over_a_pending_one_it_is_a_stray_until_the_lane_writes_again(self, state: ShardState) -> None:
         state.apply_half(3, ID, A)
