@@ -228,4 +228,4 @@ async def test_the_question_tells_what_is_needed_to_answer_it(
     assert asked.body["group"] == group
     assert asked.body["prepared_at"] == prepared["prepared_at"]
     assert asked.body["attempt"] == 1
-    assert asked.body["messages"] == [sent]
+    assert asked.body["messages"] == [{**sent, "partition": None}]
