@@ -35,11 +35,21 @@ class Asked:
         return int(self.body["attempt"])
 
 
+_TAKEN: set[int] = set()
+"""Ports that were given out here: not each is listened at right away, and two must not get the same."""
+
+
+def _own_port() -> int:
+    port = pick_port(_TAKEN)
+    _TAKEN.add(port)
+    return port
+
+
 class CheckEndpoint:
     """An HTTP server that writes down what it is asked and answers what it is told to answer."""
 
     def __init__(self, answer: Answering | str = "unknown", port: int = 0) -> None:
-        self.port = port or pick_port()
+        self.port = port or _own_port()
         self.asked: list[Asked] = []
         self.waiting = 0
         self._answer: Answering | str = answer
@@ -123,7 +133,7 @@ class RawEndpoint:
     """A TCP server for answers that no HTTP library would send."""
 
     def __init__(self, serve: Serve) -> None:
-        self.port = pick_port()
+        self.port = _own_port()
         self.conversations: list[RawConversation] = []
         self.finished: list[RawConversation] = []
         self._serve = serve
