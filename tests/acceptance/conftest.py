@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -81,15 +83,20 @@ def coordinator(_shared: CoordinatorProcess, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture
-def new_coordinator(
+def _factory(
     kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[NewCoordinator]:
-    """Give a factory of coordinators, not yet started, that end with the test."""
+) -> Iterator[Callable[..., Any]]:
+    """Give what makes coordinators of any kind, not yet started, that end with the test."""
     made: list[CoordinatorProcess] = []
 
-    def make(settings: Mapping[str, str] | None = None, *, bootstrap_servers: str | None = None) -> CoordinatorProcess:
+    def make(
+        kind: type[CoordinatorProcess],
+        settings: Mapping[str, str] | None = None,
+        *,
+        bootstrap_servers: str | None = None,
+    ) -> CoordinatorProcess:
         directory = tmp_path_factory.mktemp("coordinator")
-        coordinator = CoordinatorProcess(bootstrap_servers or kafka.bootstrap_servers, directory, settings)
+        coordinator = kind(bootstrap_servers or kafka.bootstrap_servers, directory, settings)
         made.append(coordinator)
         _note_log(request.node, coordinator)
         return coordinator
@@ -101,23 +108,15 @@ def new_coordinator(
 
 
 @pytest.fixture
-def faulty_coordinator(
-    kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[NewFaultyCoordinator]:
-    """Give a factory of coordinators with fault points, not yet started, that end with the test."""
-    made: list[FaultyCoordinator] = []
+def new_coordinator(_factory: Callable[..., Any]) -> NewCoordinator:
+    """Give a factory of coordinators."""
+    return partial(_factory, CoordinatorProcess)
 
-    def make(settings: Mapping[str, str] | None = None, *, bootstrap_servers: str | None = None) -> FaultyCoordinator:
-        directory = tmp_path_factory.mktemp("faulty")
-        coordinator = FaultyCoordinator(bootstrap_servers or kafka.bootstrap_servers, directory, settings)
-        made.append(coordinator)
-        _note_log(request.node, coordinator)
-        return coordinator
 
-    yield make
-    for coordinator in made:
-        coordinator.close()
-    assert _surprises(request.node) == []
+@pytest.fixture
+def faulty_coordinator(_factory: Callable[..., Any]) -> NewFaultyCoordinator:
+    """Give a factory of coordinators with fault points."""
+    return partial(_factory, FaultyCoordinator)
 
 
 @pytest.fixture

@@ -75,19 +75,14 @@ class Forwarding:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def settle(done: asyncio.Future[T]) -> None:
-            if answer.done():
-                if not done.cancelled():
-                    done.exception()  # nobody waits for it any more
-            elif done.cancelled():
-                answer.cancel()
-            elif _not_served(done):
-                asking = asyncio.ensure_future(
-                    self.instead(done.exception(), call(), deadline=deadline, credential=credential)  # type: ignore[arg-type] # it is one
-                )
-                answer.add_done_callback(lambda _: asking.cancel())
-                asking.add_done_callback(partial(_pass_on, answer))
-            else:
+            if answer.done() or not _not_served(done):
                 _pass_on(answer, done)
+                return
+            asking = asyncio.ensure_future(
+                self.instead(done.exception(), call(), deadline=deadline, credential=credential)  # type: ignore[arg-type] # it is one
+            )
+            answer.add_done_callback(lambda _: asking.cancel())
+            asking.add_done_callback(partial(_pass_on, answer))
 
         answer.add_done_callback(lambda _: begun.cancel())
         if begun.done():
@@ -161,7 +156,7 @@ def _pass_on(answer: asyncio.Future[T], done: asyncio.Future[T]) -> None:
     if done.cancelled():
         answer.cancel()
         return
-    error = done.exception()
+    error = done.exception()  # looked at in any case, or asyncio reports that nobody did
     if answer.done():
         return
     if error is None:

@@ -192,9 +192,8 @@ async def test_an_unforeseen_error_is_500_and_tells_nothing_of_the_inside(
     assert "inside" not in json.dumps(batch.body)
 
 
-async def test_a_client_that_goes_away_does_not_stop_its_prepare(
-    world: RestWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def held_up(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold up whatever is appended to half: give what is set when something has come, and what lets it go on."""
     began, go_on = asyncio.Event(), asyncio.Event()
     append = world.memory.half_log.append
 
@@ -207,6 +206,13 @@ async def test_a_client_that_goes_away_does_not_stop_its_prepare(
         return asyncio.ensure_future(slowly(*args, **named))
 
     monkeypatch.setattr(world.memory.half_log, "append", slow)
+    return began, go_on
+
+
+async def test_a_client_that_goes_away_does_not_stop_its_prepare(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = held_up(world, monkeypatch)
     _, writer = await asyncio.open_connection(HOST, world.port)
     body = BODY[:-1] + b',"id":"mine"}'
     writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -222,18 +228,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_prepare(
 async def test_a_stop_takes_nothing_more_and_waits_for_what_is_in_flight(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, go_on = asyncio.Event(), asyncio.Event()
-    append = world.memory.half_log.append
-
-    async def slowly(*args: object, **named: object) -> int:
-        began.set()
-        await go_on.wait()
-        return await append(*args, **named)  # type: ignore[arg-type]  # passed through
-
-    def slow(*args: object, **named: object) -> asyncio.Future[int]:
-        return asyncio.ensure_future(slowly(*args, **named))
-
-    monkeypatch.setattr(world.memory.half_log, "append", slow)
+    began, go_on = held_up(world, monkeypatch)
     in_flight = asyncio.create_task(world.prepare())
     await began.wait()
     draining = asyncio.create_task(world.api.drain(asyncio.get_running_loop().time() + 30))
