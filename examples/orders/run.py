@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples.orders.consumers import TopicConsumer, topic_ends
 from examples.orders.judge import Evidence, judge
 from examples.orders.network import LossyNetwork
-from examples.orders.plan import Planned, plan
+from examples.orders.plan import Fault, Planned, plan
 from examples.orders.processes import DemoError, HalfwayDev, OrderServiceProcess
 from examples.orders.recorder import Recorder
 from examples.orders.report import Progress, summary, tables
@@ -35,6 +36,7 @@ from examples.orders.service import TOPICS
 DEAD_LETTERS = "dead-letters"
 CUSTOMERS = 12
 PARTITIONS = 2
+TRIES_PER_FAULT = 5
 SERVED_WITHIN_S = 60.0
 REST_WITHIN_S = 90.0
 READ_WITHIN_S = 30.0
@@ -52,7 +54,8 @@ class Demo:
         recorder: Recorder,
     ) -> None:
         """Keep the plan; everything that is started goes onto the stack, which stops it."""
-        self._orders = orders
+        self._orders = list(orders)
+        self._faults = {order.id: order.fault for order in orders}
         self._stack = stack
         self._directory = directory
         self._progress = progress
@@ -80,8 +83,7 @@ class Demo:
         self.halfway = await self._stack.enter_async_context(HalfwayDev(self._directory, topics))
         await self.halfway.ready(self._progress.say)
         self.service = OrderServiceProcess(self._directory, self._session)
-        faults = {order.id: order.fault for order in self._orders}
-        network = LossyNetwork(self.halfway.url, faults, self.service.kill_and_restart, self._recorder)
+        network = LossyNetwork(self.halfway.url, self._faults, self.service.kill_and_restart, self._recorder)
         self.network = await self._stack.enter_async_context(network)
         await self._stack.enter_async_context(self.service)
         self._progress.say("the order service and its consumers start")
@@ -110,8 +112,8 @@ class Demo:
         await asyncio.gather(*(asyncio.to_thread(consumer.stop) for consumer in self.consumers))
 
     async def order(self) -> None:
-        """Place every order, a dozen customers at a time."""
-        waiting = iter(self._orders)
+        """Place every order, a dozen customers at a time, and again alone what should have gone wrong and did not."""
+        waiting = iter(tuple(self._orders))
 
         async def customer() -> None:
             for order in waiting:
@@ -124,6 +126,17 @@ class Demo:
                     customers.create_task(customer())
         except* DemoError as failures:
             raise failures.exceptions[0] from None
+        for _ in range(TRIES_PER_FAULT):
+            for fault in set(self._faults.values()) - {Fault.NONE} - self.network.happened.keys():
+                await self._place_again(fault)
+
+    async def _place_again(self, fault: Fault) -> None:
+        """Place one more order with a fault of which each order was cut short, by the kill of another or by a check."""
+        order = next(order for order in self._orders if order.fault is fault)
+        order = replace(order, id=f"{order.id[:-4]}{len(self._orders) + 1:04}")
+        self._orders.append(order)
+        self._faults[order.id] = fault
+        await self._place(order)
 
     async def _place(self, order: Planned) -> None:
         deadline = time.monotonic() + SERVED_WITHIN_S
