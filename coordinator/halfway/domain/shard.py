@@ -282,15 +282,16 @@ class ShardState:
     def _knows(self, transaction_id: str) -> bool:
         return self.unresolved(transaction_id) is not None or self._ended.positions(transaction_id) is not None
 
-    def forget(self, before: int, *, at_most: int | None = None) -> int:
+    def forget(self, before: int, *, at_most: int | None = None, limit: int | None = None) -> int:
         """Forget outcomes that ended before `before` and whose tombstones the tail has passed; return how many.
 
-        Where more than `at_most` are remembered, the oldest of them go too, whatever their age.
+        Where more than `at_most` are remembered, the oldest of them go too, whatever their age. No more than `limit`
+        are forgotten by one call.
         """
         surplus = 0 if at_most is None else len(self._ended) - at_most
         gone: list[str] = []
         for transaction_id, at, tombstone in self._ended.ages():
-            if at >= before and len(gone) >= surplus:
+            if len(gone) == limit or (at >= before and len(gone) >= surplus):
                 break
             # Without a known tombstone it stands before where this fold began: see `settle`.
             passed = self._settled if tombstone is None else tombstone < self.half_tail

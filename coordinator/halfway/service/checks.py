@@ -61,6 +61,7 @@ class CheckDesk:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unrecorded: dict[str, int] = {}
         self._recording: set[str] = set()
+        self.most_held = 10_000
         self.closed = False
 
     def desk(self, group: str) -> Desk:
@@ -207,7 +208,7 @@ class CheckDesk:
         except HalfwayError as error:
             log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
             if reply.outcome is Outcome.COMMIT:
-                self._unrecorded[transaction_id] = number
+                self._hold(transaction_id, number)
                 await self._record_verdict(transaction_id, number)
 
     async def note(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
@@ -217,6 +218,12 @@ class CheckDesk:
             await self._ending.act(entry.id, act, deadline=limit())
         except HalfwayError as error:
             log.info("check_not_noted", id=entry.id, error=error.code)
+
+    def _hold(self, transaction_id: str, number: int) -> None:
+        """Keep a commit verdict until it is written; with many kept, those of shards that went elsewhere go."""
+        if len(self._unrecorded) >= self.most_held:
+            self._unrecorded = {name: of for name, of in self._unrecorded.items() if self._shards.find(of) is not None}
+        self._unrecorded[transaction_id] = number
 
     def holds_commit(self, transaction_id: str) -> bool:
         """Whether a check said commit, which is not written down yet: policy must not decide meanwhile."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_FORGOTTEN_AT_ONCE = 10_000
 _RETRY_MS = 1000
 _YIELD_EVERY = 200
 
@@ -95,7 +96,7 @@ class Scanning:
         self._checks.record_verdicts(number)
         await self._due(shard, now)
         self._behind(shard, now)
-        self._forget(shard, now)
+        await self._forget(shard, now)
         if self._shards.find(number) is shard:
             await self._commit_cursors(shard)
 
@@ -181,13 +182,21 @@ class Scanning:
         await self._ending.act(transaction_id, act, deadline=deadline)
         log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
 
-    def _forget(self, shard: Shard, now: int) -> None:
+    async def _forget_all(self, shard: Shard, before: int, at_most: int | None) -> int:
+        """Forget a slice at a time, with whatever else waits for the event loop in between."""
+        total = 0
+        while gone := shard.state.forget(before, at_most=at_most, limit=_FORGOTTEN_AT_ONCE):
+            total += gone
+            await asyncio.sleep(0)
+        return total
+
+    async def _forget(self, shard: Shard, now: int) -> None:
         """Step 5: forget the outcomes that are older than the horizon, or too many."""
         before = now - round(self._limits.outcome_horizon_s * 1000)
         _, _, ended = shard.state.counts
         if asyncio.get_running_loop().time() >= self._remember_until:
-            shard.state.forget(before)
-        gone = shard.state.forget(0, at_most=self._limits.max_outcomes_per_shard)
+            await self._forget_all(shard, before, None)
+        gone = await self._forget_all(shard, 0, self._limits.max_outcomes_per_shard)
         if gone:
             self._observer.horizon_shortened(shard.number, gone)
             log.warning("outcome_horizon_shortened", shard=shard.number, forgotten=gone, remembered=ended)

@@ -387,6 +387,12 @@ class TestForgetting:
         assert state.forget(0, at_most=3) == 2
         assert [entry.id for entry in state.ended()] == ["t2", "t3", "t4"]
 
+    def test_no_more_than_asked_for_go_at_once(self, state: ShardState) -> None:
+        for number in range(5):
+            self.ended(state, f"t{number}", number, at=1_000 * number)
+        state.advance_tail(200)
+        assert [state.forget(10_000, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+
     def test_an_outcome_whose_tombstone_lies_before_the_cursor_is_forgotten_in_its_time(
         self, state: ShardState
     ) -> None:
