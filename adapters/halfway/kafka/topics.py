@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AclOperation,
     AdminClient,
@@ -20,34 +20,22 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 )
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
-from halfway.kafka.codec import (
-    KIND_LAYOUT,
-    LAYOUT_KEY,
-    LAYOUT_PARTITION,
-    Layout,
-    UndecodableError,
-    decode_layout,
-    encode_layout,
-    record_headers,
-)
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.intake import Count, note_skipped
+from halfway.kafka.intake import Count
 from halfway.kafka.layout import FoundTopic, Problem, TopicPlan, plans, problems
+from halfway.kafka.layout_record import LayoutRecord
 from halfway.kafka.transactional_ids import verify_transactional_ids
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_POLL_S: Final = 0.1
 _LOOK_S: Final = 0.02
 _AGAIN_S: Final = 0.2
 _GROUP_S: Final = 2.0
-_FLUSH_S: Final = 0.5
-_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 _REFUSED: Final = frozenset(
     {
-        KafkaError._AUTHENTICATION,  # noqa: SLF001
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 - the names of librdkafka's own errors start so
         KafkaError._SSL,  # noqa: SLF001
         KafkaError.SASL_AUTHENTICATION_FAILED,
         KafkaError.UNSUPPORTED_SASL_MECHANISM,
@@ -157,9 +145,10 @@ class _Session:
         self._verify_brokers([node.id for node in cluster.nodes])
         planned = plans(self._config, len(cluster.nodes))
         found = self._describe(planned)
-        layout, overwritten = self._read_layout() if self._config.owners_topic in found else (None, False)
+        record = LayoutRecord(self._config, self._skipped, self._deadline, self._check)
+        layout, overwritten = record.read() if self._config.owners_topic in found else (None, False)
         if layout is not None:
-            self._verify_layout(layout)
+            record.verify(layout)
         missing = [plan for plan in planned if plan.name not in found]
         if missing:
             if layout is not None:
@@ -174,7 +163,7 @@ class _Session:
         self._verify_groups()
         verify_transactional_ids(self._config, time.monotonic() + self._left(), self._cancelled)
         if layout is None or overwritten:
-            self._write_layout()
+            record.write()
 
     def watch(self) -> list[Problem]:
         """Verify only."""
@@ -335,82 +324,6 @@ class _Session:
             if time.monotonic() > self._deadline:
                 raise KafkaUnavailableError("Kafka does not tell of the topics that it has just created")
             time.sleep(_AGAIN_S)
-
-    # --- the layout record
-
-    def _verify_layout(self, layout: Layout) -> None:
-        if layout.shards != self._config.shards:
-            raise ConfigurationError(
-                f"HALFWAY_SHARDS is {self._config.shards}, but the topics {self._config.prefix}* were created for "
-                f"{layout.shards} shards, over which ids are hashed: set HALFWAY_SHARDS={layout.shards}, "
-                "or use another HALFWAY_KAFKA_PREFIX"
-            )
-
-    def _read_layout(self) -> tuple[Layout | None, bool]:
-        """Return what was written down, from partition 0 of owners, and whether something else stands over it.
-
-        Compaction will remove what is overwritten: it must be written again. None where nothing was written.
-        """
-        consumer = Consumer(
-            self._config.consumer(
-                **{
-                    "enable.partition.eof": True,
-                    "isolation.level": "read_uncommitted",
-                    # The end of the partition is told after an empty fetch, which takes this long.
-                    "fetch.wait.max.ms": 10,
-                }
-            )
-        )
-        layout: Layout | None = None
-        refused: UndecodableError | None = None
-        try:
-            consumer.assign([TopicPartition(self._config.owners_topic, LAYOUT_PARTITION, 0)])
-            while time.monotonic() < self._deadline:
-                self._check()
-                message = consumer.poll(_POLL_S)
-                if message is None:
-                    continue
-                error = message.error()
-                if error is not None and error.code() == _EOF:
-                    if layout is None and refused is not None:
-                        raise self._not_ours(refused)
-                    return layout, refused is not None
-                if error is None and message.key() == LAYOUT_KEY:
-                    try:
-                        layout, refused = decode_layout(message.value()), None
-                    except UndecodableError as undecodable:
-                        refused = undecodable
-                        note_skipped(message, undecodable, self._skipped)
-        finally:
-            consumer.close()
-        raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
-
-    def _not_ours(self, error: UndecodableError) -> ConfigurationError:
-        return ConfigurationError(
-            f"the layout record of {self._config.owners_topic} cannot be read ({error}): this prefix belongs to "
-            f"something else, or to a later release. Where neither is so, make sure that no instance runs and delete "
-            f"{self._config.owners_topic}"
-        )
-
-    def _write_layout(self) -> None:
-        failures: list[KafkaError | None] = []
-        producer = Producer(self._config.producer(**{"message.timeout.ms": round(self._left() * 1000)}))
-        layout = Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
-        producer.produce(
-            self._config.owners_topic,
-            encode_layout(layout),
-            LAYOUT_KEY,
-            LAYOUT_PARTITION,
-            on_delivery=lambda error, _message: failures.append(error),
-            headers=record_headers(KIND_LAYOUT, "", "created"),
-        )
-        until = time.monotonic() + self._left()
-        while producer.flush(_FLUSH_S) and time.monotonic() < until:
-            self._check()
-        if not failures or failures[0] is not None:
-            reason = failures[0].str() if failures and failures[0] else "no answer in time"
-            raise KafkaUnavailableError(f"the layout could not be written to {self._config.owners_topic}: {reason}")
-        log.info("layout_written", topic=self._config.owners_topic, shards=layout.shards)
 
 
 def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaConfig) -> None:
