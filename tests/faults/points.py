@@ -27,6 +27,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "lane.3.op_markers": (_LANE, "LaneTransaction.produce_op_markers"),
     "lane.4.tombstones": (_LANE, "LaneTransaction.produce_tombstones"),
     "lane.5.commit": (_LANE, "LaneTransaction.commit"),
+    "lane.suspect": (_THREAD, "LaneThread._suspect"),
     "lane.answer": (_THREAD, "LaneThread._answer"),
     "suspects.rehearse": (_SUSPECTS, "SuspectLane._rehearsed"),
     "suspects.commit": (_SUSPECTS, "SuspectLane._commit"),
