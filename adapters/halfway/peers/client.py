@@ -100,7 +100,7 @@ class HttpPeers:
         self._session: aiohttp.ClientSession | None = None
         self._lines: dict[tuple[str, str, bool], _Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._count = 0
+        self._asked: set[_Asked] = set()
         self._bytes = 0
         self._said: dict[str, float] = {}
         self._closed = False
@@ -119,6 +119,9 @@ class HttpPeers:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for asked in self._asked:  # also what no request had taken yet, or one that was cancelled before it began
+            if not asked.answer.done():
+                asked.answer.set_exception(_no_answer(asked, "this instance stops"))
         if self._session is not None:
             await self._session.close()
 
@@ -130,10 +133,10 @@ class HttpPeers:
             raise ShardUnavailableError("no time was left to ask the owner of the shard: try again")
         body = encode_call(call, within_ms=within_ms, credential=credential)
         limits = self._limits
-        if self._count >= limits.max_waiting or self._bytes + len(body) > limits.max_waiting_bytes:
-            raise OverloadedError(f"{self._count} calls wait for other instances already: try again later")
+        if len(self._asked) >= limits.max_waiting or self._bytes + len(body) > limits.max_waiting_bytes:
+            raise OverloadedError(f"{len(self._asked)} calls wait for other instances already: try again later")
         asked = _Asked(call=call, body=body, deadline=deadline, answer=loop.create_future())
-        self._count += 1
+        self._asked.add(asked)
         self._bytes += len(body)
         try:
             self._queue(owner, asked)
@@ -142,7 +145,7 @@ class HttpPeers:
         except TimeoutError:
             raise _no_answer(asked, "not in time") from None
         finally:
-            self._count -= 1
+            self._asked.discard(asked)
             self._bytes -= len(body)
 
     # --- the line of an owner

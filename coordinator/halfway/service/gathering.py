@@ -114,10 +114,10 @@ class Gathering:
         loop = asyncio.get_running_loop()
         here = asyncio.create_task(self._leases.due(group, until=until))
         try:
-            while (left := until - loop.time()) > 0:
+            while (left := until - loop.time()) > 0 and not self._leases.closed:
                 others = [self._due_at(owner, group, credential) for owner in self._forwarding.others()]
                 done, _ = await asyncio.wait([here, *others], timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if here in done or any(task.result() for task in done):
+                if here in done or any(not task.cancelled() and task.result() for task in done):
                     break
             await asyncio.sleep(min(_PAUSE_S, max(0.0, until - loop.time())))
         finally:

@@ -308,6 +308,38 @@ async def test_closing_tells_those_who_wait(serve: Serve) -> None:
     owner.gates["t"].set()
 
 
+@pytest.mark.parametrize("turns", [1, 2], ids=["before its request is made", "before its request begins"])
+async def test_closing_tells_those_whose_request_has_not_begun(serve: Serve, turns: int) -> None:
+    """Nothing was sent: they hear at once, not at their deadline, that it was not done."""
+    owner = Owner()
+    at = await serve(owner)
+    peers = HttpPeers(SECRET)
+    asked = asyncio.create_task(ask(peers, at, "t", seconds=3600))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await peers.close()
+    with pytest.raises(ShardUnavailableError):
+        await asked
+    assert owner.asked == []
+
+
+async def test_closing_tells_those_who_wait_for_a_place(serve: Serve) -> None:
+    owner = Owner()
+    owner.gates["first"] = asyncio.Event()
+    at = await serve(owner)
+    async with HttpPeers(SECRET, limits=PeerLimits(max_requests=1)) as peers:
+        first = asyncio.create_task(ask(peers, at, "first", seconds=3600))
+        while not owner.asked:  # noqa: ASYNC110 - nothing tells when it has come
+            await asyncio.sleep(0.005)
+        second = asyncio.create_task(ask(peers, at, "second", seconds=3600))
+        await asyncio.sleep(0)
+    with pytest.raises(PeerLostError):
+        await first
+    with pytest.raises(ShardUnavailableError):
+        await second
+    owner.gates["first"].set()
+
+
 async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncExitStack) -> None:
     """So that it can be changed while instances run."""
     owner = Owner()

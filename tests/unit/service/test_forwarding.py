@@ -252,6 +252,23 @@ async def test_a_poll_goes_on_while_an_owner_is_away(pair: tuple[World, World]) 
     assert await here.coordinator.lease_checks("shop", at_most=5, wait_s=0.1) == []
 
 
+async def test_a_poll_is_answered_though_what_waits_for_others_is_cancelled_first(pair: tuple[World, World]) -> None:
+    """An instance that stops ends its questions to others; its callers are answered all the same."""
+    here, _ = pair
+    await here.group(mode=CheckMode.PULL)
+    waiting = asyncio.create_task(here.coordinator.lease_checks("shop", at_most=5, wait_s=3600))
+    gathering = here.coordinator._gathering
+    await here.until(lambda: gathering._waiting)
+    first = set(gathering._waiting.values())
+    await gathering.close()
+    await here.until(
+        lambda: set(gathering._waiting.values()) - first
+    )  # it asks again: nothing has come due, and this instance still serves
+    await here.coordinator.drain()
+    async with asyncio.timeout(10):
+        assert await waiting == []
+
+
 async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarded(
     pair: tuple[World, World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
