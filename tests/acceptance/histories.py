@@ -99,7 +99,8 @@ class Rogue:
         self._servers = bootstrap_servers
         self._prefix = prefix
         self._shards = shards
-        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"})
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers})
+        self._partitions: dict[str, int] = {}
 
     def plant(self, history: History, seed: int) -> dict[str, str]:
         """Plant two of each anomaly and return their verdicts; they stand in `history` too."""
@@ -142,7 +143,7 @@ class Rogue:
     def abort(self, history: History) -> None:
         """Write messages of rolled back and pending transactions in a Kafka transaction that is aborted."""
         producer = self._transaction(history)
-        producer.flush(30)
+        assert producer.flush(30) == 0
         producer.abort_transaction(30)
 
     def leave_open(self, history: History, name: str) -> Producer:
@@ -160,11 +161,12 @@ class Rogue:
         for name in names or [*history.with_verdict("rolled_back_ok")[:20], *history.with_verdict("pending")[:20]]:
             for index, each in enumerate(as_messages(history.messages[name]), 1):
                 headers = _headers(name, index, len(history.messages[name]))
-                producer.produce(each.topic, each.value, each.key, headers=headers)
+                producer.produce(each.topic, each.value, each.key, self._partition(each), headers=headers)
         return producer
 
     def message(self, name: str, what: Message, index: int, total: int) -> None:
-        self._producer.produce(what.topic, what.value, what.key, headers=_headers(name, index, total))
+        headers = _headers(name, index, total)
+        self._producer.produce(what.topic, what.value, what.key, self._partition(what), headers=headers)
 
     def op(self, name: str, kind: OpKind, messages: list[Message]) -> None:
         now = round(time.time() * 1000)
@@ -186,6 +188,14 @@ class Rogue:
 
     def flush(self) -> None:
         assert self._producer.flush(30) == 0
+
+    def _partition(self, what: Message) -> int:
+        """Give where halfway puts a message: what has the same key stands in one order, whichever producer wrote it."""
+        if what.topic not in self._partitions:
+            metadata = self._producer.list_topics(what.topic, timeout=30)
+            self._partitions[what.topic] = len(metadata.topics[what.topic].partitions)
+        assert what.key is not None
+        return partition_for_key(what.key, self._partitions[what.topic])
 
 
 def _headers(name: str, index: int, total: int) -> list[tuple[str, str | bytes | None]]:

@@ -55,6 +55,8 @@ def world(kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFacto
     rogue.abort(history)
     planted = rogue.plant(history, SEED)
     rogue.plant_garbage()
+    # The markers of the last Kafka transactions come a moment later: until then what stands there is not settled.
+    cluster.read_now([*history.topics, *(coordinator.prefix + kind for kind in ("op", "half", "parked"))])
     access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)
     return World(history=history, planted=planted, rogue=rogue, access=access)
 
