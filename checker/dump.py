@@ -24,21 +24,37 @@ _FINGERPRINT: Final = slice(2, 10)
 _KINDS: Final = ("half", "op", "parked")
 
 
-def read_topics(bootstrap_servers: str, *, prefix: str, topics: Sequence[str]) -> Iterator[AnyRecord]:
+Places = Mapping[tuple[str, int], int]
+"""An offset for each topic and partition."""
+
+
+def ends(bootstrap_servers: str, *, prefix: str, topics: Sequence[str]) -> Places:
+    """Return where the real topics and half, op and parked end now, by all records, also of open Kafka transactions."""
+    return _ends(bootstrap_servers, [*topics, *_internal_topics(prefix)])
+
+
+def read_topics(
+    bootstrap_servers: str, *, prefix: str, topics: Sequence[str], since: Places | None = None
+) -> Iterator[AnyRecord]:
     """Return every committed record of the real topics and of half, op and parked, up to their ends as they are now.
 
-    The end is the one of all records: a Kafka transaction that is still open there is waited for.
+    The end is the one of all records: a Kafka transaction that is still open there is waited for. `since` is what
+    `ends` gave before the run; without it everything is read.
     """
-    internal = {f"{prefix}{kind}": kind for kind in _KINDS}
-    for message in _read(bootstrap_servers, [*topics, *internal]):
+    internal = _internal_topics(prefix)
+    for message in _read(bootstrap_servers, [*topics, *internal], since or {}):
         kind = internal.get(message.topic() or "")
         record = _real(message) if kind is None else _internal(kind, message)
         if record is not None:
             yield record
 
 
-def _read(bootstrap_servers: str, topics: Sequence[str]) -> Iterator[Message]:
-    missing = {place: end for place, end in _ends(bootstrap_servers, topics).items() if end > 0}
+def _internal_topics(prefix: str) -> dict[str, str]:
+    return {f"{prefix}{kind}": kind for kind in _KINDS}
+
+
+def _read(bootstrap_servers: str, topics: Sequence[str], since: Places) -> Iterator[Message]:
+    missing = {place: end for place, end in _ends(bootstrap_servers, topics).items() if end > since.get(place, 0)}
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -51,7 +67,7 @@ def _read(bootstrap_servers: str, topics: Sequence[str]) -> Iterator[Message]:
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, number, 0) for topic, number in missing])
+        consumer.assign([TopicPartition(*place, since.get(place, 0)) for place in missing])
         heard = time.monotonic()
         while missing:
             for message in consumer.consume(1000, timeout=0.5):
