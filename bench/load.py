@@ -16,37 +16,31 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
 from bench.callers import Caller
 from bench.figures import cpu_us, percentile
-from bench.plan import COMMITTED, GROUP, KEYS, UNCONFIRMED, VALUE_BYTES, LoadPlan, LoadResult, Window
-from bench.wire import Requests
+from bench.journal import Journal, Made
+from bench.plan import LoadPlan, LoadResult, Window
+from bench.wire import Contents, Requests
 
 MAX_FAILURES: Final = 1_000
 FINISH_S: Final = 30.0
 _TICK_S: Final = 0.002
-_SENT_BUFFER: Final = 1024 * 1024
+_JOURNAL_BUFFER: Final = 1024 * 1024
 
 
 class Load:
-    """The desk of all callers: says when to begin, takes the time, and writes down what was committed."""
+    """The desk of all callers: says when to begin, takes the time, and writes down what came of each transaction."""
 
-    def __init__(self, plan: LoadPlan, sent: IO[bytes]) -> None:
-        """Build the requests; nothing is connected. `sent` gets a line for each transaction whose end was sent."""
+    def __init__(self, plan: LoadPlan, journal: Journal) -> None:
+        """Build the requests; nothing is connected."""
         self._plan = plan
         self._pids = {**plan.pids, "load": os.getpid()}
-        self._requests = Requests(
-            host=f"{plan.host}:{plan.port}",
-            group=GROUP,
-            topic=plan.topic,
-            keys=KEYS,
-            value_bytes=VALUE_BYTES,
-            batch=plan.batch,
-        )
-        self._sent = sent
+        self._requests = Requests(host=f"{plan.host}:{plan.port}", topic=plan.topic, batch=plan.batch)
+        self._journal = journal
         self._latencies = array("d")
         self._transactions = 0
         self._failed = 0
@@ -152,28 +146,27 @@ class Load:
 
     # --- what came of it
 
-    def confirmed(self, began: float, ids: Sequence[bytes]) -> None:
+    def confirmed(self, began: float, made: Sequence[Made]) -> None:
         self._latencies.append(time.perf_counter() - began)
-        self._transactions += len(ids)
-        self._write(COMMITTED, ids)
+        self._transactions += len(made)
+        self._journal.committed(made)
 
-    def unconfirmed(self, ids: Sequence[bytes]) -> None:
-        self._write(UNCONFIRMED, ids)
+    def unconfirmed(self, made: Sequence[Made]) -> None:
+        self._journal.unconfirmed(made)
+
+    def unanswered(self, contents: Contents) -> None:
+        self._journal.unanswered(contents)
 
     def failed(self, what: str) -> None:
         self._failed += 1
         self._first_failure = self._first_failure or what
 
-    def _write(self, mark: bytes, ids: Sequence[bytes]) -> None:
-        for one in ids:
-            self._sent.write(b"%b%b\n" % (mark, one))
-
 
 def main(plan_path: str, result_path: str) -> None:
     """Carry out a plan."""
     plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=LoadPlan)
-    with Path(plan.sent_path).open("wb", buffering=_SENT_BUFFER) as sent:
-        load = Load(plan, sent).run()
+    with Path(plan.journal_path).open("wb", buffering=_JOURNAL_BUFFER) as file:
+        load = Load(plan, Journal(file)).run()
         try:
             import uvloop
         except ImportError:  # not on every platform

@@ -13,10 +13,6 @@ PARTITIONS: Final = 6
 SHARDS: Final = 4
 VALUE_BYTES: Final = 512
 KEYS: Final = 256
-COMMITTED: Final = b"+"
-"""Marks an id whose commit was answered 200."""
-UNCONFIRMED: Final = b"?"
-"""Marks an id whose commit was sent and not answered so: it may stand or not, but not twice."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +46,8 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Transactions begun in a second, however long they take; None: each caller begins when its last one is done."""
     pids: Mapping[str, int]
     """Whose CPU time to count, beside the load process's own."""
-    sent_path: str
-    """Where every transaction goes whose end was sent; see `audit.Sent`."""
+    journal_path: str
+    """Where the fate of every transaction goes; see `journal`."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ def lines_table(lines: Iterable[Line]) -> Table:
     table.add_column("scenario")
     for name in (
         *("tx/s", "p50 ms", "p99 ms", "coordinator", "broker", "load", "raw tx/s", "ratio", "ends/Kafka tx"),
-        *("missing", "doubled", "extra", "failed"),
+        *("missing", "doubled", "extra", "contradicted", "stuck", "failed"),
     ):
         table.add_column(name, justify="right")
     for line in lines:
@@ -29,7 +29,7 @@ def lines_table(lines: Iterable[Line]) -> Table:
             *(f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}", f"{line.coordinator_cpu_us:.0f}"),
             *("" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}", f"{line.load_cpu_us:.0f}"),
             *(f"{line.raw_tx_per_s:,.0f}", f"{line.ratio:.2f}", f"{line.ends_per_kafka_transaction:.1f}"),
-            *(str(line.missing), str(line.doubled), str(line.extra), str(line.failed)),
+            *map(str, (line.missing, line.doubled, line.extra, line.contradicted, line.stuck, line.failed)),
         )
     return table
 
@@ -38,7 +38,8 @@ def soak_table(found: Soak) -> Table:
     """Return a soak's windows as a table."""
     table = Table(
         title=f"{found.rate_per_s:,.0f} tx/s of at most {found.maximum_tx_per_s:,.0f}, {found.transactions:,} in all: "
-        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.failed} failed"
+        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.contradicted} contradicted, "
+        f"{found.stuck} stuck, {found.failed} failed"
     )
     for name in ("until s", "tx/s", "p50 ms", "p99 ms", "coordinator CPU us/tx", "RSS MiB", "threads", "fds"):
         table.add_column(name, justify="right")

@@ -14,8 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
+from bench.audit import Auditor
 from bench.plan import GROUP, PARTITIONS, SHARDS, TOPIC
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST, pick_port
@@ -58,6 +60,7 @@ class Rig:
         self._stack = ExitStack()
         self._jobs = 0
         self.broker_pid: int | None = None
+        self.prefix = f"_{name}."
         self.topic = TOPIC if name == "bench" else f"{name}.orders"
 
     def __enter__(self) -> Self:
@@ -87,14 +90,18 @@ class Rig:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         wanted = [NewTopic(self.topic, num_partitions=PARTITIONS, replication_factor=1)]
         for made in admin.create_topics(wanted, operation_timeout=_ASK_S, request_timeout=_ASK_S).values():
-            made.result(_ASK_S)
+            try:
+                made.result(_ASK_S)
+            except KafkaException as error:  # of an earlier run on a broker that was given
+                if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                    raise
 
     def _coordinator(self, stack: ExitStack) -> None:
         self.port = pick_port()
         self._health = pick_port({self.port})
         settings = {
             "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
-            "HALFWAY_KAFKA_PREFIX": f"_{self._name}.",
+            "HALFWAY_KAFKA_PREFIX": self.prefix,
             "HALFWAY_SHARDS": str(SHARDS),
             "HALFWAY_HOST": HOST,
             "HALFWAY_PORT": str(self.port),
@@ -132,6 +139,10 @@ class Rig:
         """The processes whose CPU time counts."""
         broker = {} if self.broker_pid is None else {"broker": self.broker_pid}
         return {"coordinator": self.coordinator_pid, **broker}
+
+    def auditor(self) -> Auditor:
+        """Return what judges everything that is written from now on."""
+        return Auditor(self.bootstrap_servers, prefix=self.prefix, topic=self.topic)
 
     def lane(self) -> tuple[int, int]:
         """Return the Kafka transactions of the lane so far, and the ends in them."""

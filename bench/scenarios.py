@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from bench.audit import Auditor, Sent, Verdict, judge
+from bench.audit import Audit
 from bench.plan import SCENARIOS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario
 from bench.rig import Rig
 from halfway.embedded.ports import HOST
@@ -44,8 +44,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     extra: int
     failed: int
     first_failure: str
+    contradicted: int
+    stuck: int
     audited: int
-    """Messages that the audit read: those of the lead and of the end, which do not count, too."""
+    """Transactions that the checker judged: those of the lead and of the end, which do not count, too."""
+    first_finding: str
     transactions: int
     callers: int
     ends_per_kafka_transaction: float
@@ -53,30 +56,34 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clean(self) -> bool:
         """Whether every transaction was answered, and stands exactly as it was."""
-        return not (self.missing or self.doubled or self.extra or self.failed)
+        return not (self.missing or self.doubled or self.extra or self.contradicted or self.stuck or self.failed)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load left: its result, what the audit found, and the ends in a Kafka transaction on average."""
+    """What a load left: its result, what the checker found, and the ends in a Kafka transaction on average."""
 
     result: LoadResult
-    verdict: Verdict
+    audit: Audit
     ends: float
 
 
 def loaded(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> Loaded:
-    """Run a load and audit what it left; `meanwhile` is called every second."""
-    auditor = Auditor(rig.bootstrap_servers, rig.topic)
-    began = auditor.ends()
+    """Run a load and judge what it left; `meanwhile` is called every second."""
+    auditor = rig.auditor()
     kafka_transactions, ends = rig.lane()
-    within_s = plan.lead_s + plan.window_s * plan.windows + SPARE_S
-    result = rig.run("bench.load", plan, LoadResult, within_s=within_s, meanwhile=meanwhile)
+    result = run_load(rig, plan, meanwhile=meanwhile)
     kafka_transactions_after, ends_after = rig.lane()
-    sent_path = Path(plan.sent_path)
-    verdict = judge(Sent.read(sent_path), auditor.copies(began))
-    sent_path.unlink()
+    journal = Path(plan.journal_path)
+    audit = auditor.audit([journal])
+    journal.unlink()
     mean = (ends_after - ends) / max(1, kafka_transactions_after - kafka_transactions)
-    return Loaded(result=result, verdict=verdict, ends=mean)
+    return Loaded(result=result, audit=audit, ends=mean)
+
+
+def run_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> LoadResult:
+    """Run a load and nothing else."""
+    within_s = plan.lead_s + plan.window_s * plan.windows + SPARE_S
+    return rig.run("bench.load", plan, LoadResult, within_s=within_s, meanwhile=meanwhile)
 
 
 def load_plan(rig: Rig, scenario: Scenario, *, lead_s: float, window_s: float) -> LoadPlan:
@@ -90,7 +97,7 @@ def load_plan(rig: Rig, scenario: Scenario, *, lead_s: float, window_s: float) -
         lead_s=lead_s,
         window_s=window_s,
         pids=rig.pids,
-        sent_path=str(rig.directory / f"{scenario.name}.sent"),
+        journal_path=str(rig.directory / f"{scenario.name}.journal"),
     )
 
 
@@ -100,7 +107,7 @@ def run_scenarios(
     """Warm the broker's JVM, then measure each scenario."""
     for scenario in WARM_UP if lengths.warm_up_s else ():
         say(f"warm-up: {scenario.name}")
-        loaded(rig, load_plan(rig, scenario, lead_s=0, window_s=lengths.warm_up_s / len(WARM_UP)))
+        run_load(rig, load_plan(rig, scenario, lead_s=0, window_s=lengths.warm_up_s / len(WARM_UP)))
     lines = []
     for scenario in scenarios:
         say(f"{scenario.name}: {lengths.lead_s + lengths.run_s:g} s, then its raw limit and the audit")
@@ -120,7 +127,7 @@ def measure(rig: Rig, scenario: Scenario, lengths: Lengths) -> Line:
         run_s=lengths.raw_s,
     )
     raw = rig.run("bench.raw", raw_plan, RawResult, within_s=raw_plan.lead_s + raw_plan.run_s + SPARE_S)
-    window, verdict = found.result.windows[-1], found.verdict
+    window, audit = found.result.windows[-1], found.audit
     rate = window.transactions / window.seconds
     return Line(
         scenario=scenario.name,
@@ -132,12 +139,15 @@ def measure(rig: Rig, scenario: Scenario, lengths: Lengths) -> Line:
         load_cpu_us=_each(window.cpu_us, "load", window.transactions) or 0.0,
         raw_tx_per_s=round(raw.tx_per_s, 1),
         ratio=round(rate / raw.tx_per_s, 3),
-        missing=verdict.missing,
-        doubled=verdict.doubled,
-        extra=verdict.extra,
+        missing=audit.missing,
+        doubled=audit.doubled,
+        extra=audit.extra,
+        contradicted=audit.contradicted,
+        stuck=audit.stuck,
         failed=found.result.failed,
         first_failure=found.result.first_failure,
-        audited=verdict.read,
+        audited=audit.transactions,
+        first_finding=next(iter(audit.first), ""),
         transactions=window.transactions,
         callers=scenario.callers,
         ends_per_kafka_transaction=round(found.ends, 1),

@@ -10,7 +10,7 @@ import msgspec
 from bench.figures import Standing, standing
 from bench.plan import SCENARIOS, LoadPlan
 from bench.rig import Rig
-from bench.scenarios import load_plan, loaded
+from bench.scenarios import load_plan, loaded, run_load
 
 SCENARIO: Final = next(one for one in SCENARIOS if one.name == "single-64")
 MAXIMUM_S: Final = 20.0
@@ -50,14 +50,17 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     doubled: int
     extra: int
+    contradicted: int
+    stuck: int
     failed: int
     first_failure: str
+    first_finding: str
     lines: list[SoakLine]
 
     @property
     def clean(self) -> bool:
         """Whether every transaction was answered, and stands exactly as it was."""
-        return not (self.missing or self.doubled or self.extra or self.failed)
+        return not (self.missing or self.doubled or self.extra or self.contradicted or self.stuck or self.failed)
 
 
 class _Watch:
@@ -87,7 +90,7 @@ class _Watch:
 def soak(rig: Rig, lasting: Lasting) -> Soak:
     """Warm up, measure the maximum in a closed loop, then load by the clock at a share of it, and audit all of it."""
     first_plan = load_plan(rig, SCENARIO, lead_s=lasting.warm_up_s, window_s=lasting.maximum_s)
-    first = loaded(rig, first_plan).result.windows[-1]
+    first = run_load(rig, first_plan).windows[-1]
     maximum = first.transactions / first.seconds
     rate = maximum * lasting.share
     plan: LoadPlan = msgspec.structs.replace(
@@ -119,10 +122,13 @@ def soak(rig: Rig, lasting: Lasting) -> Soak:
         maximum_tx_per_s=round(maximum, 1),
         rate_per_s=round(rate, 1),
         transactions=sum(window.transactions for window in found.result.windows),
-        missing=found.verdict.missing,
-        doubled=found.verdict.doubled,
-        extra=found.verdict.extra,
+        missing=found.audit.missing,
+        doubled=found.audit.doubled,
+        extra=found.audit.extra,
+        contradicted=found.audit.contradicted,
+        stuck=found.audit.stuck,
         failed=found.result.failed,
         first_failure=found.result.first_failure,
+        first_finding=next(iter(found.audit.first), ""),
         lines=lines,
     )

@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from bench.plan import GROUP, KEYS, VALUE_BYTES
+
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _LENGTH: Final = b"\r\ncontent-length:"
 _ID: Final = b'{"id":"'
@@ -79,34 +81,38 @@ def items_in(body: bytes) -> tuple[Items, Items]:
     return prepares, ends
 
 
+def payloads() -> list[tuple[str, str]]:
+    """Return key and value of every message that the load sends; letters only, so that nothing is escaped."""
+    letters = random.Random(7)  # the same bytes in every run
+    return [
+        (f"key-{number:05d}", "".join(letters.choices(string.ascii_letters, k=VALUE_BYTES))) for number in range(KEYS)
+    ]
+
+
+Contents = Sequence[int]
+"""Of each transaction in a request, the place of its message in `payloads()`."""
+
+
 class Requests:
     """The requests of one load: bytes that are ready, and bytes with only ids to put in."""
 
-    def __init__(self, *, host: str, group: str, topic: str, keys: int, value_bytes: int, batch: int) -> None:
-        """Build one prepare a key, or `_BATCHES` batches of them; letters as values, so that nothing is escaped."""
+    def __init__(self, *, host: str, topic: str, batch: int) -> None:
+        """Build one prepare for each of `payloads()`, or `_BATCHES` batches of them."""
         self._host = host.encode()
-        letters = random.Random(7)  # the same bytes in every run
         prepares = [
-            msgspec.json.encode(
-                {
-                    "group": group,
-                    "messages": [
-                        {
-                            "topic": topic,
-                            "key": f"key-{number:05d}",
-                            "value": "".join(letters.choices(string.ascii_letters, k=value_bytes)),
-                        }
-                    ],
-                }
-            )
-            for number in range(keys)
+            msgspec.json.encode({"group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]})
+            for key, value in payloads()
         ]
-        ready = [self._post(b"/v1/transactions", body) for body in prepares]
+        ready: list[tuple[Contents, bytes]] = [
+            ((number,), self._post(b"/v1/transactions", body)) for number, body in enumerate(prepares)
+        ]
         if batch:
-            endless = cycle(prepares)
-            bodies = [b",".join(next(endless) for _ in range(batch)) for _ in range(_BATCHES)]
-            ready = [self._post(b"/v1/batch", b'{"prepare":[%b]}' % body) for body in bodies]
-        self.next_prepare: Callable[[], bytes] = cycle(ready).__next__
+            ready = []
+            for first in range(0, _BATCHES * batch, batch):
+                numbers = [number % len(prepares) for number in range(first, first + batch)]
+                body = b",".join(prepares[number] for number in numbers)
+                ready.append((numbers, self._post(b"/v1/batch", b'{"prepare":[%b]}' % body)))
+        self.next_prepare: Callable[[], tuple[Contents, bytes]] = cycle(ready).__next__
         self._end_before, self._end_after = self._post(b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
 
     def end(self, transaction_id: bytes) -> bytes:

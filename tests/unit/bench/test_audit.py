@@ -1,42 +1,110 @@
-"""The audit: what was acknowledged against what was read."""
+"""The audit: what the load wrote down against what was read, by the checker's rules."""
 
-from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from bench.audit import Copies, Sent, Verdict, judge
+from bench.audit import Audit, content
+from bench.journal import Journal, history
+from bench.plan import GROUP
+from checker.judge import judge
+from checker.records import AnyRecord, Half, Op, Real
 
-SENT = Sent(committed=frozenset({b"a", b"b"}), unconfirmed=frozenset({b"u"}))
+TOPIC = "t"
+CONTENTS = [content(TOPIC, "k0", "v0"), content(TOPIC, "k1", "v1")]
 
 
-def read(*found: tuple[bytes | None, bytes | None]) -> Copies:
-    return Counter(found)
+def half(name: str, number: int) -> list[AnyRecord]:
+    return [Half(shard=0, offset=0, id=name, contents=(CONTENTS[number],), group=GROUP)]
+
+
+def ended(name: str, number: int, kind: str = "COMMITTED") -> list[AnyRecord]:
+    one = CONTENTS[number]
+    mark = ((one.topic, one.key, one.value),)
+    return [
+        Op(shard=0, offset=0, id=name, kind=kind, cause="producer", group=GROUP, messages=mark),
+        Half(shard=0, offset=1, id=name),
+    ]
+
+
+def real(name: str, number: int, offset: int = 0) -> list[AnyRecord]:
+    return [Real(shard=0, offset=offset, id=name, content=CONTENTS[number], number=1, total=1)]
+
+
+def committed(name: str, number: int) -> list[AnyRecord]:
+    return [*half(name, number), *ended(name, number), *real(name, number)]
+
+
+def write(path: Path) -> None:
+    """One of each: a and b confirmed, u not, m without an answer."""
+    with path.open("wb") as file:
+        journal = Journal(file)
+        journal.committed([(0, b"a"), (1, b"b")])
+        journal.unconfirmed([(1, b"u")])
+        journal.unanswered([0], brought=b"m")
+
+
+STANDS = [*committed("a", 0), *committed("b", 1)]
+LEFT = [*half("u", 1), *ended("u", 1, "ROLLED_BACK")]
+
+
+def test_what_stands_as_it_was_acknowledged_is_clean(tmp_path: Path) -> None:
+    """What was not confirmed may stand or not; of what was not answered there may be nothing."""
+    write(tmp_path / "journal")
+    found = audit(tmp_path, [*STANDS, *committed("u", 1)])
+    assert found.clean, found
+    assert found.transactions == 3
+    assert audit(tmp_path, [*STANDS, *committed("u", 1), *committed("u", 1)]).doubled == 1
+
+
+def audit(directory: Path, records: Sequence[AnyRecord]) -> Audit:
+    return Audit.of(judge(history([directory / "journal"], TOPIC, CONTENTS), records))
 
 
 @pytest.mark.parametrize(
-    "copies, missing, doubled, extra",
+    "records, name",
     [
-        pytest.param(read((b"a", b"1/1"), (b"b", b"1/1")), 0, 0, 0, id="all there"),
-        pytest.param(read((b"a", b"1/1"), (b"b", b"1/1"), (b"u", b"1/1")), 0, 0, 0, id="an unconfirmed one stands"),
-        pytest.param(read((b"a", b"1/1")), 1, 0, 0, id="one is not there"),
-        pytest.param(read((b"a", b"1/1"), (b"b", b"1/1"), (b"b", b"1/1")), 0, 1, 0, id="one is there twice"),
-        pytest.param(
-            read((b"a", b"1/1"), (b"b", b"1/1"), (b"u", b"1/1"), (b"u", b"1/1")), 0, 1, 0, id="unconfirmed and twice"
-        ),
-        pytest.param(read((b"a", b"1/1"), (b"b", b"1/1"), (b"c", b"1/1")), 0, 0, 1, id="one was never sent"),
-        pytest.param(read((b"a", b"1/1"), (b"b", b"2/2")), 1, 0, 1, id="not the message that it has"),
-        pytest.param(read((b"a", b"1/1"), (b"b", b"1/1"), (None, None)), 0, 0, 1, id="not halfway's"),
-        pytest.param(read(), 2, 0, 0, id="nothing there"),
+        pytest.param([*STANDS[:-1], *committed("u", 1)], "missing", id="a message is not there"),
+        pytest.param([*committed("a", 0), *committed("u", 1)], "missing", id="nothing is there"),
+        pytest.param([*STANDS, *real("b", 1, 7), *committed("u", 1)], "doubled", id="a message is there twice"),
+        pytest.param([*STANDS, *committed("u", 1), *real("x", 1)], "extra", id="a message of nothing that was sent"),
+        pytest.param([*STANDS, *committed("u", 1), *real("", 1)], "extra", id="a message that is not halfway's"),
+        pytest.param([*STANDS, *committed("u", 1), *half("x", 1)], "extra", id="a refused prepare is kept"),
+        pytest.param([*STANDS, *half("u", 1)], "stuck", id="one has no outcome"),
+        pytest.param([*STANDS, *committed("u", 1), *half("m", 0)], "stuck", id="an unanswered one is left"),
+        pytest.param([*STANDS, *LEFT], "contradicted", id="rolled back by nobody"),
+        pytest.param([*committed("a", 1), *committed("b", 1), *committed("u", 1)], "missing", id="other bytes"),
     ],
 )
-def test_what_is_missing_doubled_or_extra_is_counted(copies: Copies, missing: int, doubled: int, extra: int) -> None:
-    verdict = judge(SENT, copies)
-    assert verdict == Verdict(read=copies.total(), missing=missing, doubled=doubled, extra=extra)
-    assert verdict.clean == (missing + doubled + extra == 0)
+def test_each_wrong_is_found(tmp_path: Path, records: Sequence[AnyRecord], name: str) -> None:
+    write(tmp_path / "journal")
+    found = audit(tmp_path, records)
+    assert getattr(found, name), found
+    assert not found.clean
+    assert found.first
 
 
-def test_what_the_load_wrote_down_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "sent"
-    path.write_bytes(b"+a\n?u\n+b\n")
-    assert Sent.read(path) == SENT
+def test_what_the_benchmark_rolls_back_itself_is_no_finding(tmp_path: Path) -> None:
+    """Transactions whose callers are gone have no other outcome."""
+    write(tmp_path / "journal")
+    with (tmp_path / "journal").open("ab") as file:
+        Journal(file).rolled_back([b"u", b"m"])
+    found = audit(tmp_path, [*STANDS, *LEFT, *half("m", 0), *ended("m", 0, "ROLLED_BACK")])
+    assert found.clean, found
+
+
+def test_several_journals_are_one_history(tmp_path: Path) -> None:
+    """A load of several processes is judged as one."""
+    paths = list(journals(tmp_path))
+    found = Audit.of(judge(history(paths, TOPIC, CONTENTS), STANDS))
+    assert found.clean, found
+    assert found.transactions == 2
+
+
+def journals(directory: Path) -> Iterator[Path]:
+    for made in ((0, b"a"), (1, b"b")):
+        path = directory / made[1].decode()
+        with path.open("wb") as file:
+            Journal(file).committed([made])
+        yield path

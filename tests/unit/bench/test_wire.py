@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.wire import Requests, WireError, id_in, items_in, split
+from bench.plan import KEYS, VALUE_BYTES
+from bench.wire import Requests, WireError, id_in, items_in, payloads, split
 
 ANSWER = b'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 9\r\nDate: x\r\n\r\n{"id":"a"'
 
 
 def requests(batch: int = 0) -> Requests:
-    return Requests(host="127.0.0.1:1", group="g", topic="t", keys=3, value_bytes=20, batch=batch)
+    return Requests(host="127.0.0.1:1", topic="t", batch=batch)
 
 
 def body_of(request: bytes) -> dict[str, object]:
@@ -57,16 +58,25 @@ def test_a_refused_item_of_a_batch_has_no_id() -> None:
     assert items_in(body) == ([(201, b"a"), (429, b"")], [])
 
 
-def test_prepares_go_round_over_the_keys() -> None:
-    """Keys spread over the partitions, and the values have the size that was asked for."""
-    made = requests()
-    messages = [body_of(made.next_prepare())["messages"][0] for _ in range(6)]  # type: ignore[index]
-    assert [message["key"] for message in messages] == ["key-00000", "key-00001", "key-00002"] * 2
-    assert {len(message["value"]) for message in messages} == {20}
+def test_prepares_go_round_over_the_messages() -> None:
+    """Keys spread over the partitions; what was asked is told by its place."""
+    made, sent = requests(), payloads()
+    for number in [*range(len(sent)), 0, 1]:
+        contents, request = made.next_prepare()
+        message = body_of(request)["messages"][0]  # type: ignore[index]
+        assert contents == (number,)
+        assert (message["key"], message["value"]) == sent[number]
+    assert len({key for key, _ in sent}) == KEYS
+    assert {len(value) for _, value in sent} == {VALUE_BYTES}
 
 
-def test_a_batch_has_as_many_prepares_as_asked_for() -> None:
-    assert len(body_of(requests(batch=5).next_prepare())["prepare"]) == 5  # type: ignore[arg-type]
+def test_a_batch_has_as_many_prepares_as_asked_for_and_tells_each() -> None:
+    made, sent = requests(batch=5), payloads()
+    for _ in range(2):
+        contents, request = made.next_prepare()
+        prepares = body_of(request)["prepare"]
+        assert [one["messages"][0]["key"] for one in prepares] == [sent[number][0] for number in contents]  # type: ignore[attr-defined]
+        assert len(contents) == 5
 
 
 def test_commits_name_their_ids() -> None:
