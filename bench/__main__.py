@@ -1,4 +1,6 @@
-"""`python -m bench`: measures, prints a table and writes build/bench.json; `python -m bench soak`: a long even load.
+"""`python -m bench`: measures, prints a table and writes build/bench.json.
+
+`python -m bench soak` is a long, even load; `python -m bench overload` is many times what can be served.
 
 Exit status 1 when the checker finds anything, or when a request failed.
 """
@@ -9,8 +11,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench.overload import Overloading, overload
 from bench.plan import SCENARIOS
-from bench.report import lines_table, soak_table, wide_console, write_json
+from bench.report import lines_table, overload_table, soak_table, wide_console, write_json
 from bench.rig import Rig, RigError
 from bench.scenarios import Lengths, run_scenarios
 from bench.soak import Lasting, soak
@@ -48,6 +51,17 @@ def _parser() -> argparse.ArgumentParser:
     long.add_argument("--share", type=float, default=lasting.share, help="of the maximum, which is measured first")
     long.add_argument("--warm-up", type=float, default=lasting.warm_up_s, help="seconds")
     long.add_argument("--horizon", type=int, default=120, help="seconds that outcomes are remembered")
+    many = kinds.add_parser("overload", help="many times the maximum; writes build/overload.json")
+    many.set_defaults(run=_overload)
+    many.add_argument("--json", type=Path, default=Path("build/overload.json"), help="where the figures go")
+    wanted = Overloading()
+    many.add_argument("--times", type=float, default=wanted.times, help="of the maximum, which is measured first")
+    many.add_argument("--seconds", type=float, default=wanted.seconds, help="of the load")
+    many.add_argument("--connections", type=int, default=wanted.connections, help="of all callers")
+    many.add_argument("--patience", type=float, default=wanted.patience_s, help="seconds a caller waits for an answer")
+    many.add_argument("--processes", type=int, default=wanted.processes, help="that make the load")
+    many.add_argument("--warm-up", type=float, default=wanted.warm_up_s, help="seconds")
+    many.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the coordinator")
     return parser
 
 
@@ -63,6 +77,28 @@ def _soak(given: argparse.Namespace) -> int:
         console.print(f"the checker's first finding: {found.first_finding}", markup=False)
     if found.failed:
         console.print(f"the first that failed: {found.first_failure}", markup=False)
+    write_json(given.json, found)
+    console.print(f"written to {given.json}")
+    return 0 if found.clean else 1
+
+
+def _overload(given: argparse.Namespace) -> int:
+    console = wide_console()
+    wanted = Overloading(
+        times=given.times,
+        seconds=given.seconds,
+        connections=given.connections,
+        patience_s=given.patience,
+        processes=given.processes,
+        warm_up_s=given.warm_up,
+    )
+    with Rig(say=console.print, settings=dict(one.split("=", 1) for one in given.set)) as rig:
+        console.print(f"{given.seconds:g} s of {given.times:g} times the maximum, which is measured first")
+        found = overload(rig, wanted)
+    console.print(overload_table(found))
+    for what in (found.first_finding, found.first_unlike):
+        if what:
+            console.print(f"the first that is wrong: {what}", markup=False)
     write_json(given.json, found)
     console.print(f"written to {given.json}")
     return 0 if found.clean else 1

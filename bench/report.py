@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.overload import Overload
 from bench.scenarios import Line
 from bench.soak import Soak
 
@@ -49,6 +50,45 @@ def soak_table(found: Soak) -> Table:
             *(f"{line.coordinator_cpu_us:.0f}", f"{line.rss_mib:.0f}", str(line.threads), str(line.fds)),
         )
     return table
+
+
+def overload_table(found: Overload) -> Table:
+    """Return an overload as a table of two columns."""
+    table = Table(
+        title=f"{found.rate_per_s:,.0f} tx/s offered, of at most {found.maximum_tx_per_s:,.0f}: "
+        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.contradicted} contradicted, "
+        f"{found.stuck} stuck"
+    )
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in (
+        ("committed tx/s", f"{found.committed_tx_per_s:,.0f} ({found.share_of_maximum:.0%} of the maximum)"),
+        ("p50, p99 of what is committed", f"{found.p50_ms:,.0f} ms, {found.p99_ms:,.0f} ms"),
+        ("requests/s", f"{found.requests_per_s:,.0f}"),
+        ("offered, found no connection", f"{found.offered:,}, {found.without_connection:,}"),
+        ("prepares by status", _counts(found.prepares)),
+        ("ends by status", _counts(found.ends)),
+        ("refusals without Retry-After", str(found.refused_without_retry_after)),
+        ("other answers, broken connections", str(found.unlike)),
+        ("connections", f"{found.connections:,}"),
+        *(
+            (f"RSS MiB, threads, descriptors {when}", f"{held.rss_mib:.0f}, {held.threads}, {held.fds}")
+            for when, held in (("before", found.held_before), ("at most", found.held), ("after", found.held_after))
+        ),
+        *(
+            (one.path, f"{_counts(one.answers)}; p50 {one.p50_ms:.0f} ms, worst {one.worst_ms:.0f} ms")
+            for one in found.health
+        ),
+        ("cores", ", ".join(f"{name} {used:.2f}" for name, used in found.cpu.items())),
+        ("small load before, recovered after", f"p50 {found.p50_before_ms:.1f} ms, {found.recovered_after_s} s"),
+        ("left over and rolled back", f"{found.left_over:,} of {found.transactions:,}"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
 
 
 def write_json(path: Path, found: Any) -> None:

@@ -7,8 +7,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from http import HTTPStatus
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self, TypeVar
@@ -58,7 +60,7 @@ class Rig:
         self._settings = settings or {}
         self._name = name
         self._stack = ExitStack()
-        self._jobs = 0
+        self._jobs = count(1)
         self.broker_pid: int | None = None
         self.prefix = f"_{name}."
         self.topic = TOPIC if name == "bench" else f"{name}.orders"
@@ -155,12 +157,29 @@ class Rig:
                 ends = round(float(value))
         return count, ends
 
+    @property
+    def health_url(self) -> str:
+        """Where the second port is."""
+        return f"http://{HOST}:{self._health}"
+
+    def pending(self, at_most: int) -> list[str]:
+        """Return ids that are prepared and not ended."""
+        answer = _call(f"http://{HOST}:{self.port}/v1/transactions?state=prepared&group={GROUP}&limit={at_most}")
+        return [str(one["id"]) for one in msgspec.json.decode(answer)["transactions"]]
+
+    def roll_back(self, ids: Sequence[str]) -> None:
+        """Roll transactions back, all of them."""
+        body = msgspec.json.encode({"end": [{"id": one, "outcome": "rollback"} for one in ids]})
+        answer = msgspec.json.decode(_call(f"http://{HOST}:{self.port}/v1/batch", method="POST", body=body))
+        failed = [one for one in answer["end"] if one["status"] != HTTPStatus.OK]
+        if failed:
+            raise RigError(f"{len(failed)} rollbacks failed, the first: {failed[0]}")
+
     def run(
         self, module: str, plan: Any, result: type[R], *, within_s: float, meanwhile: Callable[[], None] | None = None
     ) -> R:
         """Run `python -m <module>` with a plan to its end and return its result; `meanwhile` is called every second."""
-        self._jobs += 1
-        stem = self.directory / f"{self._jobs}-{module}"
+        stem = self.directory / f"{next(self._jobs)}-{module}"
         plan_path, result_path, log_path = (stem.with_name(f"{stem.name}.{kind}") for kind in ("plan", "result", "log"))
         plan_path.write_bytes(msgspec.json.encode(plan))
         process = SupervisedProcess(

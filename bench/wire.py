@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Sequence
-from itertools import cycle
+from itertools import count, cycle
 from typing import Final
 
 import msgspec
@@ -45,6 +45,12 @@ def split(received: bytes) -> tuple[int, bytes, bytes] | None:
     if len(received) < until:
         return None
     return int(head[9:12]), received[start:until], received[until:]
+
+
+def retry_after(answer: bytes) -> float | None:
+    """Return the seconds that a refusal asks its caller to wait; None where it names none."""
+    _, found, rest = answer.partition(b"\r\nRetry-After: ")
+    return float(rest.partition(b"\r\n")[0]) if found else None
 
 
 def id_in(body: bytes) -> bytes:
@@ -98,22 +104,22 @@ class Requests:
 
     def __init__(self, *, host: str, topic: str, batch: int) -> None:
         """Build one prepare for each of `payloads()`, or `_BATCHES` batches of them."""
-        self._host = host.encode()
+        self._host = host
         prepares = [
             msgspec.json.encode({"group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]})
             for key, value in payloads()
         ]
         ready: list[tuple[Contents, bytes]] = [
-            ((number,), self._post(b"/v1/transactions", body)) for number, body in enumerate(prepares)
+            ((number,), _post(self._host, b"/v1/transactions", body)) for number, body in enumerate(prepares)
         ]
         if batch:
             ready = []
             for first in range(0, _BATCHES * batch, batch):
                 numbers = [number % len(prepares) for number in range(first, first + batch)]
                 body = b",".join(prepares[number] for number in numbers)
-                ready.append((numbers, self._post(b"/v1/batch", b'{"prepare":[%b]}' % body)))
+                ready.append((numbers, _post(self._host, b"/v1/batch", b'{"prepare":[%b]}' % body)))
         self.next_prepare: Callable[[], tuple[Contents, bytes]] = cycle(ready).__next__
-        self._end_before, self._end_after = self._post(b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
+        self._end_before, self._end_after = _post(host, b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
 
     def end(self, transaction_id: bytes) -> bytes:
         """Return the commit of one transaction."""
@@ -122,12 +128,43 @@ class Requests:
     def ends(self, transaction_ids: Sequence[bytes]) -> bytes:
         """Return a batch of commits."""
         ids = b'","outcome":"commit"},{"id":"'.join(transaction_ids)
-        return self._post(b"/v1/batch", b'{"end":[{"id":"%b","outcome":"commit"}]}' % ids)
+        return _post(self._host, b"/v1/batch", b'{"end":[{"id":"%b","outcome":"commit"}]}' % ids)
 
-    def _post(self, path: bytes, body: bytes) -> bytes:
-        return b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-            path,
-            self._host,
-            len(body),
-            body,
-        )
+
+class Orders:
+    """The requests of a crowd, whose callers choose their ids."""
+
+    def __init__(self, *, host: str, topic: str, name: str) -> None:
+        """Build one prepare for each of `payloads()`, without its id; ids begin with `name`."""
+        self._name = name.encode()
+        self._numbers = count()
+        id_there = "0" * len(self._id(0))
+        prepares = []
+        for number, (key, value) in enumerate(payloads()):
+            body = {"id": id_there, "group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]}
+            before, after = _post(host, b"/v1/transactions", msgspec.json.encode(body)).split(id_there.encode())
+            prepares.append((number, before, after))
+        self._prepares = cycle(prepares)
+        self._end_before, self._end_after = _post(host, b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
+
+    def _id(self, number: int) -> bytes:
+        return b"%b-%012d" % (self._name, number)
+
+    def next_prepare(self) -> tuple[int, bytes, bytes]:
+        """Return the place of its message in `payloads()`, its id, and the request."""
+        number, before, after = next(self._prepares)
+        transaction_id = self._id(next(self._numbers))
+        return number, transaction_id, b"%b%b%b" % (before, transaction_id, after)
+
+    def end(self, transaction_id: bytes) -> bytes:
+        """Return the commit of one transaction."""
+        return b"%b%b%b" % (self._end_before, transaction_id, self._end_after)
+
+
+def _post(host: str, path: bytes, body: bytes) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        path,
+        host.encode(),
+        len(body),
+        body,
+    )
