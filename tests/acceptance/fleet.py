@@ -34,6 +34,8 @@ class Fleet:
             "HALFWAY_KAFKA_PREFIX": self.prefix,
             "HALFWAY_SHARDS": str(SHARDS),
             "HALFWAY_PEER_CREDENTIAL": CREDENTIAL,
+            # On a slow machine one that lives is silent for seconds, and would lose its shards in the middle of a test.
+            "HALFWAY_SESSION_TIMEOUT_S": "10",
             **(settings or {}),
         }
 
