@@ -37,6 +37,8 @@ class _Connection(RequestHandler):
     ) -> web.StreamResponse:
         """Answer what is not HTTP, or a fault of ours, and close the connection."""
         del request
+        if isinstance(exc, ConnectionError):
+            raise exc  # it was lost while the request came: no fault of ours, and nobody to be answered
         if status != _BAD_REQUEST:
             log.error("request_failed", exc_info=exc)
         told = refusal(BadHttpError() if status == _BAD_REQUEST else InternalError())

@@ -9,6 +9,8 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
+from yarl import URL
 
 from halfway.domain.errors import (
     AlreadyEndedError,
@@ -21,7 +23,15 @@ from halfway.domain.transaction import Outcome, State
 from halfway.peers import HttpPeers, PeerLimits
 from halfway.rest.peering import PATH, PeerPort
 from halfway.rest.server import HttpServer
-from halfway.service.peer_calls import CREDENTIAL_HEADER, DueCall, EndCall, GetCall, PeerCall
+from halfway.service.peer_calls import (
+    CREDENTIAL_HEADER,
+    TO_HEADER,
+    VERSION_HEADER,
+    DueCall,
+    EndCall,
+    GetCall,
+    PeerCall,
+)
 from halfway.service.ports import OwnerHint
 from halfway.service.requests import End, EndResult
 
@@ -420,6 +430,31 @@ async def test_a_call_of_which_this_release_knows_nothing_spoils_no_other(serve:
     with pytest.raises(ShardUnavailableError):
         result_of(GetCall(id="t"), frames[0])
     assert result_of(end_of("t"), frames[1]).id == "t"
+
+
+async def test_an_asker_that_dies_in_the_middle_of_its_request_is_no_fault(serve: Serve) -> None:
+    """It is not logged as an error of the one that was asked, and its calls were not done."""
+    owner, began, ended = Owner(), asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        began.set()
+        try:
+            return await owner(request)
+        finally:
+            ended.set()
+
+    at = URL((await serve(handler)).url)
+    with capture_logs() as logged:
+        async with asyncio.timeout(30):
+            _, writer = await asyncio.open_connection(at.host, at.port)
+            head = f"POST {PATH} HTTP/1.1\r\nHost: h\r\n{CREDENTIAL_HEADER}: {SECRET}\r\n{VERSION_HEADER}: 1\r\n"
+            writer.write(f"{head}{TO_HEADER}: one\r\nContent-Length: 1000\r\n\r\nhalf of it".encode())
+            await began.wait()
+            writer.close()
+            await ended.wait()
+        await asyncio.sleep(0.05)  # what is logged is logged in the same turn
+    assert owner.asked == []
+    assert [entry for entry in logged if entry["log_level"] == "error"] == []
 
 
 async def test_an_asker_that_dies_before_its_answer_comes_is_no_fault(serve: Serve) -> None:

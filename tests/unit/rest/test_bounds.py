@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from structlog.testing import capture_logs
 
 from halfway.domain.errors import ShuttingDownError
 from halfway.rest.api import ApiLimits
@@ -258,6 +259,25 @@ async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: R
         slow.close()
     assert head.startswith("HTTP/1.1 503 ")
     assert "Retry-After: " in head
+
+
+async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: RestWorld) -> None:
+    """Nothing is logged as an error: nobody can be answered, and nothing was done."""
+    server = HttpServer(world.api)
+    port = await server.start(HOST, 0)
+    try:
+        with capture_logs() as logged:
+            _, writer = await asyncio.open_connection(HOST, port)
+            writer.write(POST + b"Content-Length: 1000\r\n\r\n" + BODY)
+            async with asyncio.timeout(20):
+                while not world.api._open:  # noqa: ASYNC110 - it sets no event
+                    await asyncio.sleep(0.005)
+                writer.close()
+                while server._runner.server.connections:  # type: ignore[union-attr] # noqa: ASYNC110 - the same
+                    await asyncio.sleep(0.005)
+    finally:
+        await server.stop()
+    assert [entry for entry in logged if entry["log_level"] == "error"] == []
 
 
 async def test_connections_are_bounded(world: RestWorld) -> None:
