@@ -93,6 +93,8 @@ class _Gathering:
     def __init__(self) -> None:
         self._cases: dict[str, Case] = {}
         self._prepares: dict[str, Prepare] = {}
+        self._named: set[str] = set()
+        """Refs of prepares whose answer told the id."""
         self._rolls_back: frozenset[str] = frozenset()
 
     def of(self, events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Evidence:
@@ -137,6 +139,8 @@ class _Gathering:
 
     def _prepared(self, line: int, event: Prepared) -> None:
         prepare = self._prepares[event.ref]
+        if event.id is not None:
+            self._named.add(event.ref)
         transaction_id = event.id or prepare.id
         if transaction_id is None:
             return
@@ -177,7 +181,7 @@ class _Gathering:
         """Find by their content the prepares whose answer, and with it the id that the server chose, was lost."""
         nameless: defaultdict[tuple[str, str | None, str | None], list[Prepare]] = defaultdict(list)
         for prepare in self._prepares.values():
-            if prepare.id is None:
+            if prepare.id is None and prepare.ref not in self._named:
                 nameless[_mark(prepare.contents[0])].append(prepare)
         for case in self._cases.values():
             if not case.asked:

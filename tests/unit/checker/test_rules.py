@@ -341,6 +341,15 @@ def test_a_forged_history_is_found(name: str) -> None:
     assert all(finding.evidence for finding in judge(history, topics).findings)
 
 
+def test_a_prepare_that_was_told_its_id_explains_no_other_transaction() -> None:
+    """Only one whose answer was lost can be found again by its content."""
+    history, topics = good()
+    strays = [half("0-x", content("b"), offset=90), half("0-y", content("c"), offset=91)]
+    found = {(one.rule, one.id) for one in judge(history, [*topics, *strays]).findings}
+    assert ("half_nobody_prepared", "0-x") in found
+    assert ("half_nobody_prepared", "0-y") not in found
+
+
 def test_a_part_of_a_history_is_no_verdict() -> None:
     """Without its end a history proves nothing, even if nothing is wrong in it."""
     history, topics = good()
