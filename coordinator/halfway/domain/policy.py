@@ -136,6 +136,19 @@ def next_look_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
     return min(next_check_at(policy, facts, jitter=jitter), facts.since + round(policy.max_age_s * 1000))
 
 
+_REANCHOR_FACTOR = 4
+
+
+def reanchor_distance(least: int, pending: int) -> int:
+    """Return how far a half may lie behind the end of its shard: `least`, or several times what is pending there.
+
+    So a recovery reads little more than what is pending, and writing again what is pending adds at most a quarter to
+    what is written anyway. By a fixed distance alone, a backlog longer than that would be written again for ever: each
+    round pushes the end on by as much.
+    """
+    return max(least, _REANCHOR_FACTOR * pending)
+
+
 def decide(
     policy: CheckPolicy, facts: Facts, *, now: int, end_offset: int, reanchor_after: int, jitter: float
 ) -> Decision:

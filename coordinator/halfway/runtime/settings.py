@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     max_pending: Count = 2_000_000
     max_outcomes_per_shard: Count = 1_000_000
     payload_cache_bytes: Count = 256 * MIB
-    reanchor_after: Count = 1_000_000
+    reanchor_after: Count = 50_000
     reject_prepares: bool = False
 
     policy: PolicyDefaults = PolicyDefaults()

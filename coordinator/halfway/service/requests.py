@@ -139,7 +139,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_messages: int = 1000
     max_prepare_bytes: int = 4 * 1024 * 1024
     max_pending: int = 2_000_000
-    reanchor_after: int = 1_000_000
+    reanchor_after: int = 50_000
     check_concurrency: int = 16
     """Checks in flight for one group."""
     check_queue: int = 1000

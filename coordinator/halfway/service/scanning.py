@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from halfway.domain.errors import HalfwayError
-from halfway.domain.policy import Check, Park, ReAnchor, RollBack, decide
+from halfway.domain.policy import Check, Park, ReAnchor, RollBack, decide, reanchor_distance
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause
 from halfway.service.acts import Act
@@ -138,7 +138,7 @@ class Scanning:
             entry,
             now=now,
             end_offset=shard.state.half_tail,
-            reanchor_after=self._limits.reanchor_after,
+            reanchor_after=reanchor_distance(self._limits.reanchor_after, shard.state.counts[0]),
             jitter=jitter(entry),
         )
 

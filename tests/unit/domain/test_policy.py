@@ -21,6 +21,7 @@ from halfway.domain.policy import (
     decide,
     next_check_at,
     next_look_at,
+    reanchor_distance,
 )
 
 FAR = 1_000_000
@@ -186,6 +187,11 @@ def test_the_largest_age_ends_the_asking_though_no_check_was_sent() -> None:
 @pytest.mark.parametrize("behind, decision", [(1000, Wait(until=1_006_000)), (1001, ReAnchor())])
 def test_what_lies_far_behind_the_end_is_written_again(behind: int, decision: Decision) -> None:
     assert judge(CheckPolicy(), Facts(offset=5), 1_000_001, end_offset=5 + behind, reanchor_after=1000) == decision
+
+
+def test_what_is_pending_may_lie_further_behind_the_more_of_it_there_is() -> None:
+    """So that writing it again adds little, and a recovery still reads little more than what is pending."""
+    assert [reanchor_distance(1000, pending) for pending in (0, 1, 250, 251, 1000)] == [1000, 1000, 1000, 1004, 4000]
 
 
 def test_a_group_chooses_parts_of_the_policy() -> None:

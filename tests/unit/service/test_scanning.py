@@ -36,6 +36,28 @@ async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world
     await third.stop()
 
 
+async def test_a_backlog_longer_than_the_distance_is_not_written_again_for_ever(world: World) -> None:
+    """Each round of writing it again moves the end on: by a fixed distance the next round would follow at once."""
+    limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, reanchor_after=20)
+    again = await world.restart(limits)
+    await again.group()
+    old = [await again.prepare(Message(topic="orders", key=b"k", value=b"v")) for _ in range(60 * SHARDS)]
+    ends = [again.memory.log.shards[number].half.end for number in range(SHARDS)]
+    for _ in range(10):
+        await again.scan()
+    assert [again.memory.log.shards[number].half.end for number in range(SHARDS)] == ends
+
+    for _ in range(200 * SHARDS):
+        ended = await again.prepare()
+        await again.end(ended.id, Outcome.ROLLBACK)
+    for _ in range(10):
+        await again.scan()
+    for number in range(SHARDS):
+        state = again.coordinator.shards.get(number).state
+        assert state.half_tail - state.half_cursor <= 4 * state.counts[0]
+    assert {(await again.get(one.id)).state for one in old} == {State.PREPARED}
+
+
 async def test_a_payload_that_is_not_in_memory_is_read_back(world: World) -> None:
     """With no room for payloads every commit reads its half by offset, also after a restart."""
     limits = ServiceLimits(shards=SHARDS, payload_cache_bytes=1)
