@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, key_index
-from halfway.domain.offsets import OffsetIndex
+from halfway.domain.offsets import OffsetIndex, PlaceOrder
 from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
 from halfway.domain.transaction import State
@@ -41,7 +41,7 @@ class ShardState:
         self._tombstones: dict[str, int] = {}
         """In half[s], of ids without an outcome: an outcome has its own."""
         self._parked_tombstones: dict[str, int] = {}
-        self._half_offsets = OffsetIndex()
+        self._half_offsets = PlaceOrder(self._halves)
         self._note_offsets = OffsetIndex()
         self.group_counts: dict[str, tuple[int, int]] = {}
         """Pending and parked by group, of groups that have any."""
@@ -91,7 +91,7 @@ class ShardState:
 
     def oldest_first(self, at_most: int) -> list[Pending]:
         """Return pending transactions whose halves lie furthest back."""
-        return [self._halves[key] for key in self._half_offsets.lowest(at_most) if key in self._halves]
+        return [self._halves[key] for key in self._half_offsets.lowest(at_most)]
 
     def strays(self) -> list[tuple[str, int]]:
         """Return (id, offset) of half records that must not stay last: repeats of a known id, and what is foreign."""
@@ -181,7 +181,7 @@ class ShardState:
         ):
             if offset > held.offset:
                 held.offset = offset
-                self._half_offsets.put(half.id, offset)
+                self._half_offsets.note(held.id, offset)
             held.prepared_at = min(held.prepared_at, half.prepared_at)
             held.since = min(held.since, half.since)
         elif held.origin is Origin.PREPARE or offset > held.offset:
@@ -311,7 +311,7 @@ class ShardState:
         else:
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
         self._halves[entry.id] = entry
-        self._half_offsets.put(entry.id, entry.offset)
+        self._half_offsets.note(entry.id, entry.offset)
         self._note_offsets.discard(entry.id)
         self._annotate(entry)
 
@@ -342,7 +342,6 @@ class ShardState:
 
     def _drop_half(self, transaction_id: str) -> None:
         self._count(self._halves.pop(transaction_id).group, -1, 0)
-        self._half_offsets.discard(transaction_id)
         self._note_offsets.discard(transaction_id)
 
     def _drop_parked(self, transaction_id: str) -> None:

@@ -58,8 +58,7 @@ class Shard:
         self.leaving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
-        for entry in state.pending():
-            self.agenda.put(entry.id, 0)
+        self.agenda.put_all((entry.id for entry in state.pending()), 0)
 
     def advance(self, position: int) -> None:
         """Note that the tail has come to `position`, and wake who waited for it."""
