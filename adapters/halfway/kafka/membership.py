@@ -391,7 +391,7 @@ class KafkaMembership:
             skipped=lambda topic, reason: self._loop.post(self._observer.skipped_record, topic, reason),
         )
         try:
-            self._serve(incarnation, await self._attempt(acquisition, incarnation, shards))
+            await self._serve(incarnation, await self._attempt(acquisition, incarnation, shards))
             surplus = sorted(acquisition.claimed - incarnation.shards - self._assigned)
             if surplus:
                 until = self._loop.asyncio.time() + self._config.session_timeout_s
@@ -412,13 +412,17 @@ class KafkaMembership:
         self._last_error = None
         return acquired
 
-    def _serve(self, incarnation: Incarnation, acquired: Iterable[Acquired]) -> None:
-        """Step 6: serve what is still assigned to this very incarnation."""
+    async def _serve(self, incarnation: Incarnation, acquired: Iterable[Acquired]) -> None:
+        """Step 6: serve what is still assigned to this very incarnation; between two shards everybody else has a turn.
+
+        Each may bring a hundred thousand transactions.
+        """
         for shard in acquired:
             if incarnation is self._incarnation and shard.shard in self._assigned:
                 incarnation.serve(shard.shard, shard.barrier + 1)
                 self._listener.acquired(shard.shard, shard.state)
                 self._observer.shard_moved(self._absences.end(shard.shard, shard.released_at))
+            await asyncio.sleep(0)
 
     def _tell_lost(self, shards: Collection[int]) -> None:
         self._absences.begin(self._assigned.intersection(shards))
