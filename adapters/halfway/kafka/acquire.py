@@ -145,7 +145,12 @@ class Acquisition:
                 producer.abandon()
             if reader is not None:
                 reader.close()
-        log.info("shards_acquired", shards=list(self.shards), seconds=round(time.monotonic() - started, 3))
+        log.info(
+            "shards_acquired",
+            shards=list(self.shards),
+            seconds=round(time.monotonic() - started, 3),
+            records=reader.records,
+        )
         return acquired
 
     def _check(self, step: str) -> None:

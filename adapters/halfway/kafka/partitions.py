@@ -44,6 +44,8 @@ class PartitionReader:
         """Make the consumer; nothing is read before `add`."""
         self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
         self.positions: dict[Place, int] = {}
+        self.records = 0
+        """How many were handled so far."""
 
     def add(self, starts: Mapping[Place, int]) -> None:
         """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
@@ -92,6 +94,7 @@ class PartitionReader:
                 continue
             if error is None:
                 handle(place, message)
+                self.records += 1
                 offset += 1
             self.positions[place] = max(self.positions[place], offset)
             moved.add(place)
