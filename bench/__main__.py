@@ -1,6 +1,7 @@
 """`python -m bench`: measures, prints a table and writes build/bench.json.
 
-`python -m bench soak` is a long, even load; `python -m bench overload` is many times what can be served.
+`python -m bench soak` is a long, even load; `python -m bench overload` is many times what can be served; `python -m
+bench recovery` tells how long a start takes, and its memory.
 
 Exit status 1 when the checker finds anything, or when a request failed.
 """
@@ -12,8 +13,17 @@ import sys
 from pathlib import Path
 
 from bench.overload import Overloading, overload
-from bench.plan import SCENARIOS
-from bench.report import lines_table, overload_table, soak_table, wide_console, write_json
+from bench.plan import SCENARIOS, VALUE_BYTES
+from bench.recovery import ENDED, FEW, JUST_NOW, PENDING, Bench, Cell
+from bench.report import (
+    lines_table,
+    overload_table,
+    recovery_lines,
+    recovery_table,
+    soak_table,
+    wide_console,
+    write_json,
+)
 from bench.rig import Rig, RigError
 from bench.scenarios import Lengths, run_scenarios
 from bench.soak import Lasting, soak
@@ -62,7 +72,41 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument("--processes", type=int, default=wanted.processes, help="that make the load")
     many.add_argument("--warm-up", type=float, default=wanted.warm_up_s, help="seconds")
     many.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the coordinator")
+    starts = kinds.add_parser("recovery", help="starts with a backlog, or a history; writes build/recovery.json")
+    starts.set_defaults(run=_recovery)
+    starts.add_argument("--json", type=Path, default=Path("build/recovery.json"), help="where the figures go")
+    starts.add_argument("--pending", type=int, action="append", help="can be repeated; 0 to 1,000,000 by default")
+    starts.add_argument("--ended", type=int, action="append", help="behind 10 pending; 0 to 10,000,000 by default")
+    starts.add_argument("--just-now", type=int, action="append", help="as --ended, up to the very start")
+    starts.add_argument("--value-bytes", type=int, default=VALUE_BYTES, help="of the message of each transaction")
+    starts.add_argument("--rate", type=float, default=2_000, help="transactions a second that the log tells of")
+    starts.add_argument("--watch", type=float, default=60, help="seconds after each start")
+    starts.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already")
     return parser
+
+
+def _recovery(given: argparse.Namespace) -> int:
+    console = wide_console()
+    chosen = (given.pending, given.ended, given.just_now) != (None, None, None)
+    cells = [
+        *(Cell(pending=count) for count in given.pending or (() if chosen else PENDING)),
+        *(Cell(pending=FEW, ended=count) for count in given.ended or (() if chosen else ENDED)),
+        *(Cell(pending=FEW, ended=count, quiet_s=0) for count in given.just_now or (() if chosen else JUST_NOW)),
+    ]
+    with Bench(
+        say=console.print,
+        bootstrap_servers=given.kafka,
+        value_bytes=given.value_bytes,
+        rate_per_s=given.rate,
+        watch_s=given.watch,
+    ) as bench:
+        found = bench.run(cells)
+    console.print(recovery_table(found))
+    for line in recovery_lines(found):
+        console.print(line)
+    write_json(given.json, found)
+    console.print(f"written to {given.json}")
+    return 0 if found.clean else 1
 
 
 def _soak(given: argparse.Namespace) -> int:

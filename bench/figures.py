@@ -47,6 +47,13 @@ def standing(pid: int) -> Standing:
     )
 
 
+def memory_mib(pid: int) -> tuple[float, float]:
+    """Return the resident memory of a process now, and the most that it ever had."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if " kB" in rest}
+    return kib["VmRSS"] / 1024, kib["VmHWM"] / 1024
+
+
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat that follow the process's name, which may hold spaces itself."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.overload import Overload
+from bench.recovery import Found
 from bench.scenarios import Line
 from bench.soak import Soak
 
@@ -89,6 +90,50 @@ def overload_table(found: Overload) -> Table:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+
+
+def recovery_table(found: Found) -> Table:
+    """Return the starts as a table."""
+    table = Table(title=f"starts: {found.shards} shards, one message of {found.value_bytes} bytes each")
+    table.add_column("the log holds")
+    for name in (
+        *("ready s", "last GET s", "commit s", "records", "records/s", "CPU s", "RSS MiB", "peak MiB", "bytes each"),
+        *("health worst ms", "after: health", "prepare p50", "p99", "worst"),
+    ):
+        table.add_column(name, justify="right")
+    for one in found.starts:
+        after = one.prepare_after
+        table.add_row(
+            one.cell,
+            f"{one.ready_s:.1f}",
+            "" if one.get_s is None else f"{one.get_s:.1f}",
+            f"{one.commit_s:.1f}",
+            *(f"{one.records:,}", f"{one.records_per_s:,.0f}", f"{one.cpu_s:.1f}"),
+            *(f"{one.rss_mib:.0f}", f"{one.peak_mib:.0f}", "" if one.bytes_each is None else f"{one.bytes_each:.0f}"),
+            *(f"{one.health.worst_ms:.0f}", f"{one.health_after.worst_ms:.0f}"),
+            *(f"{after.p50_ms:.0f}", f"{after.p99_ms:.0f}", f"{after.worst_ms:.0f}"),
+        )
+    return table
+
+
+def recovery_lines(found: Found) -> Iterable[str]:
+    """Say what the table does not hold."""
+    if (taken := found.takeover) is not None:
+        asked = taken.prepare
+        yield (
+            f"takeover, {taken.pending:,} pending: a second instance had its half {taken.joined_s:.1f} s after its "
+            f"start (a shard was away for {taken.join_away_s:.1f} s), and all of it {taken.taken_s:.1f} s after the "
+            f"kill of the first (session {taken.session_s:g} s); RSS {taken.rss_mib:.0f} MiB, "
+            f"peak {taken.peak_mib:.0f}; prepares "
+            f"meanwhile: p50 {asked.p50_ms:.0f} ms, worst {asked.worst_ms:.0f}, failed {asked.failed}"
+        )
+    if (due := found.all_due) is not None:
+        asked = due.prepare_after
+        yield (
+            f"{due.pending:,} due at once: ready after {due.ready_s:.1f} s, {due.checks_per_s:.0f} checks/s; "
+            f"RSS {due.rss_mib:.0f} MiB, peak {due.peak_mib:.0f}; health worst {due.health_after.worst_ms:.0f} ms; "
+            f"prepares: p50 {asked.p50_ms:.0f} ms, worst {asked.worst_ms:.0f}, failed {asked.failed}"
+        )
 
 
 def write_json(path: Path, found: Any) -> None:

@@ -1,0 +1,300 @@
+"""Writes the log that a coordinator would have written, in a fraction of the time.
+
+Halves that stay pending come first, then others that are prepared and committed. Whatever stands in half and op is made
+by the coordinator's own code: records, headers, encoding, what a commit and a re-anchor write, and as many ends in a
+Kafka transaction as it takes. Only the times are chosen here, and the real messages are left out, which no recovery
+reads. `python -m bench.history <plan> <result>` writes a part of the shards.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from confluent_kafka import Consumer, Producer, TopicPartition
+from uuid_utils import uuid7
+
+from bench.plan import GROUP, KEYS
+from halfway.domain.ids import server_id
+from halfway.domain.policy import reanchor_distance
+from halfway.domain.records import Half, Message, Origin, fingerprint
+from halfway.domain.shard import Pending
+from halfway.domain.transaction import Cause, State
+from halfway.kafka.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.incarnation import lane_producers, new_incarnation_id
+from halfway.kafka.lane_producer import TransactionalProducer
+from halfway.kafka.lane_records import Encoded, Kept, encode
+from halfway.service import writes
+
+MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
+_WAVE: Final = 1_000
+"""Transactions in flight at once, and ends in a Kafka transaction: what a lane takes at most."""
+_END_AFTER_MS: Final = 10
+_PATIENCE_S: Final = 60.0
+_LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written: `pending` transactions, and behind them `ended` ones, the last of which ended at `until_ms`."""
+
+    bootstrap_servers: str
+    prefix: str
+    shards: int
+    mine: tuple[int, ...]
+    """The shards that this part writes; the numbers below are of these alone."""
+    topic: str
+    value_bytes: int
+    pending: int
+    ended: int
+    until_ms: int
+    rate_per_s: float
+    reanchor_after: int
+    group: str = GROUP
+
+    @property
+    def config(self) -> KafkaConfig:
+        """How the coordinator would reach Kafka."""
+        return KafkaConfig(
+            properties={"bootstrap.servers": self.bootstrap_servers},
+            prefix=self.prefix,
+            shards=self.shards,
+            max_prepare_bytes=MAX_PREPARE_BYTES,
+        )
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the log: where each shard's cursors would be, and its ends."""
+
+    half_cursors: dict[int, int]
+    half_ends: dict[int, int]
+    op_ends: dict[int, int]
+    reanchored: int
+    last_pending: str | None
+
+
+def payloads(topic: str, value_bytes: int) -> Sequence[tuple[Message, ...]]:
+    """Return what the transactions carry, in turn."""
+    return [
+        (
+            Message(
+                topic=topic,
+                key=b"key-%05d" % number,
+                value=bytes(_LETTERS[(number + at) % len(_LETTERS)] for at in range(value_bytes)),
+            ),
+        )
+        for number in range(KEYS)
+    ]
+
+
+class _Shard:
+    """What the writer knows of a shard."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.end = 0
+        self.pending: deque[tuple[int, Half]] = deque()
+
+
+Prepared = tuple[_Shard, Half, list[int]]
+"""A half that was produced; its offset comes into the list."""
+Report = Callable[[Any, Any], None]
+
+
+class Writer:
+    """One coordinator's two kinds of producers: prepares go past the lane, ends go through it."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Connect, and make the lane's producers."""
+        self._plan = plan
+        self._config = plan.config
+        self._shards = [_Shard(number) for number in plan.mine]
+        self._prepares = Producer(self._config.producer(**{"linger.ms": 5, "queue.buffering.max.messages": 100_000}))
+        self._lane: deque[TransactionalProducer] = deque(
+            lane_producers(self._config, new_incarnation_id(), lambda: False)[:2]
+        )
+        made = payloads(plan.topic, plan.value_bytes)
+        self._payloads = [(messages, fingerprint(plan.group, messages, None)) for messages in made]
+        self._made = 0
+        self._failed: list[Any] = []
+        self.reanchored = 0
+        total = plan.pending + plan.ended
+        self._clock = plan.until_ms - round(1000 * total / plan.rate_per_s) - _END_AFTER_MS
+
+    def write(self) -> History:
+        """Write everything and tell where it stands."""
+        plan, last = self._plan, None
+        for count in _waves(plan.pending):
+            wave = self._prepare(count)
+            self._flush()
+            for shard, half, offset in wave:
+                shard.pending.append((offset[0], half))
+                last = half.id
+        before = self._prepare(min(_WAVE, plan.ended))
+        for count in (*list(_waves(plan.ended))[1:], 0):
+            self._flush()
+            after = self._prepare(count)
+            self._end(before)
+            before = after
+        self._flush()
+        for producer in self._lane:
+            producer.abandon()
+        ends = {kind: self._ends(kind) for kind in (self._config.half_topic, self._config.op_topic)}
+        half_ends = ends[self._config.half_topic]
+        cursors = {
+            shard.number: shard.pending[0][0] if shard.pending else half_ends[shard.number] for shard in self._shards
+        }
+        return History(
+            half_cursors=cursors,
+            half_ends=half_ends,
+            op_ends=ends[self._config.op_topic],
+            reanchored=self.reanchored,
+            last_pending=last,
+        )
+
+    def _prepare(self, count: int) -> list[Prepared]:
+        """Produce half records as a prepare does; each one's offset comes into its list."""
+        plan, topic = self._plan, self._config.half_topic
+        wave: list[Prepared] = []
+        headers = record_headers(KIND_HALF, plan.group, State.PREPARED.value)
+        start = self._made
+        for number in range(start, start + count):
+            at = self._clock + round((number - start) * 1000 / plan.rate_per_s)
+            shard = self._shards[number % len(self._shards)]
+            messages, content = self._payloads[number % len(self._payloads)]
+            half = Half(
+                id=server_id(shard.number, str(uuid7(timestamp=at // 1000, nanos=at % 1000 * 1_000_000))),
+                group=plan.group,
+                messages=messages,
+                prepared_at=at,
+                since=at,
+                fingerprint=content,
+            )
+            offset: list[int] = []
+            self._prepares.produce(
+                topic,
+                encode_half(half),
+                half.id.encode(),
+                shard.number,
+                on_delivery=self._report(offset),
+                timestamp=at,
+                headers=headers,
+            )
+            wave.append((shard, half, offset))
+        self._made += count
+        self._clock += round(count * 1000 / plan.rate_per_s)
+        self._prepares.poll(0)
+        return wave
+
+    def _report(self, offset: list[int]) -> Report:
+        def report(error: Any, message: Any) -> None:
+            if error is None:
+                offset.append(message.offset())
+            else:
+                self._failed.append(error)
+
+        return report
+
+    def _flush(self) -> None:
+        if self._prepares.flush(_PATIENCE_S):
+            raise RuntimeError("not everything was delivered in time")
+        self._demand_delivered()
+
+    def _demand_delivered(self) -> None:
+        if self._failed:
+            raise RuntimeError(f"not everything was delivered: {self._failed[0]}")
+
+    def _end(self, wave: Sequence[Prepared]) -> None:
+        """Commit a wave in one Kafka transaction, with what is to be written again by now."""
+        ended: list[tuple[_Shard, Encoded, int]] = []
+        for shard, half, (offset,) in wave:
+            shard.end = max(shard.end, offset + 1)
+            at = half.prepared_at + _END_AFTER_MS
+            told = writes.Told(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
+            write = writes.committed(shard.number, Pending.of(offset, half), half, told)
+            ended.append((shard, encode(write), at))
+        again = [one for shard in self._shards for one in self._far_behind(shard)]
+        producer = self._lane[0]
+        self._lane.rotate()
+        producer.begin()
+        for shard, one, at in ended:
+            self._produce(producer, self._config.op_topic, shard, one.key, one.op, at)
+        for shard, one, at in ended:
+            self._produce(producer, self._config.half_topic, shard, one.key, one.half, at)
+            shard.end += 1
+        for shard, _, one, place in again:
+            self._produce(producer, self._config.half_topic, shard, one.key, one.half, self._clock, self._report(place))
+            shard.end += 1
+        producer.commit(_PATIENCE_S)
+        self._demand_delivered()
+        for shard, half, _, place in again:
+            shard.pending.append((place[0], half))
+        for shard in self._shards:
+            shard.end += 1  # the marker of the Kafka transaction
+
+    def _produce(
+        self,
+        producer: TransactionalProducer,
+        topic: str,
+        shard: _Shard,
+        key: bytes,
+        kept: Kept | None,
+        at: int,
+        report: Report | None = None,
+    ) -> None:
+        if kept is not None:
+            producer.produce(
+                topic, kept.value, key, shard.number, on_delivery=report, timestamp=at, headers=kept.headers
+            )
+
+    def _far_behind(self, shard: _Shard) -> Iterable[tuple[_Shard, Half, Encoded, list[int]]]:
+        """Take the halves that hold the cursor back too far, which a scan would have written again by now."""
+        limit = reanchor_distance(self._plan.reanchor_after, len(shard.pending))
+        again: list[tuple[_Shard, Half, Encoded, list[int]]] = []
+        while shard.pending and shard.end - shard.pending[0][0] > limit and len(again) < _WAVE:
+            offset, half = shard.pending.popleft()
+            write = writes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
+            place: list[int] = []
+            again.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encode(write), place))
+        self.reanchored += len(again)
+        return again
+
+    def _ends(self, topic: str) -> dict[int, int]:
+        """Return where the partitions end, the markers of the last Kafka transaction included."""
+        consumer = Consumer(self._config.consumer())
+        try:
+            deadline = time.monotonic() + _PATIENCE_S
+            while True:
+                ends = {shard.number: self._end_of(consumer, topic, shard.number) for shard in self._shards}
+                time.sleep(0.5)
+                again = {shard.number: self._end_of(consumer, topic, shard.number) for shard in self._shards}
+                if ends == again or time.monotonic() > deadline:
+                    return again
+        finally:
+            consumer.close()
+
+    @staticmethod
+    def _end_of(consumer: Consumer, topic: str, shard: int) -> int:
+        return int(consumer.get_watermark_offsets(TopicPartition(topic, shard), timeout=_PATIENCE_S)[1])
+
+
+def _waves(total: int) -> Iterable[int]:
+    for done in range(0, total, _WAVE):
+        yield min(_WAVE, total - done)
+
+
+def main(plan_path: str, result_path: str) -> None:
+    """Write a part and its result."""
+    os.nice(5)
+    plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=Plan)
+    Path(result_path).write_bytes(msgspec.json.encode(Writer(plan).write()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,214 @@
+"""A coordinator as a process, and those who ask it again and again while something else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Final, Self
+
+import msgspec
+from aiohttp import web
+
+from bench.figures import percentile
+from bench.rig import STOP_S, RigError
+from halfway.embedded.ports import HOST, pick_port
+from halfway.embedded.process import SupervisedProcess
+
+_ASK_S: Final = 30.0
+_LOOK_S: Final = 0.02
+_SHOWN: Final = 4_000
+_CREDENTIAL: Final = "bench-bench-bench"
+
+
+class Meanwhile(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody who asked again and again was told: milliseconds, and how many were not answered."""
+
+    asked: int = 0
+    failed: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    worst_ms: float = 0.0
+
+    @classmethod
+    def of(cls, times: Sequence[float], failed: int) -> Meanwhile:
+        """Sum up latencies in seconds."""
+        ordered = sorted(times)
+        at = {share: percentile(ordered, share) * 1000 for share in (0.5, 0.99, 1.0)}
+        return cls(asked=len(ordered), failed=failed, p50_ms=at[0.5], p99_ms=at[0.99], worst_ms=at[1.0])
+
+
+class Instance:
+    """`halfway serve` as a process, asked over HTTP; killed in any case at the end."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
+        """Start it."""
+        self.port = pick_port()
+        self.health_port = pick_port({self.port})
+        self.log = directory / f"coordinator-{self.port}.log"
+        own = {
+            "HALFWAY_HOST": HOST,
+            "HALFWAY_PORT": str(self.port),
+            "HALFWAY_HEALTH_HOST": HOST,
+            "HALFWAY_HEALTH_PORT": str(self.health_port),
+            "HALFWAY_INSTANCE_URL": f"http://{HOST}:{self.port}",
+            "HALFWAY_PEER_CREDENTIAL": _CREDENTIAL,
+            **settings,
+        }
+        cleared = [word for name in os.environ if name.startswith("HALFWAY_") for word in ("-u", name)]
+        given = [f"{name}={value}" for name, value in own.items()]
+        self.began = time.monotonic()
+        self._process = SupervisedProcess(
+            ["env", *cleared, *given, sys.executable, "-m", "halfway.runtime.cli", "serve"],
+            cwd=directory,
+            log_path=self.log,
+        )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+
+    def ready(self, within_s: float) -> float:
+        """Wait until it is ready; seconds since its start."""
+        while True:
+            with suppress(OSError, HTTPException):
+                if ask(self.health_port, "GET", "/health/ready")[0] == HTTPStatus.OK:
+                    return time.monotonic() - self.began
+            if self._process.poll() is not None or time.monotonic() - self.began > within_s:
+                raise RigError(f"the coordinator did not get ready:\n{self.log.read_text(errors='replace')[-_SHOWN:]}")
+            time.sleep(_LOOK_S)
+
+    def stop(self) -> None:
+        """Stop it in good order."""
+        self._process.terminate()
+        if self._process.wait(STOP_S) is None:
+            raise RigError("the coordinator does not stop")
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._process.kill()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the lines of its log with an event."""
+        lines = self.log.read_bytes().splitlines()
+        return [line for line in map(_decoded, lines) if line.get("event") == name]
+
+    def metric(self, name: str) -> float:
+        """Return a metric, summed over its labels."""
+        lines = ask(self.health_port, "GET", "/metrics")[1].decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def ask(port: int, method: str, path: str, body: Any = None, *, timeout_s: float = _ASK_S) -> tuple[int, bytes]:
+    """Ask once over a connection of its own; status and body."""
+    connection = HTTPConnection(HOST, port, timeout=timeout_s)
+    try:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def asking(once: Callable[[], bool | None], every_s: float) -> Iterator[Callable[[], Meanwhile]]:
+    """Do something again and again on a thread: it says whether it was answered, None where it does not count yet."""
+    stopped, failed = Event(), [0]
+    times: list[float] = []
+
+    def run() -> None:
+        while not stopped.is_set():
+            began = time.monotonic()
+            try:
+                told = once()
+            except (OSError, HTTPException):
+                told = False
+            if told is not None:
+                times.append(time.monotonic() - began)
+                failed[0] += not told
+            stopped.wait(every_s)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+
+    def ended() -> Meanwhile:
+        stopped.set()
+        thread.join()
+        return Meanwhile.of(times, failed[0])
+
+    try:
+        yield ended
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def live(instance: Instance, opened: list[bool]) -> Callable[[], bool | None]:
+    """Ask whether it lives; until its port is open for the first time this does not count."""
+
+    def once() -> bool | None:
+        try:
+            answered = ask(instance.health_port, "GET", "/health/live", timeout_s=10)[0] == HTTPStatus.OK
+        except ConnectionRefusedError:
+            return False if opened[0] else None
+        opened[0] = True
+        return answered
+
+    return once
+
+
+def served(instance: Instance) -> set[int]:
+    """Return the shards that an instance serves, as its log tells."""
+    found: set[int] = set()
+    for line in map(_decoded, instance.log.read_bytes().splitlines()):
+        if line.get("event") == "shard_acquired":
+            found.add(line["shard"])
+        elif line.get("event") == "shard_dropped":
+            found.discard(line["shard"])
+    return found
+
+
+@contextmanager
+def unknowing() -> Iterator[tuple[str, Callable[[], int]]]:
+    """Run an endpoint for checks that always answers unknown: its URL, and how often it was asked."""
+    port, count, ended = pick_port(), [0], Event()
+    ready = Event()
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        count[0] += 1
+        return web.json_response({"outcome": "unknown"})
+
+    async def run() -> None:
+        runner = web.ServerRunner(web.Server(answer))
+        await runner.setup()
+        await web.TCPSite(runner, HOST, port).start()
+        ready.set()
+        await asyncio.to_thread(ended.wait)
+        await runner.cleanup()
+
+    thread = Thread(target=asyncio.run, args=(run(),), daemon=True)
+    thread.start()
+    ready.wait(_ASK_S)
+    try:
+        yield f"http://{HOST}:{port}/check", lambda: count[0]
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,444 @@
+"""How long a start takes until everything is served, and how much memory, by what is pending and by what has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self
+
+import msgspec
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
+
+from bench.figures import cpu_us, memory_mib
+from bench.history import History, Plan
+from bench.instance import Instance, Meanwhile, ask, asking, live, served, unknowing
+from bench.plan import GROUP, PARTITIONS, VALUE_BYTES
+from bench.rig import READY_S, RigError
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from halfway.embedded.process import SupervisedProcess
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.cursors import KafkaCursors
+from halfway.runtime.metrics import Metrics
+from halfway.service.ports import Cursors
+from halfway.service.requests import ServiceLimits
+
+SHARDS: Final = 8
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_ASK_S: Final = 30.0
+_LOOK_S: Final = 0.02
+_FILL_S: Final = 7_200.0
+_RECOVER_S: Final = 900.0
+_PARTS: Final = 2
+_FAR: Final = {"first_check_after_s": 259_200, "max_age_s": 345_600}
+"""Nothing is due while it is measured."""
+
+
+FEW: Final = 10
+PENDING: Final = (0, 10_000, 100_000, 1_000_000)
+ENDED: Final = (100_000, 1_000_000, 10_000_000)
+JUST_NOW: Final = (2_000_000,)
+_MANY: Final = 10_000
+_QUIET_S: Final = 1_200.0
+"""Longer than outcomes are remembered."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What a coordinator finds at its start; the last of what has ended did so `quiet_s` ago."""
+
+    pending: int
+    ended: int = 0
+    quiet_s: float = _QUIET_S
+
+    @property
+    def name(self) -> str:
+        """How it is called in the table."""
+        busy = "" if self.quiet_s or not self.ended else ", just now"
+        return f"{self.pending:,} pending, {self.ended:,} ended{busy}"
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """One start. Seconds count from the start of the process."""
+
+    cell: str
+    pending: int
+    ended: int
+    reanchored: int
+    ready_s: float
+    get_s: float | None
+    """Until a GET of the pending transaction that was prepared last was answered 200."""
+    commit_s: float
+    """Until a new transaction was prepared and committed."""
+    acquire_s: float
+    """Of them, what acquiring the shards took: fencing, and reading the log."""
+    records: int
+    """What it read."""
+    records_per_s: float
+    cpu_s: float
+    """Until it was ready."""
+    rss_mib: float
+    """When it was ready."""
+    peak_mib: float
+    """At most, the time after it included."""
+    bytes_each: float | None
+    """Resident memory for each pending transaction when it was ready, over that of a start with nothing pending."""
+    health: Meanwhile
+    """`/health/live`, from the moment the port was open until it was ready."""
+    health_after: Meanwhile
+    prepare_after: Meanwhile
+    """Prepares of one caller that commits each, in the time after."""
+    incarnations: int
+    """How many it took: more than one says that the session or a lane was lost."""
+
+
+class Takeover(msgspec.Struct, frozen=True, kw_only=True):
+    """A second instance joins, then the first is killed."""
+
+    pending: int
+    joined_s: float
+    """From the start of the second until it had its share of the shards."""
+    join_away_s: float
+    """How long a shard was served by nobody meanwhile, on average."""
+    taken_s: float
+    """From the kill until the second served every shard; the session of the dead one is part of it."""
+    session_s: float
+    rss_mib: float
+    peak_mib: float
+    prepare: Meanwhile
+    """Prepares at the second one from the kill on; those for a shard of the dead one are not asked."""
+
+
+class AllDue(msgspec.Struct, frozen=True, kw_only=True):
+    """A start with everything due at once, and an endpoint that answers unknown."""
+
+    pending: int
+    ready_s: float
+    watched_s: float
+    checks_per_s: float
+    rss_mib: float
+    peak_mib: float
+    health_after: Meanwhile
+    prepare_after: Meanwhile
+
+
+class Found(msgspec.Struct, kw_only=True):
+    """All that a run found."""
+
+    shards: int
+    value_bytes: int
+    rate_per_s: float
+    starts: list[Recovery] = []
+    takeover: Takeover | None = None
+    all_due: AllDue | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was lost: no session, no request, no answer of the health port."""
+        return all(
+            one.incarnations == 1 and not (one.health.failed or one.health_after.failed or one.prepare_after.failed)
+            for one in self.starts
+        )
+
+
+class Bench:
+    """A broker, and one prefix with its topics after the other. A context manager."""
+
+    def __init__(
+        self,
+        *,
+        say: Callable[[str], None],
+        bootstrap_servers: str | None = None,
+        shards: int = SHARDS,
+        value_bytes: int = VALUE_BYTES,
+        rate_per_s: float = 2_000,
+        watch_s: float = 60,
+        settings: Mapping[str, str] | None = None,
+        name: str = "recovery",
+    ) -> None:
+        """Keep what is wanted; nothing is started. `settings` are variables for the coordinator."""
+        self._say = say
+        self._given = bootstrap_servers
+        self._watch_s = watch_s
+        self._settings = dict(settings or {})
+        self._name = name
+        self._stack = ExitStack()
+        self._count = 0
+        self._empty_mib = 0.0
+        self.topic = f"{name}.orders"
+        self.found = Found(shards=shards, value_bytes=value_bytes, rate_per_s=rate_per_s)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-recovery-")))
+            self.bootstrap_servers = self._given or self._broker(stack)
+            self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+            for made in self._admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values():
+                made.result(_ASK_S)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _broker(self, stack: ExitStack) -> str:
+        self._say("the broker starts")
+        return stack.enter_context(EmbeddedKafka(EmbeddedConfig(heap="1g", progress=self._say))).bootstrap_servers
+
+    # --- a log
+
+    @contextmanager
+    def log(self, cell: Cell) -> Iterator[tuple[dict[str, str], History]]:
+        """Write a log under a prefix of its own; give the coordinator's settings for it. It is deleted at the end."""
+        self._count += 1
+        prefix = f"_{self._name}{self._count}."
+        settings = {
+            "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "HALFWAY_KAFKA_PREFIX": prefix,
+            "HALFWAY_SHARDS": str(self.found.shards),
+            **self._settings,
+        }
+        try:
+            self._say(f"{cell.name}: the log is written")
+            with Instance(self.directory, settings) as first:  # it makes the topics
+                first.ready(READY_S)
+                self.register(first, {"mode": "pull"}, _FAR)
+                first.stop()
+            began = time.monotonic()
+            history = self.write(prefix, cell)
+            self._commit_cursors(prefix, history)
+            self._say(f"written in {time.monotonic() - began:.0f} s, {history.reanchored} halves written again in it")
+            yield settings, history
+        finally:
+            topics = [name for name in self._admin.list_topics(timeout=_ASK_S).topics if name.startswith(prefix)]
+            for deleted in self._admin.delete_topics(topics).values() if topics else ():
+                deleted.result(_ASK_S)
+
+    def register(self, instance: Instance, check: Mapping[str, Any], policy: Mapping[str, float]) -> None:
+        """Register the group of all transactions."""
+        body = {"check": check, "topics": [self.topic], "policy": policy}
+        status, answer = ask(instance.port, "PUT", f"/v1/groups/{GROUP}", body)
+        if status not in (HTTPStatus.OK, HTTPStatus.CREATED):
+            raise RigError(f"the group was not registered: {status} {answer!r}")
+
+    def write(self, prefix: str, cell: Cell) -> History:
+        """Write a log with several processes, each of them some of the shards."""
+        until = time.time_ns() // 1_000_000 - round(cell.quiet_s * 1000)
+        parts = min(_PARTS, self.found.shards)
+        processes: list[tuple[SupervisedProcess, Path, Path]] = []
+        with ExitStack() as stack:
+            for part in range(parts):
+                mine = tuple(range(part, self.found.shards, parts))
+                share = len(mine) / self.found.shards
+                plan = Plan(
+                    bootstrap_servers=self.bootstrap_servers,
+                    prefix=prefix,
+                    shards=self.found.shards,
+                    mine=mine,
+                    topic=self.topic,
+                    value_bytes=self.found.value_bytes,
+                    pending=round(cell.pending * share),
+                    ended=round(cell.ended * share),
+                    until_ms=until,
+                    rate_per_s=self.found.rate_per_s * share,
+                    reanchor_after=self._reanchor_after,
+                )
+                files = [self.directory / f"{prefix}{part}.{kind}" for kind in ("plan", "result", "log")]
+                files[0].write_bytes(msgspec.json.encode(plan))
+                command = [sys.executable, "-m", "bench.history", str(files[0]), str(files[1])]
+                process = SupervisedProcess(command, cwd=_ROOT, log_path=files[2])
+                stack.callback(process.kill)
+                processes.append((process, files[1], files[2]))
+            written = [_result(*one) for one in processes]
+        return History(
+            half_cursors={number: at for one in written for number, at in one.half_cursors.items()},
+            half_ends={number: at for one in written for number, at in one.half_ends.items()},
+            op_ends={number: at for one in written for number, at in one.op_ends.items()},
+            reanchored=sum(one.reanchored for one in written),
+            last_pending=next((one.last_pending for one in written if one.last_pending), None),
+        )
+
+    @property
+    def _reanchor_after(self) -> int:
+        return int(self._settings.get("HALFWAY_REANCHOR_AFTER", ServiceLimits().reanchor_after))
+
+    def _commit_cursors(self, prefix: str, history: History) -> None:
+        """Commit the cursors where the last scan would have: nothing was checked, so no op is needed again."""
+        config = KafkaConfig(
+            properties={"bootstrap.servers": self.bootstrap_servers},
+            prefix=prefix,
+            shards=self.found.shards,
+            max_prepare_bytes=1,
+        )
+
+        async def commit() -> None:
+            cursors = KafkaCursors(config, Metrics())
+            await cursors.start()
+            places = history.half_cursors.items()
+            await cursors.commit({number: Cursors(half=at, op=history.op_ends[number]) for number, at in places})
+            await cursors.stop()
+
+        asyncio.run(commit())
+
+    # --- starts
+
+    def run(self, cells: Sequence[Cell]) -> Found:
+        """Measure a start on each; on the largest backlog also a takeover, and a start with everything due."""
+        largest = max((cell.pending for cell in cells), default=0)
+        for cell in cells:
+            with self.log(cell) as (settings, history):
+                started = self.start(cell, settings, history)
+                self._say(f"{cell.name}: ready after {started.ready_s:.1f} s, {started.rss_mib:.0f} MiB")
+                if cell.pending == largest > FEW:
+                    self.take_over(settings)
+                    with unknowing() as (url, asked):
+                        self.all_due(cell, settings, url, asked)
+        return self.found
+
+    def start(self, cell: Cell, settings: Mapping[str, str], history: History) -> Recovery:
+        """Start a coordinator on a log and measure; then watch it for a while, and stop it."""
+        with ExitStack() as stack:
+            instance = stack.enter_context(Instance(self.directory, settings))
+            alive = stack.enter_context(asking(live(instance, [False]), 0.02))
+            ready_s = instance.ready(_RECOVER_S)
+            health, cpu, (rss, _) = alive(), cpu_us(instance.pid) / 1e6, memory_mib(instance.pid)
+            get_s = None if history.last_pending is None else self._until_found(instance, history.last_pending)
+            prepared = self._transact(instance)
+            commit_s = time.monotonic() - instance.began
+            if not prepared:
+                raise RigError("a transaction after the start was refused")
+            acquired = instance.events("shards_acquired")
+            pending = round(instance.metric("halfway_pending"))
+            if pending != cell.pending:
+                raise RigError(f"{pending} are pending, not {cell.pending}")
+            after, prepares = self._watched(instance)
+            acquire_s = sum(line["seconds"] for line in acquired)
+            records = sum(line["records"] for line in acquired)
+            if not cell.pending and not cell.ended:
+                self._empty_mib = rss
+            found = Recovery(
+                cell=cell.name,
+                pending=cell.pending,
+                ended=cell.ended,
+                reanchored=history.reanchored,
+                ready_s=ready_s,
+                get_s=get_s,
+                commit_s=commit_s,
+                acquire_s=acquire_s,
+                records=records,
+                records_per_s=records / acquire_s,
+                cpu_s=cpu,
+                rss_mib=rss,
+                peak_mib=memory_mib(instance.pid)[1],
+                bytes_each=(rss - self._empty_mib) * 1024**2 / cell.pending
+                if self._empty_mib and cell.pending >= _MANY
+                else None,
+                health=health,
+                health_after=after,
+                prepare_after=prepares,
+                incarnations=len(instance.events("incarnation_begun")),
+            )
+            instance.stop()
+        self.found.starts.append(found)
+        return found
+
+    def _until_found(self, instance: Instance, transaction_id: str) -> float:
+        while ask(instance.port, "GET", f"/v1/transactions/{transaction_id}")[0] != HTTPStatus.OK:
+            time.sleep(_LOOK_S)
+        return time.monotonic() - instance.began
+
+    def _transact(self, instance: Instance, times: list[float] | None = None) -> bool:
+        """Prepare and commit one transaction; `times` gets that of the prepare."""
+        body = {"group": GROUP, "messages": [{"topic": self.topic, "key": "k", "value": "v"}]}
+        began = time.monotonic()
+        status, answer = ask(instance.port, "POST", "/v1/transactions", body)
+        if times is not None:
+            times.append(time.monotonic() - began)
+        if status != HTTPStatus.CREATED:
+            return False
+        path = f"/v1/transactions/{msgspec.json.decode(answer)['id']}/end"
+        return ask(instance.port, "POST", path, {"outcome": "commit"})[0] == HTTPStatus.OK
+
+    def _watched(self, instance: Instance, watch_s: float | None = None) -> tuple[Meanwhile, Meanwhile]:
+        """Ask for its health and let one caller prepare and commit, for a while."""
+        times: list[float] = []
+        with ExitStack() as stack:
+            health = stack.enter_context(asking(live(instance, [True]), 0.05))
+            prepares = stack.enter_context(asking(lambda: self._transact(instance, times), 0.05))
+            time.sleep(self._watch_s if watch_s is None else watch_s)
+            failed = prepares().failed
+            return health(), Meanwhile.of(times, failed)
+
+    def take_over(self, settings: Mapping[str, str]) -> Takeover:
+        """Let a second instance join one that serves everything, then kill the first."""
+        with ExitStack() as stack:
+            first = stack.enter_context(Instance(self.directory, settings))
+            first.ready(_RECOVER_S)
+            second = stack.enter_context(Instance(self.directory, settings))
+            while len(served(second)) < self.found.shards // 2:
+                if time.monotonic() - second.began > _RECOVER_S:
+                    raise RigError("the second instance gets no shards")
+                time.sleep(_LOOK_S)
+            joined_s = time.monotonic() - second.began
+            away = second.metric("halfway_shard_away_seconds_sum") / second.metric("halfway_shard_away_seconds_count")
+            times: list[float] = []
+            prepares = stack.enter_context(asking(lambda: self._transact(second, times), 0.05))
+            killed = time.monotonic()
+            first.kill()
+            while len(served(second)) < self.found.shards:
+                if time.monotonic() - killed > _RECOVER_S:
+                    raise RigError("the second instance does not take over")
+                time.sleep(_LOOK_S)
+            taken_s = time.monotonic() - killed
+            failed = prepares().failed
+            rss, peak = memory_mib(second.pid)
+            pending = round(second.metric("halfway_pending"))
+            second.stop()
+        self.found.takeover = Takeover(
+            pending=pending,
+            joined_s=joined_s,
+            join_away_s=away,
+            taken_s=taken_s,
+            session_s=float(settings.get("HALFWAY_SESSION_TIMEOUT_S", "10")),
+            rss_mib=rss,
+            peak_mib=peak,
+            prepare=Meanwhile.of(times, failed),
+        )
+        return self.found.takeover
+
+    def all_due(self, cell: Cell, settings: Mapping[str, str], endpoint: str, asked: Callable[[], int]) -> AllDue:
+        """Start with everything due; `asked` counts what came to the endpoint."""
+        due = {"first_check_after_s": 1, "check_interval_s": 300, "max_interval_s": 300, "max_age_s": 345_600}
+        with Instance(self.directory, settings) as before:
+            before.ready(_RECOVER_S)
+            self.register(before, {"urls": [endpoint]}, due)
+            before.stop()
+        with Instance(self.directory, settings) as instance:
+            ready_s = instance.ready(_RECOVER_S)
+            began, count = time.monotonic(), asked()
+            health, prepares = self._watched(instance)
+            seconds = time.monotonic() - began
+            rss, peak = memory_mib(instance.pid)
+            self.found.all_due = AllDue(
+                pending=cell.pending,
+                ready_s=ready_s,
+                watched_s=seconds,
+                checks_per_s=(asked() - count) / seconds,
+                rss_mib=rss,
+                peak_mib=peak,
+                health_after=health,
+                prepare_after=prepares,
+            )
+            instance.stop()
+        return self.found.all_due
+
+
+def _result(process: SupervisedProcess, result: Path, log: Path) -> History:
+    status = process.wait(_FILL_S)
+    if status != 0:
+        raise RigError(f"the log was not written ({status}):\n{log.read_text(errors='replace')[-4000:]}")
+    return msgspec.json.decode(result.read_bytes(), type=History)
