@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -15,11 +15,14 @@ from halfway.domain.ids import shard_of
 from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
 from halfway.service.peer_wire import AnswerReader, encode_call, request_of, result_of
 from tests.acceptance.coordinator_process import CoordinatorProcess
+from tests.acceptance.faulty_coordinator import FaultyCoordinator
 from tests.acceptance.rest_client import Rest, message
 
 SHARDS = 6
 CREDENTIAL = "a secret that all instances share"
 MIB = 1024 * 1024
+
+Member = TypeVar("Member", bound=CoordinatorProcess)
 
 
 class Fleet:
@@ -41,8 +44,15 @@ class Fleet:
 
     def add(self, settings: Mapping[str, str] | None = None) -> CoordinatorProcess:
         """Make one more, not yet started."""
+        return self._added(CoordinatorProcess, settings)
+
+    def add_faulty(self) -> FaultyCoordinator:
+        """Make one more with fault points, not yet started."""
+        return self._added(FaultyCoordinator)
+
+    def _added(self, kind: type[Member], settings: Mapping[str, str] | None = None) -> Member:
         directory = self._directory / f"member-{len(self.members)}"
-        member = CoordinatorProcess(self.bootstrap_servers, directory, {**self.settings, **(settings or {})})
+        member = kind(self.bootstrap_servers, directory, {**self.settings, **(settings or {})})
         member.prefix = self.prefix
         member.settings["HALFWAY_INSTANCE_URL"] = member.url
         self.members.append(member)
