@@ -6,6 +6,8 @@ TEST_WORKERS ?= 2
 TRANSACTIONS ?= 5000
 FAULTS ?= 20
 SEED ?=
+# Where the Spark jobs are packed to.
+PACKED ?= dist
 # More arguments for pytest, the benchmark or the chaos run: make test ARGS="tests/unit -k policy"
 ARGS ?=
 
@@ -14,7 +16,7 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test chaos model check bench format lock clean
+.PHONY: help demo dev test chaos model check bench pack format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -44,6 +46,19 @@ check: $(STAMP) ## Lint, format, types, layers, and the built wheel
 bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written
 	$(BIN)/python -m bench $(ARGS)
 
+# The environment holds everything but Spark. The zip holds what is plain Python of it: it needs PyArrow on every machine.
+pack: $(STAMP) ## Pack the Spark jobs for spark-submit: dist/halfway-spark.tar.gz and .zip
+	rm -rf $(PACKED)/pack && mkdir -p $(PACKED)/pack
+	$(BIN)/python -m hatchling build --target wheel --directory $(PACKED)/pack
+	$(BIN)/python -m venv --without-pip $(PACKED)/pack/venv
+	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --require-hashes --requirement requirements/cluster.txt
+	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --no-deps $(PACKED)/pack/*.whl
+	$(BIN)/venv-pack --quiet --force --compress-level 1 --prefix $(PACKED)/pack/venv --output $(PACKED)/halfway-spark.tar.gz
+	$(BIN)/uv pip install --quiet --target $(PACKED)/pack/zip --no-deps --constraint requirements/cluster.txt fastavro $(PACKED)/pack/*.whl
+	find $(PACKED)/pack/zip -name '*.so' -delete
+	cd $(PACKED)/pack/zip && rm -f ../../halfway-spark.zip && $(abspath $(BIN))/python -m zipfile -c ../../halfway-spark.zip fastavro halfway
+	rm -rf $(PACKED)/pack
+
 format: $(STAMP) ## Format the code and apply safe fixes
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
@@ -53,7 +68,8 @@ lock: $(BIN)/uv ## Remake the locks; UPGRADE=--upgrade takes newer versions
 	$(COMPILE) pyproject.toml --all-extras --constraint requirements/uv.txt --output-file requirements/all.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --output-file requirements/runtime.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --output-file requirements/embedded.txt
-	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra cluster --output-file requirements/cluster.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra delta --extra dev --output-file requirements/dev.txt
 
 clean: ## Remove what the targets made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

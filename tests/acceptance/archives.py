@@ -48,12 +48,14 @@ class ListSource:
         return self._none
 
 
-def write_archive(spark: "SparkSession", folder: Path, *, fine: Sequence[str], lost: Sequence[str]) -> None:
-    """Archive committed transactions of one message each; those of `lost` are not in their topic."""
+def write_archive(
+    spark: "SparkSession", folder: Path, *, fine: Sequence[str], lost: Sequence[str] = (), doubled: Sequence[str] = ()
+) -> None:
+    """Archive committed transactions of one message each: those of `lost` stand nowhere, those of `doubled` twice."""
     moment = datetime.fromtimestamp(AT / 1000, UTC)
     message = Message(topic=REAL, key=b"k", value=b"v")
     records: list[tuple[Any, ...]] = []
-    for offset, name in enumerate((*fine, *lost)):
+    for offset, name in enumerate((*fine, *doubled, *lost)):
         op = Op(
             kind=OpKind.COMMITTED,
             id=name,
@@ -66,8 +68,8 @@ def write_archive(spark: "SparkSession", folder: Path, *, fine: Sequence[str], l
         )
         of_op = codec.record_headers(codec.KIND_OP, "shop", "committed")
         records.append((name.encode(), codec.encode_op(op), PREFIX + "op", 0, offset, moment, of_op))
-        if name in fine:
-            of_message = [("halfway-transaction-id", name.encode()), ("halfway-message", b"1/1")]
-            records.append((message.key, message.value, REAL, 0, offset, moment, of_message))
+        of_message = [("halfway-transaction-id", name.encode()), ("halfway-message", b"1/1")]
+        copies = 0 if name in lost else 2 if name in doubled else 1
+        records += [(message.key, message.value, REAL, copy, offset, moment, of_message) for copy in range(copies)]
     source = ListSource(spark, records)
     archive(source, list(source.pins.topics), Folder(spark, str(folder)))

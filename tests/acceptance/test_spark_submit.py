@@ -1,0 +1,122 @@
+"""The jobs through spark-submit on a cluster of processes: what they need is brought along, the rows are the same."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+import pytest
+
+import halfway.pipeline
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs.audit import AuditOptions
+from halfway.pipeline.sources import SnapshotSource
+from tests.acceptance.archives import write_archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+SPARK = Path(pyspark.__file__).parent
+PROGRAM = Path(halfway.pipeline.__path__[0], "__main__.py")
+SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+FINE, LOST, DOUBLED = [f"fine-{n}" for n in range(200)], ["gone-1", "gone-2"], ["twice-1"]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder with what `make pack` makes."""
+    folder = tmp_path_factory.mktemp("packed")
+    # In the environment that runs the tests, which has what is needed already.
+    environment = (f"BIN={Path(sys.executable).parent}", "STAMP=", f"PACKED={folder}")
+    subprocess.run(["make", "pack", *environment], cwd=ROOT, check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def snapshot(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("submitted") / "snapshot"
+    write_archive(spark, folder, fine=FINE, lost=LOST, doubled=DOUBLED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(spark: "SparkSession", snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Give the rows of an audit in the local session of the tests."""
+    folder = tmp_path_factory.mktemp("local")
+    audit.run(spark, SnapshotSource(spark, Folder(spark, str(snapshot))), Folder(spark, str(folder)), AuditOptions())
+    return rows(spark, folder)
+
+
+def rows(spark: "SparkSession", folder: Path) -> list[str]:
+    return sorted(map(repr, spark.read.parquet(str(folder / audit.VERDICTS)).collect()))
+
+
+def spark_submit(
+    workers: int, given: list[str], job: list[str], settings: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Submit a job to a master with workers of one core each, every one a process of its own, as a user would."""
+    names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    conf = {
+        "spark.executor.extraJavaOptions": SMALL,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        **settings,
+    }
+    return subprocess.run(
+        [
+            str(SPARK / "bin" / "spark-submit"),
+            *("--master", f"local-cluster[{workers},1,1024]", "--driver-java-options", SMALL),
+            *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
+            *given,
+            str(PROGRAM),
+            *job,
+        ],
+        env={**environment, "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def audited(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Give the counts of an audit that has found what was planted."""
+    assert done.returncode == 1, done.stderr[-10_000:]
+    return {name: count for name, count in json.loads(done.stdout).items() if count}
+
+
+def test_two_workers_with_a_packed_environment_give_the_rows_of_a_local_session(
+    spark: "SparkSession", snapshot: Path, local: list[str], packed: Path, tmp_path: Path
+) -> None:
+    """Python and its packages come with --archives: nothing of halfway lies on the workers."""
+    given = ["--archives", f"{packed / 'halfway-spark.tar.gz'}#halfway"]
+    job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path), "--json"]
+    done = spark_submit(2, given, job, {"spark.pyspark.python": "./halfway/bin/python"})
+    assert audited(done) == {"committed_ok": len(FINE), "lost": len(LOST), "doubled": len(DOUBLED)}
+    assert rows(spark, tmp_path) == local
+
+
+def test_a_zip_is_enough_where_the_workers_have_pyarrow(
+    spark: "SparkSession", snapshot: Path, local: list[str], packed: Path, tmp_path: Path
+) -> None:
+    """What --py-files brings is plain Python: the jobs, and the decoder without its compiled part."""
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    uv, lock = Path(sys.executable).with_name("uv"), ROOT / "requirements" / "cluster.txt"
+    install = [str(uv), "pip", "install", "--quiet", "--python", str(bare), "--constraint", str(lock), "pyarrow"]
+    subprocess.run(install, check=True, timeout=120)
+    given = ["--py-files", str(packed / "halfway-spark.zip")]
+    job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path / "audit"), "--json"]
+    done = spark_submit(1, given, job, {"spark.pyspark.python": str(bare / "bin" / "python")})
+    assert audited(done) == {"committed_ok": len(FINE), "lost": len(LOST), "doubled": len(DOUBLED)}
+    assert rows(spark, tmp_path / "audit") == local
