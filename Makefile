@@ -4,7 +4,7 @@ PYTHON ?= python3
 TEST_WORKERS ?= 2
 # How long a chaos run is: until so many transactions were begun and so many faults took effect.
 TRANSACTIONS ?= 5000
-FAULTS ?= 20
+FAULTS ?=
 SEED ?=
 # Where the Spark jobs are packed to.
 PACKED ?= dist
@@ -31,7 +31,7 @@ test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ARGS)
 
 chaos: $(STAMP) ## Break everything under load and judge: make chaos TRANSACTIONS=100000 SEED=1
-	$(BIN)/python -m tests.chaos --transactions $(TRANSACTIONS) --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(BIN)/python -m tests.chaos --transactions $(TRANSACTIONS) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 model: ## Check the protocol's model exhaustively; needs spin and a C compiler (Debian: spin, gcc)
 	$(PYTHON) model/check.py

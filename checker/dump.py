@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import fastavro
@@ -24,8 +24,10 @@ _FINGERPRINT: Final = slice(2, 10)
 _KINDS: Final = ("half", "op", "parked")
 
 
-Places = Mapping[tuple[str, int], int]
-"""An offset for each topic and partition."""
+Place: TypeAlias = tuple[str, int]
+"""A topic and a partition of it."""
+Places: TypeAlias = Mapping[Place, int]
+"""An offset for each of them."""
 
 
 def ends(bootstrap_servers: str, *, prefix: str, topics: Sequence[str]) -> Places:
@@ -41,20 +43,37 @@ def read_topics(
     The end is the one of all records: a Kafka transaction that is still open there is waited for. `since` is what
     `ends` gave before the run; without it everything is read.
     """
-    internal = _internal_topics(prefix)
-    for message in _read(bootstrap_servers, [*topics, *internal], since or {}):
-        kind = internal.get(message.topic() or "")
-        record = _real(message) if kind is None else _internal(kind, message)
-        if record is not None:
-            yield record
+    return Topics(bootstrap_servers, prefix=prefix, topics=topics, since=since).read()
+
+
+class Topics:
+    """Reads the real topics and half, op and parked, and reads on where it was."""
+
+    def __init__(
+        self, bootstrap_servers: str, *, prefix: str, topics: Sequence[str], since: Places | None = None
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._internal = _internal_topics(prefix)
+        self._topics = (*topics, *self._internal)
+        self._positions: Places = since or {}
+
+    def read(self) -> Iterator[AnyRecord]:
+        """Return the committed records from where the last time ended up to the ends as they are now."""
+        found = _ends(self._bootstrap_servers, self._topics)
+        for message in _read(self._bootstrap_servers, self._positions, found):
+            kind = self._internal.get(message.topic() or "")
+            record = _real(message) if kind is None else _internal(kind, message)
+            if record is not None:
+                yield record
+        self._positions = found
 
 
 def _internal_topics(prefix: str) -> dict[str, str]:
     return {f"{prefix}{kind}": kind for kind in _KINDS}
 
 
-def _read(bootstrap_servers: str, topics: Sequence[str], since: Places) -> Iterator[Message]:
-    missing = {place: end for place, end in _ends(bootstrap_servers, topics).items() if end > since.get(place, 0)}
+def _read(bootstrap_servers: str, positions: Places, ends: Places) -> Iterator[Message]:
+    missing = {place: end for place, end in ends.items() if end > positions.get(place, 0)}
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -67,7 +86,7 @@ def _read(bootstrap_servers: str, topics: Sequence[str], since: Places) -> Itera
         }
     )
     try:
-        consumer.assign([TopicPartition(*place, since.get(place, 0)) for place in missing])
+        consumer.assign([TopicPartition(*place, positions.get(place, 0)) for place in missing])
         heard = time.monotonic()
         while missing:
             for message in consumer.consume(1000, timeout=0.5):
@@ -87,7 +106,7 @@ def _read(bootstrap_servers: str, topics: Sequence[str], since: Places) -> Itera
         consumer.close()
 
 
-def _ends(bootstrap_servers: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+def _ends(bootstrap_servers: str, topics: Sequence[str]) -> dict[Place, int]:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     metadata = admin.list_topics(timeout=_ASK_WITHIN_S).topics
     wanted = [TopicPartition(topic, number) for topic in topics for number in metadata[topic].partitions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -47,9 +47,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
-    """Judge the history of a run and what the topics hold after it."""
-    history: Sequence[AnyEvent] = list(events)
-    evidence = gather(history, records)
+    """Judge the history of a run and what the topics hold after it; both are read once and not kept."""
+    run = _Run()
+    evidence = gather(run.of(events), records)
     findings = [finding for case in evidence.cases.values() for rule in RULES for finding in rule(case)]
     findings += map(foreign, evidence.strays)
     known = [case for case in evidence.cases.values() if case.acknowledged or case.halves or case.ops or case.messages]
@@ -58,8 +58,30 @@ def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
         transactions=len(known),
         committed=outcomes["committed"],
         rolled_back=outcomes["rolled_back"],
-        faults=dict(Counter(event.kind for event in history if isinstance(event, Fault) and event.counts)),
+        faults=dict(run.faults),
         findings=tuple(findings),
-        complete=bool(history) and isinstance(history[0], Run) and isinstance(history[-1], Rest),
-        seed=next((event.seed for event in history if isinstance(event, Run)), None),
+        complete=isinstance(run.first, Run) and isinstance(run.last, Rest),
+        seed=run.seed,
     )
+
+
+class _Run:
+    """What the history says of the run as a whole."""
+
+    def __init__(self) -> None:
+        self.first: AnyEvent | None = None
+        self.last: AnyEvent | None = None
+        self.seed: int | None = None
+        self.faults: Counter[str] = Counter()
+
+    def of(self, events: Iterable[AnyEvent]) -> Iterator[AnyEvent]:
+        """Pass the events on."""
+        for event in events:
+            if self.first is None:
+                self.first = event
+            if isinstance(event, Run) and self.seed is None:
+                self.seed = event.seed
+            if isinstance(event, Fault) and event.counts:
+                self.faults[event.kind] += 1
+            self.last = event
+            yield event

@@ -18,6 +18,8 @@ from tests.chaos.producers import PULLED, Producers
 
 PLAIN_FROM: Final = 4
 """From this attempt on an answer is plain: what is never answered well is never resolved."""
+FETCHERS: Final = 2
+"""For each coordinator: one that waits for its answer leaves the others fetching."""
 LATE_S: Final = 3.0
 """Later than the coordinators wait (2 s)."""
 _MANNERS: Final = {
@@ -115,7 +117,12 @@ class Fetcher:
         self.fetched = 0
 
     async def run(self) -> None:
-        """Fetch until cancelled."""
+        """Fetch, several at a time, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(FETCHERS * self._instances):
+                group.create_task(self._fetch())
+
+    async def _fetch(self) -> None:
         while True:
             answer = await self._caller.persist("GET", f"/groups/{PULLED}/checks?wait_s=0.5&max=50")
             checks = answer.body.get("checks") or []

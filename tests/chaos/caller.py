@@ -6,22 +6,31 @@ import asyncio
 import random
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 
 from checker.content import Content, content_of
 from checker.history import End, Ended, HistoryWriter, Looked, Prepare, Prepared, Said
+from tests.chaos.answer import NOTHING, Answer
+from tests.chaos.batches import Batches
 from tests.chaos.coordinators import Instance
 
-TRY_S: Final = 20.0
-"""One request; the coordinators answer, if they can, within their own 15 s."""
+TRY_S: Final = (8.0, 20.0, 20.0)
+"""One of these for each request; the coordinators answer, if they can, within their own 15 s."""
 PATIENCE_S: Final = 60.0
 """All tries of one request together; then its caller gives up, and the check has to find out."""
+AT_ONCE: Final = 256
+"""Requests that one coordinator has not answered: whoever finds none with fewer waits."""
 _BUSY: Final = (429, 503)
 _LONGEST_WAIT_S: Final = 2.0
+_JSON: Final = {"Content-Type": "application/json"}
+
+Send = Callable[[], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +56,6 @@ class Message:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What came back; status 0 where nothing did."""
-
-    status: int
-    body: Mapping[str, Any]
-
-    def text(self, name: str) -> str | None:
-        value = self.body.get(name)
-        return value if isinstance(value, str) else None
-
-    @property
-    def state(self) -> str | None:
-        return self.text("state")
-
-
-NOTHING: Final = Answer(status=0, body={})
-
-
 class Caller:
     """Goes round-robin over the coordinators, and on to the next where one cannot answer now."""
 
@@ -81,29 +71,39 @@ class Caller:
         self._history = history
         self._chance = chance
         self._turn = 0
+        self._encode = msgspec.json.Encoder().encode
+        self._batches = Batches(self._post_batch, chance)
+        self._free = asyncio.Semaphore(AT_ONCE * len(instances))
         self.in_flight: Counter[int] = Counter()
         """Requests that each coordinator has been sent and has not answered, by its number."""
         self.answers: Counter[str] = Counter()
+        """What came back for each try of a request, and of an item of a batch."""
+
+    @property
+    def batches(self) -> int:
+        """How many batches were sent."""
+        return self._batches.sent
+
+    @property
+    def by_status(self) -> Counter[str]:
+        """Give the same by status alone."""
+        found: Counter[str] = Counter()
+        for what, times in self.answers.items():
+            found["none" if what == "0" else what.partition(" ")[0]] += times
+        return found
 
     async def prepare(
-        self,
-        ref: str,
-        group: str,
-        messages: Sequence[Message],
-        as_id: str | None,
-        *,
-        check_after_s: float | None = None,
+        self, ref: str, group: str, messages: Sequence[Message], as_id: str | None, *, batched: bool = False
     ) -> Answer:
         """Prepare; sent again only where the client has brought an id, or where nothing can have been stored."""
         body: dict[str, object] = {"group": group, "messages": [message.body for message in messages]}
         if as_id is not None:
             body["id"] = as_id
-        if check_after_s is not None:
-            body["check_after_s"] = check_after_s
         contents = tuple(message.content for message in messages)
         self._history.write(Prepare(ref=ref, group=group, contents=contents, id=as_id))
         sent_at = self._history.now()
-        answer = await self._persist("POST", "/transactions", body, ambiguous=as_id is not None)
+        send = partial(self._batches.send, "prepare", body) if batched else self._single("POST", "/transactions", body)
+        answer = await self._persist(send, ambiguous=as_id is not None)
         self._history.write(
             Prepared(
                 ref=ref,
@@ -117,13 +117,23 @@ class Caller:
         return answer
 
     async def end(
-        self, transaction_id: str, outcome: Said, *, by: str = "producer", check_id: str | None = None
+        self,
+        transaction_id: str,
+        outcome: Said,
+        *,
+        by: str = "producer",
+        check_id: str | None = None,
+        batched: bool = False,
     ) -> Answer:
         """End a transaction."""
         body = {"outcome": outcome} | ({} if check_id is None else {"check_id": check_id})
         self._history.write(End(id=transaction_id, outcome=outcome, by=by))
         sent_at = self._history.now()
-        answer = await self._persist("POST", f"/transactions/{transaction_id}/end", body)
+        if batched:
+            send: Send = partial(self._batches.send, "end", {"id": transaction_id} | body)
+        else:
+            send = self._single("POST", f"/transactions/{transaction_id}/end", body)
+        answer = await self._persist(send)
         changed = answer.body.get("changed")
         self._history.write(
             Ended(
@@ -141,7 +151,7 @@ class Caller:
     async def look(self, transaction_id: str) -> Answer:
         """Ask what became of a transaction."""
         sent_at = self._history.now()
-        answer = await self._persist("GET", f"/transactions/{transaction_id}")
+        answer = await self._persist(self._single("GET", f"/transactions/{transaction_id}"))
         self._history.write(
             Looked(
                 id=transaction_id,
@@ -155,14 +165,16 @@ class Caller:
 
     async def persist(self, method: str, path: str, body: object = None) -> Answer:
         """Make a call that is no part of the history until it is answered."""
-        return await self._persist(method, path, body)
+        return await self._persist(self._single(method, path, body))
 
-    async def _persist(self, method: str, path: str, body: object = None, *, ambiguous: bool = True) -> Answer:
+    async def _persist(self, send: Send, *, ambiguous: bool = True) -> Answer:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         refused = 0
         while True:
-            answer = await self.once(self._next(), method, path, body)
-            lost = answer.status == 0 or answer.text("error_code") == "outcome_unknown"
+            answer = await send()
+            code = answer.text("error_code")
+            self.answers[f"{answer.status} {code or ''}".strip()] += 1
+            lost = answer.status == 0 or code == "outcome_unknown"
             if answer.status not in (0, *_BUSY) or (lost and not ambiguous):
                 return answer
             if asyncio.get_running_loop().time() > deadline:
@@ -172,29 +184,43 @@ class Caller:
                 wait = min(_LONGEST_WAIT_S, 0.1 * refused / len(self._instances))
                 await asyncio.sleep(wait * self._chance.uniform(0.5, 1.5))
 
-    def _next(self) -> Instance:
-        self._turn += 1
-        return self._instances[self._turn % len(self._instances)]
+    def _single(self, method: str, path: str, body: object = None) -> Send:
+        return partial(self._somewhere, method, path, body)
 
-    async def once(self, instance: Instance, method: str, path: str, body: object = None) -> Answer:
-        """Make one call of one coordinator."""
-        self.in_flight[instance.number] += 1
+    async def _post_batch(self, body: object) -> Answer:
+        return await self._somewhere("POST", "/batch", body)
+
+    async def _somewhere(self, method: str, path: str, body: object) -> Answer:
+        """Make one call of the next coordinator that is not full."""
+        async with self._free:
+            instance = self._next()
+            self.in_flight[instance.number] += 1
+            try:
+                return await self._once(instance, method, path, body)
+            finally:
+                self.in_flight[instance.number] -= 1
+
+    def _next(self) -> Instance:
+        while True:
+            self._turn += 1
+            instance = self._instances[self._turn % len(self._instances)]
+            if self.in_flight[instance.number] < AT_ONCE:
+                return instance
+
+    async def _once(self, instance: Instance, method: str, path: str, body: object) -> Answer:
         try:
             async with self._session.request(
                 method,
                 f"{instance.url}/v1{path}",
-                json=body,
-                timeout=aiohttp.ClientTimeout(total=TRY_S),
+                data=None if body is None else self._encode(body),
+                headers=None if body is None else _JSON,
+                timeout=aiohttp.ClientTimeout(total=self._chance.choice(TRY_S)),
                 allow_redirects=False,
             ) as response:
-                told = await response.json(content_type=None)
-                answer = Answer(status=response.status, body=told if isinstance(told, dict) else {})
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            answer = NOTHING
-        finally:
-            self.in_flight[instance.number] -= 1
-        self.answers[f"{answer.status} {answer.text('error_code') or ''}".strip()] += 1
-        return answer
+                told: Any = msgspec.json.decode(await response.read())
+                return Answer(status=response.status, body=told if isinstance(told, dict) else {})
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+            return NOTHING
 
 
 def _data(data: bytes | None) -> str | dict[str, str] | None:

@@ -25,6 +25,7 @@ RECOVERING: Final = 0.2
 """How often a fault hits a coordinator that may not be ready yet."""
 _LOOK_AGAIN_S: Final = 0.1
 _PATIENT_LOOKS: Final = 200
+FULL_STOP: Final = "full_stop"
 
 Kind = Callable[[], Awaitable[None]]
 
@@ -53,6 +54,7 @@ class Faults:
         self._coordinators_free = asyncio.Lock()
         self._brokers_free = asyncio.Lock()
         self.happened: Counter[str] = Counter()
+        """Faults that took effect, by kind."""
         self.deaths: list[str] = []
         """Coordinators that ended by themselves; they are started again, as whoever runs them would."""
 
@@ -62,6 +64,15 @@ class Faults:
             group.create_task(self._watch())
             group.create_task(self._play(COORDINATOR_FAULTS, coordinator_gap_s))
             group.create_task(self._play(BROKER_FAULTS, broker_gap_s))
+
+    def reached(self, coordinator: int, broker: int, full_stops: int) -> bool:
+        """Tell whether so many faults of each side, and so many full stops, took effect."""
+        of = self.happened
+        return (
+            sum(of[kind] for kind in COORDINATOR_FAULTS) >= coordinator
+            and sum(of[kind] for kind in BROKER_FAULTS if kind != FULL_STOP) >= broker
+            and of[FULL_STOP] >= full_stops
+        )
 
     async def _play(self, kinds: Mapping[str, int], gap_s: float) -> None:
         kinds = {kind: times for kind, times in kinds.items() if not self._kinds or kind in self._kinds}
@@ -246,7 +257,7 @@ class Faults:
             for part in self._chance.sample(everything, len(everything)):
                 await asyncio.to_thread(part.launch)
             await asyncio.to_thread(self._cluster.wait_until_ready)
-            self._note("full_stop", "everything", counts=busy > 0, in_flight=busy)
+            self._note(FULL_STOP, "everything", counts=busy > 0, in_flight=busy)
 
     async def _restart(self, broker: Broker) -> None:
         await asyncio.to_thread(broker.launch)
@@ -293,8 +304,8 @@ COORDINATOR_FAULTS: Final[Mapping[str, int]] = {
     "coordinator_kill": 5,
     "coordinator_pause": 4,
     "coordinator_cut": 4,
-    "coordinator_stop": 1,
-    "coordinator_clock": 1,
+    "coordinator_stop": 2,
+    "coordinator_clock": 2,
     "coordinator_slow_network": 1,
 }
 """How many of each there are in a deck; the next deck begins when one is played."""
@@ -303,5 +314,5 @@ BROKER_FAULTS: Final[Mapping[str, int]] = {
     "broker_stop": 2,
     "broker_pause": 2,
     "broker_slow_disk": 1,
-    "full_stop": 1,
+    FULL_STOP: 1,
 }

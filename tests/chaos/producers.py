@@ -10,13 +10,18 @@ from itertools import count
 from typing import Final
 
 from checker.history import Outcome
-from tests.chaos.caller import Answer, Caller, Message
+from tests.chaos.answer import Answer
+from tests.chaos.caller import Caller, Message
 from tests.chaos.decisions import Decisions
 
 TOPICS: Final = ("orders", "points", "carts")
 PUSHED, PULLED, PARKING, DROPPING = "pushed", "pulled", "parking", "dropping"
 """Groups: asked over HTTP; fetching their checks; parked soon; rolled back by policy soon."""
 GROUPS: Final[Mapping[str, int]] = {PUSHED: 60, PULLED: 20, PARKING: 10, DROPPING: 10}
+BATCHED: Final = 0.7
+"""How many transactions go with others in batches, their prepares and their ends."""
+AFTERWARDS: Final = 32
+"""Producers that go on when there were transactions enough, and not yet faults enough."""
 _STORED: Final = (200, 201)
 
 Behaviour = Callable[["Producers", "Plan"], Awaitable[None]]
@@ -33,6 +38,8 @@ class Plan:
         self.outcome: Outcome = "commit" if self.chance.random() < 0.75 else "rollback"
         self.id = f"{seed}-{number}" if self.chance.random() < 0.5 else None
         self.messages = self._messages()
+        self.batched = self.chance.random() < BATCHED
+        self.stored = False
 
     def _messages(self) -> list[Message]:
         messages = [self._message(n) for n in range(self.chance.choices((1, 2, 3, 4), (55, 25, 15, 5))[0])]
@@ -62,28 +69,43 @@ class Producers:
         self._decisions = decisions
         self._seed = seed
         self.begun: Counter[str] = Counter()
+        self.stored = 0
+        """Transactions whose prepare was acknowledged."""
         self.undecided: set[str] = set()
         """Transactions whose local transaction still runs: a check about them is answered with unknown."""
 
-    async def run(self, enough: Callable[[int], bool], *, side_by_side: int) -> None:
-        """Go on until `enough` says so of the number of transactions begun."""
+    async def run(
+        self, transactions: int, broken_enough: Callable[[], bool], *, side_by_side: int, a_second: float
+    ) -> None:
+        """Have so many transactions stored, and go on with few producers until enough was broken."""
         numbers = count()
+        due = 0.0
 
-        async def work() -> None:
-            while not enough(self.begun.total()):
+        async def turn() -> None:
+            """Wait until the next transaction may begin; what was missed is not made up for."""
+            nonlocal due
+            now = asyncio.get_running_loop().time()
+            due = max(due, now) + 1 / a_second
+            await asyncio.sleep(due - now)
+
+        async def work(worker: int) -> None:
+            while self.stored < transactions or (worker < AFTERWARDS and not broken_enough()):
+                await turn()
                 number = next(numbers)
                 plan = Plan(self._seed, number)
                 self.begun[plan.behaviour.__name__] += 1
                 await plan.behaviour(self, plan)
 
         async with asyncio.TaskGroup() as workers:
-            for _ in range(side_by_side):
-                workers.create_task(work())
+            for worker in range(side_by_side):
+                workers.create_task(work(worker))
 
     async def prepare(self, plan: Plan) -> str | None:
         """Prepare, and give the id where it was acknowledged as pending."""
-        answer = await self._caller.prepare(plan.ref, plan.group, plan.messages, plan.id)
-        return _id_of(answer)
+        return await self._prepare(plan, plan.ref)
+
+    async def _end(self, plan: Plan, transaction: str, outcome: Outcome) -> None:
+        await self._caller.end(transaction, outcome, batched=plan.batched)
 
     def decide(self, transaction: str, outcome: Outcome) -> Outcome:
         return self._decisions.decide(transaction, outcome)
@@ -93,7 +115,7 @@ class Producers:
         transaction = await self.prepare(plan)
         if transaction is None:
             return
-        await self._caller.end(transaction, self.decide(transaction, plan.outcome))
+        await self._end(plan, transaction, self.decide(transaction, plan.outcome))
         if plan.chance.random() < 0.15:
             await self._caller.look(transaction)
 
@@ -113,24 +135,28 @@ class Producers:
             await asyncio.sleep(plan.chance.uniform(0.5, 6))
         finally:
             self.undecided.discard(transaction)
-        await self._caller.end(transaction, self.decide(transaction, plan.outcome))
+        await self._end(plan, transaction, self.decide(transaction, plan.outcome))
 
     async def repeat(self, plan: Plan) -> None:
         """Do everything several times, also at one instant."""
         if plan.id is None:
             plan.id = f"{self._seed}-{plan.ref}"
-        prepared = await asyncio.gather(self.prepare(plan), self._again(plan, "b"))
+        prepared = await asyncio.gather(self.prepare(plan), self._prepare(plan, f"{plan.ref}b"))
         transaction = next((one for one in prepared if one is not None), None)
         if transaction is None:
             return
         outcome = self.decide(transaction, plan.outcome)
-        await asyncio.gather(*(self._caller.end(transaction, outcome) for _ in range(plan.chance.choice((2, 3)))))
-        await self._again(plan, "c")
-        await self._caller.end(transaction, outcome)
+        await asyncio.gather(*(self._end(plan, transaction, outcome) for _ in range(plan.chance.choice((2, 3)))))
+        await self._prepare(plan, f"{plan.ref}c")
+        await self._end(plan, transaction, outcome)
 
-    async def _again(self, plan: Plan, suffix: str) -> str | None:
-        answer = await self._caller.prepare(plan.ref + suffix, plan.group, plan.messages, plan.id)
-        return _id_of(answer)
+    async def _prepare(self, plan: Plan, ref: str) -> str | None:
+        answer = await self._caller.prepare(ref, plan.group, plan.messages, plan.id, batched=plan.batched)
+        transaction = _id_of(answer)
+        if transaction is not None and not plan.stored:
+            plan.stored = True
+            self.stored += 1
+        return transaction
 
     async def contradict(self, plan: Plan) -> None:
         """Say both: at one instant, or one after the other. What stands is halfway's to keep."""
@@ -140,10 +166,10 @@ class Producers:
         first = self.decide(transaction, plan.outcome)
         second: Outcome = "rollback" if first == "commit" else "commit"
         if plan.chance.random() < 0.5:
-            await asyncio.gather(self._caller.end(transaction, first), self._caller.end(transaction, second))
+            await asyncio.gather(self._end(plan, transaction, first), self._end(plan, transaction, second))
         else:
-            await self._caller.end(transaction, first)
-            await self._caller.end(transaction, second)
+            await self._end(plan, transaction, first)
+            await self._end(plan, transaction, second)
         await self._caller.look(transaction)
 
     async def reuse(self, plan: Plan) -> None:
@@ -151,7 +177,7 @@ class Producers:
         if plan.id is None:
             plan.id = f"{self._seed}-{plan.ref}"
         other = Plan(self._seed, -1 - int(plan.ref[1:]))
-        other.ref, other.id, other.group = f"{plan.ref}b", plan.id, plan.group
+        other.ref, other.id, other.group, other.stored = f"{plan.ref}b", plan.id, plan.group, True
         if plan.chance.random() < 0.5:
             found = await asyncio.gather(self.prepare(plan), self.prepare(other))
             transaction = next((one for one in found if one is not None), None)
@@ -159,7 +185,7 @@ class Producers:
             transaction = await self.prepare(plan)
             await self.prepare(other)
         if transaction is not None:
-            await self._caller.end(transaction, self.decide(transaction, plan.outcome))
+            await self._end(plan, transaction, self.decide(transaction, plan.outcome))
 
     async def disappear(self, plan: Plan) -> None:
         """Break the connection in the middle of the prepare, or of the end."""
@@ -169,7 +195,7 @@ class Producers:
         transaction = await self.prepare(plan)
         if transaction is not None:
             outcome = self.decide(transaction, plan.outcome)
-            await _broken_off(self._caller.end(transaction, outcome), plan.chance)
+            await _broken_off(self._end(plan, transaction, outcome), plan.chance)
 
 
 async def _broken_off(call: Awaitable[object], chance: random.Random) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,10 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from checker.cases import gather
-from checker.dump import read_topics
+from checker.dump import Topics, read_topics
 from checker.history import HistoryWriter, Rest, Run, read_history
 from checker.judge import Verdict, judge
-from checker.records import AnyRecord, read_records, write_records
+from checker.records import Half, Parked, read_records, write_records
 from halfway.embedded.ports import pick_port
 from halfway.embedded.properties import Listener
 from tests.chaos.answering import CheckEndpoints, Fetcher
@@ -29,13 +29,15 @@ from tests.chaos.coordinators import Instance
 from tests.chaos.decisions import Decisions
 from tests.chaos.faults import SESSION_S, Faults
 from tests.chaos.network import Network
+from tests.chaos.operator import Operator
 from tests.chaos.producers import DROPPING, PARKING, PULLED, PUSHED, TOPICS, Producers
 
 SHARDS: Final = 6
 PARTITIONS: Final = 2
 REST_WITHIN_S: Final = 180.0
-"""Time for everything to be resolved when all runs again: checks are seconds apart here."""
+"""When all runs again, less must be pending after so long each time: checks are seconds apart here."""
 _LOOK_AGAIN_S: Final = 1.0
+_OPERATOR_LOOKS_S: Final = 3.0
 _SETTLE_S: Final = 3.0
 
 SETTINGS: Final[Mapping[str, str]] = {
@@ -56,12 +58,17 @@ class Wanted:
 
     seed: int
     transactions: int
-    faults: int = 0
-    """The load goes on until so many took effect."""
+    """So many prepares are to be acknowledged."""
+    coordinator_faults: int = 0
+    """The load goes on until so many took effect; the same of brokers, and of everything at one instant."""
+    broker_faults: int = 0
+    full_stops: int = 0
     instances: int = 3
-    side_by_side: int = 96
+    side_by_side: int = 3000
+    a_second: float = 600.0
+    """Transactions begun, at most."""
     coordinator_gap_s: float = 8.0
-    broker_gap_s: float = 25.0
+    broker_gap_s: float = 20.0
     kinds: tuple[str, ...] = ()
     """Of faults; all of them where there are none."""
 
@@ -74,9 +81,16 @@ class Outcome:
     directory: Path
     seconds: float
     deaths: list[str]
+    answers: Mapping[str, int]
+    """What callers saw: how many tries got each status, or none."""
 
     def summary(self) -> dict[str, object]:
-        return {**self.verdict.summary(), "deaths": len(self.deaths), "seconds": round(self.seconds, 1)}
+        return {
+            **self.verdict.summary(),
+            "deaths": len(self.deaths),
+            "answers": dict(sorted(self.answers.items())),
+            "minutes": round(self.seconds / 60, 1),
+        }
 
 
 async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Outcome:
@@ -90,7 +104,13 @@ async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Ou
         await chaos.dump()
     verdict = judge(read_history(chaos.history_path), read_records(chaos.dump_path))
     (directory / "findings.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict.findings)))
-    return Outcome(verdict=verdict, directory=directory, seconds=time.monotonic() - began, deaths=chaos.faults.deaths)
+    return Outcome(
+        verdict=verdict,
+        directory=directory,
+        seconds=time.monotonic() - began,
+        deaths=chaos.faults.deaths,
+        answers=chaos.caller.by_status,
+    )
 
 
 class _Chaos:
@@ -147,7 +167,7 @@ class _Chaos:
         await self._start_producers(networks)
 
     async def _start_producers(self, networks: Mapping[int, Network]) -> None:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0)
         session = await self._stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         history = self._stack.enter_context(HistoryWriter(self.history_path))
         decisions = Decisions(self._directory / "decisions.db")
@@ -159,6 +179,7 @@ class _Chaos:
         await self.endpoints.start()
         self._stack.push_async_callback(self.endpoints.stop)
         self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
+        self.operator = Operator(self.caller, decisions, self._chance("operator"))
         self.faults = Faults(
             self._cluster, self._instances, networks, self.caller, history, self._chance("faults"), self._wanted.kinds
         )
@@ -179,14 +200,19 @@ class _Chaos:
 
     async def load(self) -> None:
         """Send transactions while faults happen, until there were enough of both."""
-        fetching = asyncio.create_task(self.fetcher.run())
-        self._stack.callback(fetching.cancel)
+        for helping in (self.fetcher.run(), self.operator.run(_OPERATOR_LOOKS_S)):
+            self._stack.callback(asyncio.create_task(helping).cancel)
         breaking = asyncio.create_task(
             self.faults.run(self._wanted.coordinator_gap_s, self._wanted.broker_gap_s), name="faults"
         )
         watching = asyncio.create_task(self._report())
         try:
-            await self.producers.run(self._enough, side_by_side=self._wanted.side_by_side)
+            await self.producers.run(
+                self._wanted.transactions,
+                lambda: breaking.done() or self._broken_enough(),
+                side_by_side=self._wanted.side_by_side,
+                a_second=self._wanted.a_second,
+            )
             if breaking.done():
                 await breaking
         finally:
@@ -195,54 +221,71 @@ class _Chaos:
             await asyncio.gather(breaking, watching, return_exceptions=True)
         await self.faults.mend()
 
-    def _enough(self, begun: int) -> bool:
-        return begun >= self._wanted.transactions and self.faults.happened.total() >= self._wanted.faults
+    def _broken_enough(self) -> bool:
+        wanted = self._wanted
+        return self.faults.reached(wanted.coordinator_faults, wanted.broker_faults, wanted.full_stops)
 
     async def _report(self) -> None:
         before, began = 0, time.monotonic()
         while True:
             await asyncio.sleep(10)
-            begun = self.producers.begun.total()
-            faults = self.faults.happened.total()
-            rate = (begun - before) / 10
-            self._say(f"{time.monotonic() - began:.0f} s: {begun} transactions, {rate:.0f}/s, {faults} faults")
-            before = begun
+            stored = self.producers.stored
+            self._say(
+                f"{time.monotonic() - began:.0f} s: {stored} transactions, {(stored - before) / 10:.0f}/s, "
+                f"{self.faults.happened.total()} faults, {self.caller.in_flight.total()} requests in flight"
+            )
+            before = stored
 
     async def come_to_rest(self) -> None:
         """Wait until nothing is pending; an operator ends what is parked, by the producers' own database."""
         self._say("everything runs again; what is pending is resolved")
-        deadline = time.monotonic() + REST_WITHIN_S
+        left = Left(Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=()))
+        fewest, deadline = sys.maxsize, 0.0
         while True:
-            prepared, parked = await self._left()
-            for transaction in parked:
-                await self.caller.end(transaction, self._decisions.decide(transaction, "rollback"), by="operator")
-            if not (prepared or parked) or time.monotonic() > deadline:
+            await asyncio.to_thread(left.look)
+            if (count := len(left.prepared) + len(left.parked)) < fewest:
+                fewest, deadline = count, time.monotonic() + REST_WITHIN_S
+            await self.operator.end(left.parked)
+            if not count or time.monotonic() > deadline:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
-        self._say(f"{len(prepared)} are left without an outcome" if prepared else "all have an outcome")
+        self._say(f"{len(left.prepared)} are left without an outcome" if left.prepared else "all have an outcome")
         await asyncio.sleep(_SETTLE_S)
         self._history.write(Rest())
-
-    async def _left(self) -> tuple[list[str], list[str]]:
-        """Give the ids that are prepared and that are parked, as the log has them."""
-        records = await asyncio.to_thread(lambda: list(self._read_topics()))
-        cases = gather((), records).cases.values()
-        parked = [case.id for case in cases if case.parked and not case.parked[-1].tombstone]
-        prepared = [case.id for case in cases if case.halves and case.halves[-1].contents is not None]
-        return prepared, parked
-
-    def _read_topics(self, *topics: str) -> Iterator[AnyRecord]:
-        """Read the topics, past the proxies."""
-        return read_topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=topics)
 
     async def dump(self) -> None:
         """Keep what the topics hold."""
         self._say("the topics are read")
-        await asyncio.to_thread(write_records, self.dump_path, self._read_topics(*TOPICS))
+        records = read_topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=TOPICS)
+        await asyncio.to_thread(write_records, self.dump_path, records)
         answers = ", ".join(f"{times} x {what}" for what, times in self.caller.answers.most_common())
         self._say(f"answers: {answers}")
         behaviours = ", ".join(f"{times} x {what}" for what, times in self.producers.begun.most_common())
-        self._say(f"producers: {behaviours}; checks answered: {dict(self.endpoints.manners)}")
+        self._say(
+            f"producers: {behaviours}; {self.caller.batches} batches; checks answered: {dict(self.endpoints.manners)}"
+        )
+
+
+class Left:
+    """What the log has as prepared and as parked, read on each time."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self.prepared: set[str] = set()
+        self.parked: set[str] = set()
+
+    def look(self) -> None:
+        """Take what has been written since the last time."""
+        for record in self._topics.read():
+            match record:
+                case Half(contents=None):
+                    self.prepared.discard(record.id)
+                case Half():
+                    self.prepared.add(record.id)
+                case Parked(tombstone=True):
+                    self.parked.discard(record.id)
+                case Parked():
+                    self.parked.add(record.id)
 
 
 def new_directory() -> Path:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.run import Wanted, run
 
-FAULTS = 8
+COORDINATOR_FAULTS, BROKER_FAULTS = 5, 3
 
 
 @pytest.mark.timeout(600)
@@ -16,7 +16,16 @@ async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_ev
 ) -> None:
     """Three brokers and three coordinators are killed, frozen and cut off while producers misbehave in every way."""
     seed = random.randrange(10**6)
-    wanted = Wanted(seed=seed, transactions=500, faults=FAULTS, side_by_side=32, coordinator_gap_s=2, broker_gap_s=6)
+    wanted = Wanted(
+        seed=seed,
+        transactions=500,
+        coordinator_faults=COORDINATOR_FAULTS,
+        broker_faults=BROKER_FAULTS,
+        side_by_side=64,
+        a_second=100,
+        coordinator_gap_s=2,
+        broker_gap_s=6,
+    )
 
     outcome = await run(wanted, tmp_path, print)
 
@@ -25,4 +34,4 @@ async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_ev
     assert outcome.verdict.complete
     assert outcome.verdict.committed > 0
     assert outcome.verdict.rolled_back > 0
-    assert sum(outcome.verdict.faults.values()) >= FAULTS
+    assert sum(outcome.verdict.faults.values()) >= COORDINATOR_FAULTS + BROKER_FAULTS

@@ -1,0 +1,26 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back; status 0 where nothing did."""
+
+    status: int
+    body: Mapping[str, Any]
+
+    def text(self, name: str) -> str | None:
+        value = self.body.get(name)
+        return value if isinstance(value, str) else None
+
+    @property
+    def state(self) -> str | None:
+        return self.text("state")
+
+
+NOTHING: Final = Answer(status=0, body={})

@@ -1,0 +1,89 @@
+"""Gathers the calls of several producers for one `POST /v1/batch`; each gets the answer to its own item."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal
+
+from tests.chaos.answer import NOTHING, Answer
+
+Kind = Literal["prepare", "end"]
+Post = Callable[[Mapping[str, list[object]]], Awaitable[Answer]]
+
+MOST: Final = 150
+GATHERED_S: Final = (0.02, 0.4)
+BROKEN_OFF: Final = 0.02
+"""How many batches lose their connection on the way."""
+_OK: Final = 200
+
+
+class Batches:
+    """One batch is open at a time; what comes goes into it until it is full or its time is over."""
+
+    def __init__(self, post: Post, chance: random.Random) -> None:
+        self._post = post
+        self._chance = chance
+        self._open: _Batch | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+        self.sent = 0
+
+    async def send(self, kind: Kind, item: object) -> Answer:
+        """Send an item with others, and give its own answer, or the one that the whole batch got."""
+        if self._open is None:
+            self._open = _Batch()
+            task = asyncio.create_task(self._gather(self._open))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        answer = self._open.add(kind, item)
+        if self._open.size >= MOST:
+            self._open.full.set()
+            self._open = None
+        return await answer
+
+    async def _gather(self, batch: _Batch) -> None:
+        try:
+            await asyncio.wait_for(batch.full.wait(), self._chance.uniform(*GATHERED_S))
+        except TimeoutError:
+            if self._open is batch:
+                self._open = None
+        self.sent += 1
+        posting = asyncio.ensure_future(self._post(batch.body))
+        if self._chance.random() < BROKEN_OFF:
+            await asyncio.wait([posting], timeout=self._chance.uniform(0, 0.1))
+            posting.cancel()
+        try:
+            batch.answer(await posting)
+        except asyncio.CancelledError:
+            if not posting.cancelled():
+                raise
+            batch.answer(NOTHING)
+
+
+class _Batch:
+    def __init__(self) -> None:
+        self.body: dict[str, list[object]] = {"prepare": [], "end": []}
+        self.full = asyncio.Event()
+        self._waiting: dict[Kind, list[asyncio.Future[Answer]]] = {"prepare": [], "end": []}
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.body.values()))
+
+    def add(self, kind: Kind, item: object) -> asyncio.Future[Answer]:
+        self.body[kind].append(item)
+        self._waiting[kind].append(waiting := asyncio.get_running_loop().create_future())
+        return waiting
+
+    def answer(self, answer: Answer) -> None:
+        """Give each item its own answer, or all of them the whole batch's where it has none."""
+        for kind, waiting in self._waiting.items():
+            items = answer.body[kind] if answer.status == _OK else [None] * len(waiting)
+            for one, item in zip(waiting, items, strict=True):
+                if not one.done():
+                    one.set_result(answer if item is None else _of(item))
+
+
+def _of(item: Mapping[str, Any]) -> Answer:
+    return Answer(status=item["status"], body=item.get("body") or item.get("problem") or {})

@@ -1,0 +1,43 @@
+"""Somebody who looks after what is parked: ends it by the producers' database, or has it asked about again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+from tests.chaos.caller import Caller
+from tests.chaos.decisions import Decisions
+
+
+class Operator:
+    """Looks at intervals, and leaves some for later."""
+
+    def __init__(self, caller: Caller, decisions: Decisions, chance: random.Random) -> None:
+        self._caller = caller
+        self._decisions = decisions
+        self._chance = chance
+        self.resumed = 0
+
+    async def run(self, interval_s: float) -> None:
+        """Go on until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            answer = await self._caller.persist("GET", "/transactions?state=parked&limit=200")
+            listed = [one["id"] for one in answer.body.get("transactions") or ()]
+            self._chance.shuffle(listed)
+            a_third = len(listed) // 3
+            await asyncio.gather(*map(self._resume, listed[:a_third]), self.end(listed[a_third : 2 * a_third]))
+
+    async def _resume(self, transaction: str) -> None:
+        await self._caller.persist("POST", f"/transactions/{transaction}/resume")
+        self.resumed += 1
+
+    async def end(self, transactions: Iterable[str]) -> None:
+        """End them as the database says; what it has never heard of is rolled back."""
+        await asyncio.gather(
+            *(
+                self._caller.end(one, self._decisions.decide(one, "rollback"), by="operator")
+                for one in list(transactions)
+            )
+        )
