@@ -27,7 +27,8 @@ PATIENCE_S: Final = 60.0
 AT_ONCE: Final = 256
 """Requests that one coordinator has not answered: whoever finds none with fewer waits."""
 _BUSY: Final = (429, 503)
-_LONGEST_WAIT_S: Final = 2.0
+_LONGEST_WAIT_S: Final = 10.0
+"""Thousands of producers that ask again and again would leave nothing of the machine to those who recover."""
 _JSON: Final = {"Content-Type": "application/json"}
 
 Send = Callable[[], Awaitable[Answer]]
@@ -181,7 +182,7 @@ class Caller:
                 return answer
             refused += 1
             if refused % len(self._instances) == 0:
-                wait = min(_LONGEST_WAIT_S, 0.1 * refused / len(self._instances))
+                wait = min(_LONGEST_WAIT_S, 0.2 * 2.0 ** (refused // len(self._instances)))
                 await asyncio.sleep(wait * self._chance.uniform(0.5, 1.5))
 
     def _single(self, method: str, path: str, body: object = None) -> Send:

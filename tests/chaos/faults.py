@@ -16,7 +16,7 @@ from checker.history import Fault, HistoryWriter
 from tests.chaos.brokers import Broker, BrokerCluster
 from tests.chaos.caller import Caller
 from tests.chaos.coordinators import Instance
-from tests.chaos.network import Network
+from tests.chaos.network_process import NetworkProcess
 
 SESSION_S: Final = 6.0
 """Above the time in which the brokers find out that one of them is gone."""
@@ -24,7 +24,8 @@ _READY_WITHIN_S: Final = 90.0
 RECOVERING: Final = 0.2
 """How often a fault hits a coordinator that may not be ready yet."""
 _LOOK_AGAIN_S: Final = 0.1
-_PATIENT_LOOKS: Final = 200
+_PATIENCE_S: Final = 10.0
+"""For one that is to serve when it is hit; then it is hit as it is."""
 FULL_STOP: Final = "full_stop"
 
 Kind = Callable[[], Awaitable[None]]
@@ -37,7 +38,7 @@ class Faults:
         self,
         cluster: BrokerCluster,
         instances: Sequence[Instance],
-        networks: Mapping[int, Network],
+        networks: Mapping[int, NetworkProcess],
         caller: Caller,
         history: HistoryWriter,
         chance: random.Random,
@@ -103,9 +104,10 @@ class Faults:
         chosen = self._chance.choice(running)
         if self._chance.random() < RECOVERING:
             return chosen
-        for _ in range(_PATIENT_LOOKS):
+        patience = asyncio.get_running_loop().time() + _PATIENCE_S
+        while asyncio.get_running_loop().time() < patience:
             if await asyncio.to_thread(chosen.is_ready):
-                return chosen
+                break
             await asyncio.sleep(_LOOK_AGAIN_S)
         return chosen
 
@@ -146,14 +148,11 @@ class Faults:
             await self._until_busy(instance)
             network = self._networks[instance.number]
             for_s = SESSION_S + self._chance.uniform(1, 5)
-            network.cut()
-            try:
-                await asyncio.sleep(for_s)
-            finally:
-                held = network.held
-                if self._chance.random() < 0.3:
-                    network.reset()
-                network.mend()
+            await network.cut()
+            await asyncio.sleep(for_s)
+            if self._chance.random() < 0.3:
+                await network.reset()
+            held = await network.mend()
             self._note("coordinator_cut", instance.name, counts=held > 0, seconds=for_s)
 
     async def _coordinator_slow_network(self) -> None:
@@ -161,11 +160,9 @@ class Faults:
             if (instance := await self._some_instance()) is None:
                 return
             network = self._networks[instance.number]
-            network.delay_s = self._chance.uniform(0.05, 0.4)
-            try:
-                await asyncio.sleep(self._chance.uniform(2, 6))
-            finally:
-                delay_s, network.delay_s = network.delay_s, 0.0
+            await network.delay(delay_s := self._chance.uniform(0.05, 0.4))
+            await asyncio.sleep(self._chance.uniform(2, 6))
+            await network.delay(0)
             self._note("coordinator_slow_network", instance.name, counts=True, delay_s=delay_s)
 
     async def _coordinator_stop(self) -> None:
@@ -287,8 +284,8 @@ class Faults:
             elif broker.paused:
                 broker.resume()
         for network in self._networks.values():
-            network.delay_s = 0.0
-            network.mend()
+            await network.delay(0)
+            await network.mend()
         for instance in self._instances:
             instance.clock.set(0)
             if not instance.running:

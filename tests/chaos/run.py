@@ -28,7 +28,7 @@ from tests.chaos.caller import Caller
 from tests.chaos.coordinators import Instance
 from tests.chaos.decisions import Decisions
 from tests.chaos.faults import SESSION_S, Faults
-from tests.chaos.network import Network
+from tests.chaos.network_process import NetworkProcess
 from tests.chaos.operator import Operator
 from tests.chaos.producers import DROPPING, PARKING, PULLED, PUSHED, TOPICS, Producers
 
@@ -145,7 +145,7 @@ class _Chaos:
         networks = {}
         for number in numbers:
             ports = listeners[f"C{number}"].values()
-            networks[number] = Network({one.advertised_port or 0: one.port for one in ports})
+            networks[number] = NetworkProcess({one.advertised_port or 0: one.port for one in ports})
             await networks[number].start()
             self._stack.push_async_callback(networks[number].stop)
         self._instances = [
@@ -166,7 +166,7 @@ class _Chaos:
             await asyncio.to_thread(instance.wait_until_ready, 120)
         await self._start_producers(networks)
 
-    async def _start_producers(self, networks: Mapping[int, Network]) -> None:
+    async def _start_producers(self, networks: Mapping[int, NetworkProcess]) -> None:
         connector = aiohttp.TCPConnector(limit=0)
         session = await self._stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         history = self._stack.enter_context(HistoryWriter(self.history_path))

@@ -1,0 +1,93 @@
+"""A network in a process of its own, where the load of the harness does not slow it down.
+
+`python -m tests.chaos.network_process PORTS` obeys lines on its standard input until that ends; PORTS are pairs
+`port:target`. A line is an order, the answer is how often something was held back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+
+from tests.chaos.network import Network
+
+
+class NetworkProcess:
+    """The harness's side: what `Network` does, but awaited."""
+
+    def __init__(self, ports: Mapping[int, int]) -> None:
+        self._ports = ports
+        self._process: Process | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the process, and return when it listens."""
+        pairs = [f"{port}:{target}" for port, target in self._ports.items()]
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.chaos.network_process", *pairs),
+            stdin=PIPE,
+            stdout=PIPE,
+            cwd=Path(__file__).resolve().parents[2],
+            start_new_session=True,
+        )
+        await self._order("mend")
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            await self._process.wait()
+
+    async def cut(self) -> None:
+        """Let nothing arrive on either side."""
+        await self._order("cut")
+
+    async def mend(self) -> int:
+        """Let everything arrive, and give how often something had to wait since the cut."""
+        return await self._order("mend")
+
+    async def reset(self) -> None:
+        """Break every connection."""
+        await self._order("reset")
+
+    async def delay(self, seconds: float) -> None:
+        """Let everything take so long on its way."""
+        await self._order(f"delay {seconds}")
+
+    async def _order(self, line: str) -> int:
+        async with self._one_at_a_time:
+            assert self._process is not None
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(line.encode() + b"\n")
+            return int(await self._process.stdout.readline())
+
+
+async def _obey(ports: Mapping[int, int]) -> None:
+    network = Network(ports)
+    await network.start()
+    loop = asyncio.get_running_loop()
+    while order := (await loop.run_in_executor(None, sys.stdin.readline)).split():
+        match order:
+            case ["cut"]:
+                network.cut()
+            case ["mend"]:
+                network.mend()
+            case ["reset"]:
+                network.reset()
+            case ["delay", seconds]:
+                network.delay_s = float(seconds)
+        print(network.held, flush=True)  # noqa: T201  the answer
+    await network.stop()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(
+            _obey({int(port): int(target) for port, _, target in (pair.partition(":") for pair in sys.argv[1:])})
+        )
