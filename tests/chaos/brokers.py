@@ -25,6 +25,7 @@ DIRECT: Final = "PLAINTEXT"
 _READY_WITHIN_S: Final = 120.0
 _STOP_WITHIN_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.1
+_TRIES: Final = 5
 _OURS: Final = {
     # A dead client's group membership and a dead broker's leadership are to be found out within seconds.
     "group.min.session.timeout.ms": "1000",
@@ -178,9 +179,19 @@ class BrokerCluster:
         return None
 
     def make_topics(self, *names: str, partitions: int) -> None:
+        """Make them; asked again where the client lost a broker that it had just found (on a busy machine)."""
         new = [NewTopic(name, num_partitions=partitions, replication_factor=len(self.brokers)) for name in names]
-        for done in self.admin.create_topics(new, operation_timeout=30).values():
-            done.result(30)
+        error: KafkaException | None = None
+        for _ in range(_TRIES):
+            for done in self.admin.create_topics(new, operation_timeout=30).values():
+                try:
+                    done.result(60)
+                except KafkaException as failed:  # also where it is there already
+                    error = failed
+            if set(names) <= set(self.admin.list_topics(timeout=30).topics):
+                return
+            time.sleep(_LOOK_AGAIN_S)
+        raise AssertionError(f"the topics {names} are not there") from error
 
     def close(self) -> None:
         for broker in self.brokers:

@@ -16,6 +16,8 @@ import uvloop
 
 from tests.chaos.network import Network
 
+_ROOT = Path(__file__).resolve().parents[2]
+
 
 class NetworkProcess:
     """The harness's side: what `Network` does, but awaited."""
@@ -32,7 +34,7 @@ class NetworkProcess:
             *(sys.executable, "-m", "tests.chaos.network_process", *pairs),
             stdin=PIPE,
             stdout=PIPE,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=_ROOT,
             start_new_session=True,
         )
         await self._order("mend")
