@@ -12,8 +12,8 @@ from tests.chaos.answer import NOTHING, Answer
 Kind = Literal["prepare", "end"]
 Post = Callable[[Mapping[str, list[object]]], Awaitable[Answer]]
 
-MOST: Final = 150
-GATHERED_S: Final = (0.02, 0.4)
+MOST: Final = 300
+GATHERED_S: Final = (0.02, 0.6)
 BROKEN_OFF: Final = 0.02
 """How many batches lose their connection on the way."""
 _OK: Final = 200

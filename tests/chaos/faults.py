@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from checker.history import Fault, HistoryWriter
@@ -29,6 +30,16 @@ _PATIENCE_S: Final = 10.0
 FULL_STOP: Final = "full_stop"
 
 Kind = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often one side is broken."""
+
+    wanted: int
+    """So many faults are to take effect."""
+    gap_s: float
+    """Between two of them, on average, and at least where the load is slow."""
 
 
 class Faults:
@@ -59,23 +70,26 @@ class Faults:
         self.deaths: list[str] = []
         """Coordinators that ended by themselves; they are started again, as whoever runs them would."""
 
-    async def run(self, coordinator_gap_s: float, broker_gap_s: float) -> None:
-        """Go on until cancelled."""
+    async def run(self, coordinator: Pace, broker: Pace, progress: Callable[[], float]) -> None:
+        """Go on until cancelled; `progress` is the share of the load that is done: faults are not ahead of it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
-            group.create_task(self._play(COORDINATOR_FAULTS, coordinator_gap_s))
-            group.create_task(self._play(BROKER_FAULTS, broker_gap_s))
+            group.create_task(self._play(COORDINATOR_FAULTS, coordinator, progress))
+            group.create_task(self._play(BROKER_FAULTS, broker, progress))
 
-    def reached(self, coordinator: int, broker: int, full_stops: int) -> bool:
+    def reached(self, coordinator: Pace, broker: Pace, full_stops: int) -> bool:
         """Tell whether so many faults of each side, and so many full stops, took effect."""
-        of = self.happened
+        stopped = self.happened[FULL_STOP]
         return (
-            sum(of[kind] for kind in COORDINATOR_FAULTS) >= coordinator
-            and sum(of[kind] for kind in BROKER_FAULTS if kind != FULL_STOP) >= broker
-            and of[FULL_STOP] >= full_stops
+            self._of(COORDINATOR_FAULTS) >= coordinator.wanted
+            and self._of(BROKER_FAULTS) - stopped >= broker.wanted
+            and stopped >= full_stops
         )
 
-    async def _play(self, kinds: Mapping[str, int], gap_s: float) -> None:
+    def _of(self, kinds: Iterable[str]) -> int:
+        return sum(self.happened[kind] for kind in kinds)
+
+    async def _play(self, kinds: Mapping[str, int], pace: Pace, progress: Callable[[], float]) -> None:
         kinds = {kind: times for kind, times in kinds.items() if not self._kinds or kind in self._kinds}
         deck: list[str] = []
         if not kinds:
@@ -87,7 +101,9 @@ class Faults:
                 self._chance.shuffle(deck)
             fault: Kind = getattr(self, "_" + deck.pop())
             await fault()
-            await asyncio.sleep(gap_s * self._chance.uniform(0.3, 1.7))
+            await asyncio.sleep(pace.gap_s * self._chance.uniform(0.3, 1.7))
+            while pace.wanted and progress() < min(1.0, self._of(kinds) / pace.wanted):  # noqa: ASYNC110  no event
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _note(self, kind: str, target: str, *, counts: bool, **detail: Any) -> None:
         self._history.write(Fault(kind=kind, target=target, counts=counts, detail=detail))

@@ -18,7 +18,7 @@ TOPICS: Final = ("orders", "points", "carts")
 PUSHED, PULLED, PARKING, DROPPING = "pushed", "pulled", "parking", "dropping"
 """Groups: asked over HTTP; fetching their checks; parked soon; rolled back by policy soon."""
 GROUPS: Final[Mapping[str, int]] = {PUSHED: 60, PULLED: 20, PARKING: 10, DROPPING: 10}
-BATCHED: Final = 0.7
+BATCHED: Final = 0.9
 """How many transactions go with others in batches, their prepares and their ends."""
 AFTERWARDS: Final = 32
 """Producers that go on when there were transactions enough, and not yet faults enough."""

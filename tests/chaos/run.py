@@ -27,7 +27,7 @@ from tests.chaos.brokers import NODES, BrokerCluster
 from tests.chaos.caller import Caller
 from tests.chaos.coordinators import Instance
 from tests.chaos.decisions import Decisions
-from tests.chaos.faults import SESSION_S, Faults
+from tests.chaos.faults import SESSION_S, Faults, Pace
 from tests.chaos.network_process import NetworkProcess
 from tests.chaos.operator import Operator
 from tests.chaos.producers import DROPPING, PARKING, PULLED, PUSHED, TOPICS, Producers
@@ -202,9 +202,11 @@ class _Chaos:
         """Send transactions while faults happen, until there were enough of both."""
         for helping in (self.fetcher.run(), self.operator.run(_OPERATOR_LOOKS_S)):
             self._stack.callback(asyncio.create_task(helping).cancel)
-        breaking = asyncio.create_task(
-            self.faults.run(self._wanted.coordinator_gap_s, self._wanted.broker_gap_s), name="faults"
+        self._paces = (
+            Pace(wanted=self._wanted.coordinator_faults, gap_s=self._wanted.coordinator_gap_s),
+            Pace(wanted=self._wanted.broker_faults, gap_s=self._wanted.broker_gap_s),
         )
+        breaking = asyncio.create_task(self.faults.run(*self._paces, self._progress), name="faults")
         watching = asyncio.create_task(self._report())
         try:
             await self.producers.run(
@@ -222,8 +224,10 @@ class _Chaos:
         await self.faults.mend()
 
     def _broken_enough(self) -> bool:
-        wanted = self._wanted
-        return self.faults.reached(wanted.coordinator_faults, wanted.broker_faults, wanted.full_stops)
+        return self.faults.reached(*self._paces, self._wanted.full_stops)
+
+    def _progress(self) -> float:
+        return min(1.0, self.producers.stored / self._wanted.transactions)
 
     async def _report(self) -> None:
         before, began = 0, time.monotonic()
