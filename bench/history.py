@@ -34,8 +34,6 @@ from halfway.kafka.lane_records import Encoded, Kept, encode
 from halfway.service import writes
 
 MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
-_WAVE: Final = 1_000
-"""Transactions in flight at once, and ends in a Kafka transaction: what a lane takes at most."""
 _END_AFTER_MS: Final = 10
 _PATIENCE_S: Final = 60.0
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
@@ -57,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float
     reanchor_after: int
     group: str = GROUP
+    wave: int = 1_000
+    """Transactions in flight at once, and ends in a Kafka transaction: what a lane takes at most."""
 
     @property
     def config(self) -> KafkaConfig:
@@ -130,14 +130,14 @@ class Writer:
     def write(self) -> History:
         """Write everything and tell where it stands."""
         plan, last = self._plan, None
-        for count in _waves(plan.pending):
+        for count in _waves(plan.pending, plan.wave):
             wave = self._prepare(count)
             self._flush()
             for shard, half, offset in wave:
                 shard.pending.append((offset[0], half))
                 last = half.id
-        before = self._prepare(min(_WAVE, plan.ended))
-        for count in (*list(_waves(plan.ended))[1:], 0):
+        before = self._prepare(min(plan.wave, plan.ended))
+        for count in (*list(_waves(plan.ended, plan.wave))[1:], 0):
             self._flush()
             after = self._prepare(count)
             self._end(before)
@@ -257,7 +257,7 @@ class Writer:
         """Take the halves that hold the cursor back too far, which a scan would have written again by now."""
         limit = reanchor_distance(self._plan.reanchor_after, len(shard.pending))
         again: list[tuple[_Shard, Half, Encoded, list[int]]] = []
-        while shard.pending and shard.end - shard.pending[0][0] > limit and len(again) < _WAVE:
+        while shard.pending and shard.end - shard.pending[0][0] > limit and len(again) < self._plan.wave:
             offset, half = shard.pending.popleft()
             write = writes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
             place: list[int] = []
@@ -284,9 +284,9 @@ class Writer:
         return int(consumer.get_watermark_offsets(TopicPartition(topic, shard), timeout=_PATIENCE_S)[1])
 
 
-def _waves(total: int) -> Iterable[int]:
-    for done in range(0, total, _WAVE):
-        yield min(_WAVE, total - done)
+def _waves(total: int, wave: int) -> Iterable[int]:
+    for done in range(0, total, wave):
+        yield min(wave, total - done)
 
 
 def main(plan_path: str, result_path: str) -> None:

@@ -241,8 +241,8 @@ class Bench:
                     mine=mine,
                     topic=self.topic,
                     value_bytes=self.found.value_bytes,
-                    pending=round(cell.pending * share),
-                    ended=round(cell.ended * share),
+                    pending=_part(cell.pending, part, parts),
+                    ended=_part(cell.ended, part, parts),
                     until_ms=until,
                     rate_per_s=self.found.rate_per_s * share,
                     reanchor_after=self._reanchor_after,
@@ -435,6 +435,10 @@ class Bench:
             )
             instance.stop()
         return self.found.all_due
+
+
+def _part(total: int, part: int, parts: int) -> int:
+    return total * (part + 1) // parts - total * part // parts
 
 
 def _result(process: SupervisedProcess, result: Path, log: Path) -> History:
