@@ -16,14 +16,18 @@ import msgspec
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
 from bench.figures import cpu_us, memory_mib
-from bench.history import History, Plan
+from bench.history import MAX_PREPARE_BYTES, History, Plan
 from bench.instance import Instance, Meanwhile, ask, asking, live, served, unknowing
 from bench.plan import GROUP, PARTITIONS, VALUE_BYTES
-from bench.rig import READY_S, RigError
+from bench.rig import RigError
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode, Group
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.process import SupervisedProcess
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.cursors import KafkaCursors
+from halfway.kafka.groups import KafkaGroups
+from halfway.kafka.topics import InternalTopics
 from halfway.runtime.metrics import Metrics
 from halfway.service.ports import Cursors
 from halfway.service.requests import ServiceLimits
@@ -35,7 +39,7 @@ _LOOK_S: Final = 0.02
 _FILL_S: Final = 7_200.0
 _RECOVER_S: Final = 900.0
 _PARTS: Final = 2
-_FAR: Final = {"first_check_after_s": 259_200, "max_age_s": 345_600}
+_FAR: Final[Mapping[str, Any]] = {"first_check_after_s": 259_200.0, "max_age_s": 345_600.0}
 """Nothing is due while it is measured."""
 
 
@@ -204,13 +208,10 @@ class Bench:
         }
         try:
             self._say(f"{cell.name}: the log is written")
-            with Instance(self.directory, settings) as first:  # it makes the topics
-                first.ready(READY_S)
-                self.register(first, {"mode": "pull"}, _FAR)
-                first.stop()
             began = time.monotonic()
+            asyncio.run(self._make_topics(prefix))
             history = self.write(prefix, cell)
-            self._commit_cursors(prefix, history)
+            asyncio.run(self._commit_cursors(prefix, history))
             self._say(f"written in {time.monotonic() - began:.0f} s, {history.reanchored} halves written again in it")
             yield settings, history
         finally:
@@ -266,23 +267,44 @@ class Bench:
     def _reanchor_after(self) -> int:
         return int(self._settings.get("HALFWAY_REANCHOR_AFTER", ServiceLimits().reanchor_after))
 
-    def _commit_cursors(self, prefix: str, history: History) -> None:
-        """Commit the cursors where the last scan would have: nothing was checked, so no op is needed again."""
-        config = KafkaConfig(
+    def _config(self, prefix: str) -> KafkaConfig:
+        return KafkaConfig(
             properties={"bootstrap.servers": self.bootstrap_servers},
             prefix=prefix,
             shards=self.found.shards,
-            max_prepare_bytes=1,
+            max_prepare_bytes=MAX_PREPARE_BYTES,
         )
 
-        async def commit() -> None:
-            cursors = KafkaCursors(config, Metrics())
-            await cursors.start()
-            places = history.half_cursors.items()
-            await cursors.commit({number: Cursors(half=at, op=history.op_ends[number]) for number, at in places})
-            await cursors.stop()
+    async def _make_topics(self, prefix: str) -> None:
+        """Make the topics and register the group without a coordinator: its barriers would be newer than the log."""
+        topics = InternalTopics(self._config(prefix))
+        await topics.ensure()
+        topics.close()
+        groups = KafkaGroups(self._config(prefix), Metrics())
+        deadline = asyncio.get_running_loop().time() + _ASK_S
+        now = time.time_ns() // 1_000_000
+        group = Group(
+            name=GROUP,
+            mode=CheckMode.PULL,
+            urls=(),
+            topics=(self.topic,),
+            policy=PolicyOverrides(**_FAR),
+            created_at=now,
+            updated_at=now,
+        )
+        try:
+            await groups.start(deadline=deadline)
+            await groups.put(group, deadline=deadline)
+        finally:
+            await groups.stop()
 
-        asyncio.run(commit())
+    async def _commit_cursors(self, prefix: str, history: History) -> None:
+        """Commit the cursors where the last scan would have: nothing was checked, so no op is needed again."""
+        cursors = KafkaCursors(self._config(prefix), Metrics())
+        await cursors.start()
+        places = history.half_cursors.items()
+        await cursors.commit({number: Cursors(half=at, op=history.op_ends[number]) for number, at in places})
+        await cursors.stop()
 
     # --- starts
 
