@@ -39,6 +39,7 @@ class Fleet:
             "HALFWAY_PEER_CREDENTIAL": CREDENTIAL,
             # On a slow machine one that lives is silent for seconds, and would lose its shards in the middle of a test.
             "HALFWAY_SESSION_TIMEOUT_S": "10",
+            "HALFWAY_LEASE_S": "60",  # nor may a check be handed out again while the test ends it
             **(settings or {}),
         }
 

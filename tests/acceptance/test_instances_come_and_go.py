@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from halfway import schemas
+from tests.acceptance.coordinator_process import READY_WITHIN_S
 from tests.acceptance.fleet import SHARDS, Fleet, RoundRobin, id_in, shares
 from tests.acceptance.rest_client import QUIET, Connect, message
 from tests.acceptance.topics import Cluster
-from tests.acceptance.waiting import eventually, until_true
+from tests.acceptance.waiting import GENEROUS_S, eventually, until_true
 from tests.fixtures_kafka import Kafka
 
 
@@ -160,7 +161,8 @@ async def test_two_releases_run_side_by_side_in_a_rolling_upgrade(
 
     skipped = fleet.add()  # it knows nothing of the newer schema
     skipped.launch()
-    await until_true(lambda: "release_too_old" in skipped.log, what="a release that is too old")
+    within_s = READY_WITHIN_S + GENEROUS_S  # it starts first
+    await until_true(lambda: "release_too_old" in skipped.log, what="a release that is too old", within_s=within_s)
     await eventually(lambda: shares([new]), lambda found: found == [set(range(SHARDS))])
     status, told = await connect(skipped).health("/health/ready")
     assert status == 503

@@ -268,7 +268,7 @@ async def test_an_instance_is_killed_and_another_joins_under_load(
 
         before = after
         fresh = fleet.add()
-        fresh.launch()
+        await asyncio.to_thread(fresh.start)
         three = [*two, connect(fresh)]
         after = await eventually(lambda: shares(three), lambda found: [len(one) for one in found] == [2, 2, 2])
         assert after[0] < before[0], "it got a shard that it did not have"

@@ -18,6 +18,8 @@ from tests.faults import plan
 
 _AT = "lane.write.before"
 """Claimed and admitted, and nothing of it has left the process."""
+_SESSION = {"HALFWAY_SESSION_TIMEOUT_S": "6"}
+"""Not so short that a slow machine ends it before the test does."""
 _UNFENCED = plan.Fault(point="acquire.3.fence.before", action="skip", times=0)
 _AGAIN = plan.Fault(point=_AT, action="initialise")
 
@@ -45,7 +47,7 @@ async def test_a_commit_that_slept_past_its_session(
     decided_twice: bool,
 ) -> None:
     """Its transaction was rolled back by its successor: with the whole protocol nobody ever sees its message."""
-    zombie = faulty_coordinator()
+    zombie = faulty_coordinator(_SESSION)
     zombie.start()
     rest = connect(zombie)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
@@ -57,7 +59,7 @@ async def test_a_commit_that_slept_past_its_session(
 
     zombie.pause()
     try:
-        successor = beside(zombie, faulty_coordinator())
+        successor = beside(zombie, faulty_coordinator(_SESSION))
         successor.faults.plan(*of_the_successor)
         await asyncio.to_thread(successor.start)
         there = connect(successor)
