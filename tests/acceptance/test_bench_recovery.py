@@ -9,7 +9,8 @@ import msgspec
 
 from bench.history import History, Plan, Writer, payloads
 from bench.recovery import Bench, Cell
-from bench.report import recovery_lines, recovery_table, wide_console, write_json
+from bench.report import wide_console, write_json
+from bench.runs.recovery import recovery_lines, recovery_table
 from halfway.domain.ids import server_made
 from halfway.domain.records import Half, Origin
 from halfway.kafka import codec

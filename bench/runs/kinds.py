@@ -1,0 +1,8 @@
+"""The type of what commands are added to."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypeAlias
+
+Kinds: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name

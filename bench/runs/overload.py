@@ -1,0 +1,85 @@
+"""Many times what can be served."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.overload import Overload, Overloading, overload
+from bench.report import counts, wide_console, write_json
+from bench.rig import Rig
+from bench.runs.kinds import Kinds
+
+
+def add(kinds: Kinds) -> None:
+    """Add its command."""
+    many = kinds.add_parser("overload", help="many times the maximum; writes build/overload.json")
+    many.set_defaults(run=_overload)
+    many.add_argument("--json", type=Path, default=Path("build/overload.json"), help="where the figures go")
+    wanted = Overloading()
+    many.add_argument("--times", type=float, default=wanted.times, help="of the maximum, which is measured first")
+    many.add_argument("--seconds", type=float, default=wanted.seconds, help="of the load")
+    many.add_argument("--connections", type=int, default=wanted.connections, help="of all callers")
+    many.add_argument("--patience", type=float, default=wanted.patience_s, help="seconds a caller waits for an answer")
+    many.add_argument("--processes", type=int, default=wanted.processes, help="that make the load")
+    many.add_argument("--warm-up", type=float, default=wanted.warm_up_s, help="seconds")
+    many.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the coordinator")
+
+
+def _overload(given: argparse.Namespace) -> int:
+    console = wide_console()
+    wanted = Overloading(
+        times=given.times,
+        seconds=given.seconds,
+        connections=given.connections,
+        patience_s=given.patience,
+        processes=given.processes,
+        warm_up_s=given.warm_up,
+    )
+    with Rig(say=console.print, settings=dict(one.split("=", 1) for one in given.set)) as rig:
+        console.print(f"{given.seconds:g} s of {given.times:g} times the maximum, which is measured first")
+        found = overload(rig, wanted)
+    console.print(overload_table(found))
+    for what in (found.first_finding, found.first_unlike):
+        if what:
+            console.print(f"the first that is wrong: {what}", markup=False)
+    write_json(given.json, found)
+    console.print(f"written to {given.json}")
+    return 0 if found.clean else 1
+
+
+def overload_table(found: Overload) -> Table:
+    """Return an overload as a table of two columns."""
+    table = Table(
+        title=f"{found.rate_per_s:,.0f} tx/s offered, of at most {found.maximum_tx_per_s:,.0f}: "
+        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.contradicted} contradicted, "
+        f"{found.stuck} stuck"
+    )
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in (
+        ("committed tx/s", f"{found.committed_tx_per_s:,.0f} ({found.share_of_maximum:.0%} of the maximum)"),
+        ("p50, p99 of what is committed", f"{found.p50_ms:,.0f} ms, {found.p99_ms:,.0f} ms"),
+        ("requests/s", f"{found.requests_per_s:,.0f}"),
+        ("offered, found no connection", f"{found.offered:,}, {found.without_connection:,}"),
+        ("prepares by status", counts(found.prepares)),
+        ("ends by status", counts(found.ends)),
+        ("refusals without Retry-After", str(found.refused_without_retry_after)),
+        ("other answers, broken connections", str(found.unlike)),
+        ("connections", f"{found.connections:,}"),
+        *(
+            (f"RSS MiB, threads, descriptors {when}", f"{held.rss_mib:.0f}, {held.threads}, {held.fds}")
+            for when, held in (("before", found.held_before), ("at most", found.held), ("after", found.held_after))
+        ),
+        *(
+            (one.path, f"{counts(one.answers)}; p50 {one.p50_ms:.0f} ms, worst {one.worst_ms:.0f} ms")
+            for one in found.health
+        ),
+        ("cores", ", ".join(f"{name} {used:.2f}" for name, used in found.cpu.items())),
+        ("small load before, recovered after", f"p50 {found.p50_before_ms:.1f} ms, {found.recovered_after_s} s"),
+        ("left over and rolled back", f"{found.left_over:,} of {found.transactions:,}"),
+    ):
+        table.add_row(name, value)
+    return table

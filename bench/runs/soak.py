@@ -1,0 +1,59 @@
+"""A long, even load."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.report import wide_console, write_json
+from bench.rig import Rig
+from bench.runs.kinds import Kinds
+from bench.soak import Lasting, Soak, soak
+
+
+def add(kinds: Kinds) -> None:
+    """Add its command."""
+    lasting = Lasting()
+    long = kinds.add_parser("soak", help="a long, even load; writes build/soak.json")
+    long.set_defaults(run=_soak)
+    long.add_argument("--json", type=Path, default=Path("build/soak.json"), help="where the figures go")
+    long.add_argument("--minutes", type=float, default=lasting.minutes)
+    long.add_argument("--share", type=float, default=lasting.share, help="of the maximum, which is measured first")
+    long.add_argument("--warm-up", type=float, default=lasting.warm_up_s, help="seconds")
+    long.add_argument("--horizon", type=int, default=120, help="seconds that outcomes are remembered")
+
+
+def _soak(given: argparse.Namespace) -> int:
+    console = wide_console()
+    # Outcomes are held in memory as long as the horizon: only past it can memory be flat.
+    settings = {"HALFWAY_OUTCOME_HORIZON_S": str(given.horizon)}
+    with Rig(say=console.print, settings=settings) as rig:
+        console.print(f"{given.minutes:g} minutes at {given.share:.0%} of the maximum, which is measured first")
+        found = soak(rig, Lasting(minutes=given.minutes, share=given.share, warm_up_s=given.warm_up))
+    console.print(soak_table(found))
+    if found.first_finding:
+        console.print(f"the checker's first finding: {found.first_finding}", markup=False)
+    if found.failed:
+        console.print(f"the first that failed: {found.first_failure}", markup=False)
+    write_json(given.json, found)
+    console.print(f"written to {given.json}")
+    return 0 if found.clean else 1
+
+
+def soak_table(found: Soak) -> Table:
+    """Return a soak's windows as a table."""
+    table = Table(
+        title=f"{found.rate_per_s:,.0f} tx/s of at most {found.maximum_tx_per_s:,.0f}, {found.transactions:,} in all: "
+        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.contradicted} contradicted, "
+        f"{found.stuck} stuck, {found.failed} failed"
+    )
+    for name in ("until s", "tx/s", "p50 ms", "p99 ms", "coordinator CPU us/tx", "RSS MiB", "threads", "fds"):
+        table.add_column(name, justify="right")
+    for line in found.lines:
+        table.add_row(
+            *(f"{line.until_s:.0f}", f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}"),
+            *(f"{line.coordinator_cpu_us:.0f}", f"{line.rss_mib:.0f}", str(line.threads), str(line.fds)),
+        )
+    return table
