@@ -51,6 +51,9 @@ class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 10_000
     """Calls that wait for an answer, of all owners together."""
     max_waiting_bytes: int = 128 * MIB
+    max_waiting_of_one: int = 5_000
+    """Of these for one owner: where it hangs, there are places for calls to the others."""
+    max_waiting_bytes_of_one: int = 64 * MIB
     max_requests: int = 16
     """Requests under way to one owner, and as many again that wait for checks."""
     max_calls: int = 500
@@ -80,6 +83,9 @@ class _Line:
     heard_at: float
     """When it last answered anything, or began to be asked."""
     waiting: deque[_Asked] = field(default_factory=deque)
+    calls: int = 0
+    """Those that wait for an answer, sent or not."""
+    calls_bytes: int = 0
     under_way: int = 0
     scheduled: bool = False
 
@@ -136,10 +142,12 @@ class HttpPeers:
         if len(self._asked) >= limits.max_waiting or self._bytes + len(body) > limits.max_waiting_bytes:
             raise OverloadedError(f"{len(self._asked)} calls wait for other instances already: try again later")
         asked = _Asked(call=call, body=body, deadline=deadline, answer=loop.create_future())
+        line = self._queue(owner, asked)
         self._asked.add(asked)
         self._bytes += len(body)
+        line.calls += 1
+        line.calls_bytes += len(body)
         try:
-            self._queue(owner, asked)
             async with asyncio.timeout_at(deadline):
                 return await asked.answer
         except TimeoutError:
@@ -147,10 +155,12 @@ class HttpPeers:
         finally:
             self._asked.discard(asked)
             self._bytes -= len(body)
+            line.calls -= 1
+            line.calls_bytes -= len(body)
 
     # --- the line of an owner
 
-    def _queue(self, owner: OwnerHint, asked: _Asked) -> None:
+    def _queue(self, owner: OwnerHint, asked: _Asked) -> _Line:
         # What waits for a check keeps its request open for long: it must not take the places of the others.
         waits = isinstance(asked.call, DueCall)
         key = (owner.incarnation, owner.url, waits)
@@ -161,8 +171,12 @@ class HttpPeers:
         if line.under_way >= self._limits.max_requests and now - line.heard_at > _SILENT_S and not waits:
             # It hangs: who asks on would take the places here of those whom others can serve.
             raise ShardUnavailableError("the owner of the shard does not answer now: try again")
+        size = line.calls_bytes + len(asked.body)
+        if line.calls >= self._limits.max_waiting_of_one or size > self._limits.max_waiting_bytes_of_one:
+            raise OverloadedError(f"{line.calls} calls wait for the owner of the shard already: try again later")
         line.waiting.append(asked)
         self._schedule(key, line)
+        return line
 
     def _schedule(self, key: tuple[str, str, bool], line: _Line) -> None:
         """Send what waits at the next turn of the loop, together with what comes until then."""

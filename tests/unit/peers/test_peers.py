@@ -205,6 +205,25 @@ async def test_an_owner_that_hangs_is_asked_no_more_until_it_answers(
     assert [call.request.id for call in owner.asked if isinstance(call, EndCall)] == ["a", "b", "d"]
 
 
+async def test_an_owner_that_hangs_leaves_places_for_calls_to_the_others(serve: Serve, stack: AsyncExitStack) -> None:
+    limits = PeerLimits(max_waiting=10, max_waiting_of_one=5)
+    peers = await stack.enter_async_context(HttpPeers(SECRET, limits=limits))
+    hanging, other = Owner(), Owner()
+    gate = asyncio.Event()
+    names = [f"t-{number}" for number in range(5)]
+    hanging.gates = dict.fromkeys(names, gate)
+    at, elsewhere = await serve(hanging), await serve(other)
+    asked = [asyncio.create_task(ask(peers, at, name)) for name in names]
+    while len(hanging.asked) < len(names):  # noqa: ASYNC110 - nothing tells when they have come
+        await asyncio.sleep(0.005)
+    with pytest.raises(OverloadedError):
+        await ask(peers, at, "one more")
+    assert (await ask(peers, elsewhere, "of another")).id == "of another"
+    gate.set()
+    assert [answer.id for answer in await asyncio.gather(*asked)] == names
+    assert (await ask(peers, at, "later")).id == "later"
+
+
 async def test_the_errors_of_an_owner_reach_the_caller(serve: Serve, peers: HttpPeers) -> None:
     owner = Owner()
     owner.error = AlreadyEndedError("t", state="rolled_back")
