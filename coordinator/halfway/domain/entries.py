@@ -197,6 +197,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def index_of(half: Half) -> MessageIndex:
+    if len(half.messages) == 1:  # most have one
+        (message,) = half.messages
+        return MessageIndex(_shared((intern(message.topic),)), (key_index(message.key),))
     hashes = {key: key_index(key) for key in {message.key for message in half.messages}}
     return MessageIndex.of((message.topic, hashes[message.key]) for message in half.messages)
 
