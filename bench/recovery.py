@@ -20,6 +20,7 @@ from bench.history import MAX_PREPARE_BYTES, History, Plan
 from bench.instance import Instance, Meanwhile, ask, asking, live, served, unknowing
 from bench.plan import GROUP, PARTITIONS, VALUE_BYTES
 from bench.rig import RigError
+from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
@@ -35,6 +36,7 @@ from halfway.service.requests import ServiceLimits
 SHARDS: Final = 8
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _ASK_S: Final = 30.0
+_PATIENCE_S: Final = 120.0
 _LOOK_S: Final = 0.02
 _FILL_S: Final = 7_200.0
 _RECOVER_S: Final = 900.0
@@ -45,7 +47,7 @@ _FAR: Final[Mapping[str, Any]] = {"first_check_after_s": 259_200.0, "max_age_s":
 
 FEW: Final = 10
 PENDING: Final = (0, 10_000, 100_000, 1_000_000)
-ENDED: Final = (100_000, 1_000_000, 10_000_000)
+ENDED: Final = (0, 100_000, 1_000_000, 10_000_000)
 JUST_NOW: Final = (2_000_000,)
 _MANY: Final = 10_000
 _QUIET_S: Final = 1_200.0
@@ -280,8 +282,7 @@ class Bench:
         topics = InternalTopics(self._config(prefix))
         await topics.ensure()
         topics.close()
-        groups = KafkaGroups(self._config(prefix), Metrics())
-        deadline = asyncio.get_running_loop().time() + _ASK_S
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_S
         now = time.time_ns() // 1_000_000
         group = Group(
             name=GROUP,
@@ -292,11 +293,19 @@ class Bench:
             created_at=now,
             updated_at=now,
         )
-        try:
-            await groups.start(deadline=deadline)
-            await groups.put(group, deadline=deadline)
-        finally:
-            await groups.stop()
+        while True:
+            groups = KafkaGroups(self._config(prefix), Metrics())
+            try:
+                await groups.start(deadline=deadline)
+                await groups.put(group, deadline=deadline)
+            except KafkaUnavailableError:  # a topic that was just made has no leader yet
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(_LOOK_S)
+            else:
+                return
+            finally:
+                await groups.stop()
 
     async def _commit_cursors(self, prefix: str, history: History) -> None:
         """Commit the cursors where the last scan would have: nothing was checked, so no op is needed again."""
