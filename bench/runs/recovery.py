@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+import structlog
 from rich.table import Table
 
 from bench.plan import VALUE_BYTES
-from bench.recovery import ENDED, FEW, JUST_NOW, PENDING, Bench, Cell, Found
+from bench.recovery import ENDED, FEW, LATELY, PENDING, Bench, Cell, Found
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 
@@ -21,7 +23,7 @@ def add(kinds: Kinds) -> None:
     starts.add_argument("--json", type=Path, default=Path("build/recovery.json"), help="where the figures go")
     starts.add_argument("--pending", type=int, action="append", help="can be repeated; 0 to 1,000,000 by default")
     starts.add_argument("--ended", type=int, action="append", help="behind 10 pending; 0 to 10,000,000 by default")
-    starts.add_argument("--just-now", type=int, action="append", help="as --ended, up to the very start")
+    starts.add_argument("--lately", type=int, action="append", help="as --ended, within the outcome horizon")
     starts.add_argument("--value-bytes", type=int, default=VALUE_BYTES, help="of the message of each transaction")
     starts.add_argument("--rate", type=float, default=2_000, help="transactions a second that the log tells of")
     starts.add_argument("--watch", type=float, default=60, help="seconds after each start")
@@ -29,12 +31,13 @@ def add(kinds: Kinds) -> None:
 
 
 def _recovery(given: argparse.Namespace) -> int:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     console = wide_console()
-    chosen = (given.pending, given.ended, given.just_now) != (None, None, None)
+    chosen = (given.pending, given.ended, given.lately) != (None, None, None)
     cells = [
         *(Cell(pending=count) for count in given.pending or (() if chosen else PENDING)),
         *(Cell(pending=FEW, ended=count) for count in given.ended or (() if chosen else ENDED)),
-        *(Cell(pending=FEW, ended=count, quiet_s=0) for count in given.just_now or (() if chosen else JUST_NOW)),
+        *(Cell(pending=FEW, ended=count, lately=True) for count in given.lately or (() if chosen else LATELY)),
     ]
     with Bench(
         say=console.print,

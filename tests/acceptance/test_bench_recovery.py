@@ -208,7 +208,7 @@ def _decoded(line: str) -> dict[str, Any]:
 
 def test_the_benchmark_tells_of_every_start(kafka: Kafka, tmp_path: Any) -> None:
     """In short: the same code, a few transactions. No figure is judged here."""
-    cells = [Cell(pending=30), Cell(pending=5, ended=200, quiet_s=0)]
+    cells = [Cell(pending=30), Cell(pending=5, ended=200, lately=True)]
     with Bench(
         say=lambda _: None,
         bootstrap_servers=kafka.bootstrap_servers,
