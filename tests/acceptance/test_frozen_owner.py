@@ -67,12 +67,13 @@ async def test_a_frozen_owner_holds_up_nobody_but_its_own_shards(
     of_the_frozen = [name for shard in sorted(found[2]) for name in names[shard]]
     others = [name for shard in sorted(found[0] | found[1]) for name in names[shard]]
     answers = [asyncio.create_task(try_both(asked, group, topic, name)) for name in of_the_frozen]
+    listed = asyncio.create_task(asked.call("GET", "/transactions"))
     for name in others:
         (await asked.prepare(group, [message(topic, name)], as_id=name, retry=True)).expect(200, 201)
         (await asked.end(name, "commit", retry=True)).expect(200)
     first = await asyncio.gather(*answers)
     assert not all(first), "it was not frozen"
-    (await asked.call("GET", "/transactions")).refused(503, "shard_unavailable")
+    (await listed).refused(503, "shard_unavailable")
 
     for name in of_the_frozen:  # whoever takes the shards over does what is asked again, and nothing twice
         (await asked.prepare(group, [message(topic, name)], as_id=name, retry=True)).expect(200, 201)
