@@ -7,7 +7,7 @@ import threading
 from typing import Final
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Message
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, Message
 from yarl import URL
 
 from halfway.domain.records import Owner
@@ -63,6 +63,9 @@ class KafkaOwners:
                 reader.add({(topic, shard): OFFSET_BEGINNING for shard in range(self._config.shards)})
                 while not self._stopping.is_set():
                     reader.read(_POLL_S, self._handle)
+            except KafkaException as error:
+                log.warning("owners_not_read", topic=topic, error=error.args[0].str())
+                self._stopping.wait(_PAUSE_S)
             except Exception:
                 # Whatever it was, owners that are never read again would be worse.
                 log.exception("owners_not_read", topic=topic)

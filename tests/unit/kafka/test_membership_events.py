@@ -1,0 +1,25 @@
+"""What the group's thread tells the membership, whose state belongs to the event loop."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from structlog.testing import capture_logs
+
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.loop import Loop
+from tests.integration.cluster_harness import Instance
+
+
+async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error() -> None:
+    """The group goes on without them; they are given up as soon as the loop gets there."""
+    servers = {"bootstrap.servers": "127.0.0.1:9"}
+    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
+    membership = Instance(config).cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    membership._on_assigned({0, 1})
+    with ThreadPoolExecutor(1) as pool, capture_logs() as logged:
+        pool.submit(membership.revoked, {0}).result()  # the loop waits for it
+    assert [(entry["event"], entry["log_level"]) for entry in logged] == [("revoke_out_of_time", "warning")]
+    while 0 in membership.status.acquiring:  # noqa: ASYNC110 - nothing tells when it gets there
+        await asyncio.sleep(0.01)
+    assert membership.status.acquiring == (1,)
