@@ -64,7 +64,7 @@ class Wanted:
     broker_faults: int = 0
     full_stops: int = 0
     instances: int = 3
-    side_by_side: int = 3000
+    side_by_side: int = 8000
     a_second: float = 600.0
     """Transactions begun, at most."""
     coordinator_gap_s: float = 8.0
