@@ -44,9 +44,7 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
     given = parser.parse_args()
-    faults = (
-        max(FEWEST_FAULTS, given.transactions * FAULTS_IN_100_000 // 100_000) if given.faults is None else given.faults
-    )
+    faults = faults_for(given.transactions) if given.faults is None else given.faults
     coordinator_faults, broker_faults, full_stops = split(faults, given.kinds)
     wanted = Wanted(
         seed=random.SystemRandom().randrange(10**6) if given.seed is None else given.seed,
@@ -73,6 +71,11 @@ def main() -> int:
         shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps(outcome.summary()))  # noqa: T201  the result
     return 0 if outcome.verdict.sound else 1
+
+
+def faults_for(transactions: int) -> int:
+    """Give how many faults a run of this length has where nobody says."""
+    return max(FEWEST_FAULTS, transactions * FAULTS_IN_100_000 // 100_000)
 
 
 def split(faults: int, kinds: Collection[str] = ()) -> tuple[int, int, int]:
