@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,17 +66,26 @@ class Faults:
         self._chance = chance
         self._coordinators_free = asyncio.Lock()
         self._brokers_free = asyncio.Lock()
+        self._over = asyncio.Event()
         self.happened: Counter[str] = Counter()
         """Faults that took effect, by kind."""
         self.deaths: list[str] = []
         """Coordinators that ended by themselves; they are started again, as whoever runs them would."""
 
     async def run(self, coordinator: Pace, broker: Pace, progress: Callable[[], float]) -> None:
-        """Go on until cancelled; `progress` is the share of the load that is done: faults are not ahead of it."""
+        """Go on until it is `over`; `progress` is the share of the load that is done: faults are not ahead of it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             group.create_task(self._play(COORDINATOR_FAULTS, coordinator, progress))
             group.create_task(self._play(BROKER_FAULTS, broker, progress))
+
+    def over(self) -> None:
+        """Let the faults that are being played come to their end, and no other begin."""
+        self._over.set()
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     def reached(self, coordinator: Pace, broker: Pace, full_stops: int) -> bool:
         """Tell whether so many faults of each side, and so many full stops, took effect."""
@@ -94,16 +104,16 @@ class Faults:
         deck: list[str] = []
         if not kinds:
             return
-        await asyncio.sleep(self._chance.uniform(1, 2))
-        while True:
+        await self._wait(self._chance.uniform(1, 2))
+        while not self._over.is_set():
             if not deck:
                 deck = [kind for kind, times in kinds.items() for _ in range(times)]
                 self._chance.shuffle(deck)
             fault: Kind = getattr(self, "_" + deck.pop())
             await fault()
-            await asyncio.sleep(pace.gap_s * self._chance.uniform(0.3, 1.7))
-            while pace.wanted and progress() < min(1.0, self._of(kinds) / pace.wanted):  # noqa: ASYNC110  no event
-                await asyncio.sleep(_LOOK_AGAIN_S)
+            await self._wait(pace.gap_s * self._chance.uniform(0.3, 1.7))
+            while pace.wanted and progress() < min(1.0, self._of(kinds) / pace.wanted) and not self._over.is_set():
+                await self._wait(_LOOK_AGAIN_S)
 
     def _note(self, kind: str, target: str, *, counts: bool, **detail: Any) -> None:
         self._history.write(Fault(kind=kind, target=target, counts=counts, detail=detail))
@@ -281,10 +291,10 @@ class Faults:
 
     async def _watch(self) -> None:
         """Start again whatever coordinator ended by itself."""
-        while True:
+        while not self._over.is_set():
             async with self._coordinators_free:
                 self._start_the_dead()
-            await asyncio.sleep(1)
+            await self._wait(1)
 
     def _start_the_dead(self) -> None:
         for instance in self._instances:

@@ -206,22 +206,30 @@ class _Chaos:
             Pace(wanted=self._wanted.coordinator_faults, gap_s=self._wanted.coordinator_gap_s),
             Pace(wanted=self._wanted.broker_faults, gap_s=self._wanted.broker_gap_s),
         )
-        breaking = asyncio.create_task(self.faults.run(*self._paces, self._progress), name="faults")
         watching = asyncio.create_task(self._report())
+        ending = asyncio.create_task(self._end_of_faults())
         try:
-            await self.producers.run(
-                self._wanted.transactions,
-                lambda: breaking.done() or self._broken_enough(),
-                side_by_side=self._wanted.side_by_side,
-                a_second=self._wanted.a_second,
-            )
-            if breaking.done():
-                await breaking
+            async with asyncio.TaskGroup() as group:
+                group.create_task(
+                    self.producers.run(
+                        self._wanted.transactions,
+                        self._broken_enough,
+                        side_by_side=self._wanted.side_by_side,
+                        a_second=self._wanted.a_second,
+                    )
+                )
+                group.create_task(self.faults.run(*self._paces, self._progress))
         finally:
-            for task in (breaking, watching):
+            for task in (ending, watching):
                 task.cancel()
-            await asyncio.gather(breaking, watching, return_exceptions=True)
+            await asyncio.gather(ending, watching, return_exceptions=True)
         await self.faults.mend()
+
+    async def _end_of_faults(self) -> None:
+        """Break nothing more once there is enough of everything: the last calls are to be answered."""
+        while self._progress() < 1 or not self._broken_enough():  # noqa: ASYNC110  counters set no event
+            await asyncio.sleep(0.2)
+        self.faults.over()
 
     def _broken_enough(self) -> bool:
         return self.faults.reached(*self._paces, self._wanted.full_stops)
