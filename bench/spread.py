@@ -54,7 +54,7 @@ class SpreadPlan(msgspec.Struct, frozen=True, kw_only=True):
     pids: Mapping[str, int]
     """Whose CPU time to count, beside the load process's own."""
     sent_path: str
-    """Where every transaction goes whose end was sent; see `audit.Sent`."""
+    """Where every transaction goes whose end was sent; see `copies.Sent`."""
 
 
 class SpreadResult(msgspec.Struct, frozen=True, kw_only=True):
