@@ -127,7 +127,7 @@ class _Connection(asyncio.Protocol):
     def ask(self, order: _Order, request: bytes, *, ending: bool) -> None:
         self.order, self.ending = order, ending
         self.asked += 1
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.write(request)
 
     def close(self) -> None:
@@ -169,7 +169,6 @@ class Crowd:
         self._first_unlike = ""
         self._phase = "before"
         self._rate = plan.small_rate_per_s
-        self._stopping = False
         self._windows: list[CrowdWindow] = []
         self._begin_window()
 
@@ -181,17 +180,20 @@ class Crowd:
             await asyncio.sleep(_TICK_S)
         gc.collect()
         gc.freeze()
-        ticking = asyncio.create_task(self._by_the_clock())
-        await self._windows_of("before", plan.small_rate_per_s, plan.before_s)
-        await self._windows_of("load", plan.rate_per_s, plan.seconds)
-        load_ended = time.monotonic()
-        await self._windows_of("after", plan.small_rate_per_s, plan.after_s)
-        self._rate = 0.0
-        until = time.monotonic() + FINISH_S
-        while self._unfinished and time.monotonic() < until:  # noqa: ASYNC110 - an event for each answer costs more
-            await asyncio.sleep(_TICK_S)
-        self._stopping = True
-        ticking.cancel()
+        load_ended = 0.0
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(self._by_the_clock())
+            await self._windows_of("before", plan.small_rate_per_s, plan.before_s)
+            await self._windows_of("load", plan.rate_per_s, plan.seconds)
+            load_ended = time.monotonic()
+            await self._windows_of("after", plan.small_rate_per_s, plan.after_s)
+            self._phase, self._rate = "finish", 0.0
+            self._begin_window()
+            until = time.monotonic() + FINISH_S
+            while self._unfinished and time.monotonic() < until:  # noqa: ASYNC110 - an event for each costs more
+                await asyncio.sleep(_TICK_S)
+            ticking.cancel()
+        self._end_window()
         for connection in list(self._open):
             self._give_up(connection)
         for _, order in self._again:
@@ -207,23 +209,25 @@ class Crowd:
 
     def _begin_window(self) -> None:
         self._window = CrowdWindow(phase=self._phase)
+        self._window_began = time.perf_counter()
         self._prepares: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
         self._latencies: list[float] = []
+
+    def _end_window(self) -> None:
+        window, ordered = self._window, sorted(self._latencies)
+        window.seconds = time.perf_counter() - self._window_began
+        window.prepares, window.ends = dict(self._prepares), dict(self._ends)
+        window.p50_ms, window.p99_ms = percentile(ordered, 0.5) * 1000, percentile(ordered, 0.99) * 1000
+        self._windows.append(window)
 
     async def _windows_of(self, phase: str, rate: float, seconds: float) -> None:
         self._phase, self._rate = phase, rate
         self._begin_window()
         began = time.perf_counter()
-        until = began + seconds
-        while (now := time.perf_counter()) < until:
-            await asyncio.sleep(min(self._plan.window_s, until - now))
-            window, ordered = self._window, sorted(self._latencies)
-            window.seconds = (ended := time.perf_counter()) - began
-            window.prepares, window.ends = dict(self._prepares), dict(self._ends)
-            window.p50_ms, window.p99_ms = percentile(ordered, 0.5) * 1000, percentile(ordered, 0.99) * 1000
-            self._windows.append(window)
-            began = ended
+        for number in range(1, round(seconds / self._plan.window_s) + 1):
+            await asyncio.sleep(began + number * self._plan.window_s - time.perf_counter())
+            self._end_window()
             self._begin_window()
 
     # --- what happens by the clock
@@ -233,9 +237,10 @@ class Crowd:
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.perf_counter()
+            # By the time before: what came while this process did not run was in time.
+            self._end_patience(last)
             owed += (now - last) * self._rate
             last = now
-            self._end_patience(now)
             self._end_again(now)
             due, owed = int(owed), owed % 1
             self._window.offered += due
@@ -344,6 +349,8 @@ class Crowd:
         wait_s = retry_after(answer) if status in _REFUSALS else None
         if status in _REFUSALS and wait_s is None:
             self._window.without_retry_after += 1
+        if status in _REFUSALS and b"\r\nContent-Type: application/problem+json" not in answer:
+            self._unlike(f"a refusal without a problem document: {answer[-300:]!r}")
         if connection.ending:
             self._end_answered(order, status, answer, wait_s)
         elif status == _CREATED:

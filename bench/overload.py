@@ -17,12 +17,11 @@ import msgspec
 from bench.crowd import CrowdPlan, CrowdResult, CrowdWindow
 from bench.figures import Standing, cpu_us, percentile, standing
 from bench.journal import Journal
-from bench.plan import SCENARIOS
-from bench.rig import Rig
+from bench.plan import Scenario
+from bench.rig import Rig, RigError
 from bench.scenarios import SPARE_S, load_plan, run_load
 from halfway.embedded.ports import HOST
 
-SCENARIO: Final = next(one for one in SCENARIOS if one.name == "single-64")
 WINDOW_S: Final = 0.5
 HEALTH_PATHS: Final = ("/health/live", "/health/ready", "/metrics")
 _PROBE_S: Final = 30.0
@@ -36,14 +35,17 @@ class Overloading(msgspec.Struct, frozen=True, kw_only=True):
     """Of the maximum, which is measured first."""
     seconds: float = 60.0
     connections: int = 2_000
-    patience_s: float = 2.0
-    small_rate_per_s: float = 100.0
+    patience_s: float = 5.0
+    small_share: float = 0.05
+    """Of the maximum, before and after the load."""
     before_s: float = 5.0
     after_s: float = 15.0
     processes: int = 1
     nice: int = 10
     warm_up_s: float = 40.0
     maximum_s: float = 20.0
+    callers: int = 64
+    """In the closed loop that finds the maximum."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,8 +204,11 @@ def _status(url: str) -> str:
 
 def overload(rig: Rig, wanted: Overloading) -> Overload:
     """Measure the maximum in a closed loop, overload by the clock, bring to rest what callers left, and judge all."""
-    first = run_load(rig, load_plan(rig, SCENARIO, lead_s=wanted.warm_up_s, window_s=wanted.maximum_s)).windows[-1]
-    maximum = first.transactions / first.seconds
+    closed = Scenario(name="maximum", callers=wanted.callers)
+    measured = run_load(rig, load_plan(rig, closed, lead_s=wanted.warm_up_s, window_s=wanted.maximum_s))
+    if measured.failed:
+        raise RigError(f"the maximum was not measured: {measured.first_failure}")
+    maximum = measured.windows[-1].transactions / measured.windows[-1].seconds
     rate = maximum * wanted.times
     auditor = rig.auditor()
     plans = [_plan(rig, wanted, number, rate) for number in range(wanted.processes)]
@@ -235,8 +240,8 @@ def overload(rig: Rig, wanted: Overloading) -> Overload:
         first_unlike=next((one.first_unlike for one in results if one.first_unlike), ""),
         committed_tx_per_s=round(committed, 1),
         share_of_maximum=round(committed / maximum, 3),
-        p50_ms=round(percentile(sorted(one.p50_ms for one in load), 0.5), 1),
-        p99_ms=round(percentile(sorted(one.p99_ms for one in load), 0.5), 1),
+        p50_ms=round(percentile(sorted(one.p50_ms for one in load if one.committed), 0.5), 1),
+        p99_ms=round(percentile(sorted(one.p99_ms for one in load if one.committed), 0.5), 1),
         p50_before_ms=round(before_ms, 2),
         recovered_after_s=_recovered(windows, 2 * before_ms),
         connections=sum(one.open_at_most for one in results),
@@ -266,7 +271,7 @@ def _plan(rig: Rig, wanted: Overloading, number: int, rate: float) -> CrowdPlan:
         connections=wanted.connections // wanted.processes,
         rate_per_s=rate / wanted.processes,
         seconds=wanted.seconds,
-        small_rate_per_s=wanted.small_rate_per_s / wanted.processes,
+        small_rate_per_s=rate / wanted.times * wanted.small_share / wanted.processes,
         before_s=wanted.before_s,
         after_s=wanted.after_s,
         patience_s=wanted.patience_s,

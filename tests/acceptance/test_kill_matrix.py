@@ -263,7 +263,7 @@ async def test_killed_while_it_writes_old_halves_again(
         old = await rest.prepared(group, [message(topic, point)])
         pending.append(await rest.prepared(group, [message(topic, "younger")]))
         coordinator.faults.plan(Fault(point=point, action="kill", seconds=AT_BROKER_S))
-        # Whatever makes the log longer: ends would be killed themselves, and more that is pending is allowed more of it.
+        # Makes the log longer: ends would be killed themselves, and more that is pending is allowed more of it.
         await append_all(cluster, coordinator.topic("half"), 0, [(b"foreign", b"foreign")] * 50)
         await coordinator.killed_at_its_fault()
         await asyncio.to_thread(coordinator.start)

@@ -17,6 +17,7 @@ from aiohttp.web_exceptions import HTTPException
 from multidict import CIMultiDict
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, OverloadedError, ShuttingDownError
+from halfway.rest.admission import Admission
 from halfway.rest.calls import Answer, Call, Site, refusal
 from halfway.rest.errors import (
     BodyTimeoutError,
@@ -48,6 +49,7 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float = 15.0
     max_body_bytes: int = 8 * 1024 * 1024
     max_requests: int = 4096
+    prepare_wait_s: float = 1.0
     max_body_bytes_in_flight: int = 256 * 1024 * 1024
     max_batch_items: int = 1000
 
@@ -92,6 +94,7 @@ class Api:
         self._idle = asyncio.Event()
         self._idle.set()
         self.in_flight = 0
+        self.admission = Admission(max_requests=self._limits.max_requests, wait_s=self._limits.prepare_wait_s)
         self._open: set[asyncio.Task[Any]] = set()
         self._abandoning = False
         self._body_bytes = 0
@@ -150,6 +153,7 @@ class Api:
         What is not done by `deadline` (on the loop's clock) is answered 503 then.
         """
         self._stopping = True
+        self.admission.close()
         try:
             async with asyncio.timeout_at(deadline):
                 await self._idle.wait()
@@ -191,7 +195,15 @@ class Api:
         if "%" in parameter:
             parameter = unquote(parameter)
         call = Call(site=self._site, request=request, parameter=parameter, body=body, deadline=deadline)
-        return await operation.handler(call)
+        if not operation.begins:
+            return await operation.handler(call)
+        await self.admission.enter()
+        try:
+            if request.transport is None:
+                raise ConnectionResetError  # nobody would end what is begun now
+            return await operation.handler(call)
+        finally:
+            self.admission.leave()
 
     def _judge_head(self, operation: Operation, request: web.BaseRequest) -> int:
         """Refuse a body by its headers, before it is read; return how many bytes to count it as."""

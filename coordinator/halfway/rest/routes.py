@@ -51,7 +51,8 @@ class Operation:
     """One call: where it is, what it takes and what it answers.
 
     `responses` maps a status to its description and model; `errors` are those of its own, beside `ALWAYS`. `waits` is
-    set where it may wait long for something to happen, and so takes no place among the requests in flight.
+    set where it may wait long for something to happen, and so takes no place among the requests in flight; `begins`
+    where it begins a transaction, and so is held up first where there is too much to do.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Operation:
     takes_body: bool = False
     headers: Sequence[str] = ()
     waits: bool = False
+    begins: bool = False
 
 
 GROUP: Final = ("group", models.GroupName)
@@ -138,6 +140,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/transactions",
         summary="Prepare a transaction: its messages are durable, and invisible until it is committed",
         handler=handlers.prepare,
+        begins=True,
         body=models.PrepareRequest,
         responses={
             HTTPStatus.CREATED: ("It is durably prepared", models.PreparedResponse),

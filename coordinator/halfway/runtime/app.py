@@ -25,6 +25,7 @@ from halfway.rest.problems import CONTENT_TYPE
 from halfway.rest.second_port import Reason, SecondPort
 from halfway.rest.server import HttpServer
 from halfway.runtime.backend import Backend, running
+from halfway.runtime.descriptors import connections_to_hold
 from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely
 from halfway.runtime.liveness import LoopLag
 from halfway.runtime.logging import configure
@@ -117,7 +118,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         health = HttpServer(SecondPort(reasons=stage.reasons, metrics=metrics.render))
         stack.push_async_callback(health.stop)
         await _listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
-        server = HttpServer(stage)
+        server = HttpServer(stage, max_connections=connections_to_hold())
         stack.push_async_callback(server.stop)
         await _listen(server, settings.host, settings.port, "HALFWAY_PORT")
         ready = Ready(url=_url(settings.host, server.port), health_url=_url(settings.health_host, health.port))
@@ -157,6 +158,7 @@ async def _serving(
                 request_timeout_s=settings.request_timeout_s,
                 max_body_bytes=settings.max_body_bytes,
                 max_requests=settings.max_requests,
+                prepare_wait_s=settings.prepare_wait_s,
                 max_batch_items=settings.max_batch_items,
             ),
         )

@@ -241,6 +241,7 @@ class _Gauges(Collector):
             yield CounterMetricFamily(name, text, value=count)
         yield _gauge("halfway_resolving", "Ids that wait for the lane or are in it", len(self._shards.claims))
         yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight)
+        yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", self._api.admission.waiting)
 
     def _by_shard(self) -> Iterator[Metric]:
         families = {

@@ -106,6 +106,8 @@ class Settings(BaseSettings):
     max_body_bytes: Count = 8 * MIB
     max_requests: Count = 4_096
     """Requests in flight; more are answered 429."""
+    prepare_wait_s: Seconds = 1
+    """How long a prepare may wait for a place under overload; then it is answered 429."""
     max_batch_items: Count = 1_000
     shutdown_timeout_s: Seconds = 25
 

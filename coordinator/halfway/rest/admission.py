@@ -1,0 +1,90 @@
+"""Who may begin a transaction now, who waits for a place, and who is turned away.
+
+What was begun must be ended, or the work was for nothing: only prepares are held up here, never ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from halfway.domain.errors import OverloadedError, ShuttingDownError
+
+
+class Admission:
+    """Bounds the prepares that are being served to a quarter of all requests, and those that wait to half of them.
+
+    A prepare that finds no place waits for one, in the order of arrival and `wait_s` at most. So a burst is served, and
+    callers that come again at once are slowed down instead of keeping the event loop busy with refusals. The last
+    quarter is left to what is never held up.
+    """
+
+    def __init__(self, *, max_requests: int, wait_s: float) -> None:
+        """Take the bound on all requests, and how long one may wait, in seconds."""
+        self._places = max(1, max_requests // 4)
+        self._most = max(1, max_requests * 3 // 4)
+        self._wait_s = wait_s
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """In the order of arrival."""
+        self._closed = False
+        self.prepares = 0
+        """How many are being served."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._waiting)
+
+    async def enter(self) -> None:
+        """Return with a place, which `leave` gives back.
+
+        Raises:
+            OverloadedError: there was none in time, or too many wait for one.
+            ShuttingDownError: none is given any more.
+
+        """
+        if self._closed:
+            raise ShuttingDownError
+        if self.prepares < self._places and not self._waiting:
+            self.prepares += 1
+            return
+        if self.prepares + len(self._waiting) >= self._most:
+            raise OverloadedError(f"{len(self._waiting)} prepares wait for a place already: try again later")
+        place = asyncio.get_running_loop().create_future()
+        self._waiting[place] = None
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await place
+        except TimeoutError:
+            if not _given(place):  # else it came at the last instant
+                raise OverloadedError(
+                    f"more prepares arrive than are served, and none of {self._places} places became free within "
+                    f"{self._wait_s:g} s: try again later"
+                ) from None
+        except asyncio.CancelledError:
+            if _given(place):
+                self.leave()
+            raise
+        finally:
+            self._waiting.pop(place, None)
+
+    def leave(self) -> None:
+        """Give a place back; whoever waits longest gets it."""
+        self.prepares -= 1
+        while self._waiting and self.prepares < self._places:
+            place = next(iter(self._waiting))
+            del self._waiting[place]
+            if not place.done():
+                place.set_result(None)
+                self.prepares += 1
+
+    def close(self) -> None:
+        """Give no more places, and tell so whoever waits."""
+        self._closed = True
+        while self._waiting:
+            place, _ = self._waiting.popitem()
+            if not place.done():
+                place.set_exception(ShuttingDownError())
+
+
+def _given(place: asyncio.Future[None]) -> bool:
+    return place.done() and not place.cancelled() and place.exception() is None
