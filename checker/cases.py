@@ -145,9 +145,9 @@ class _Gathering:
         if transaction_id is None:
             return
         case = self._case(transaction_id)
+        if prepare.id is None:  # also where it is told under which id it may have been stored
+            self._ask(case, prepare)
         if event.status in _OK:
-            if prepare.id is None:
-                self._ask(case, prepare)
             case.acknowledged.setdefault(prepare.contents, line)
             if case.acknowledged_at is None:
                 case.acknowledged_at = event.at

@@ -350,6 +350,21 @@ def test_a_prepare_that_was_told_its_id_explains_no_other_transaction() -> None:
     assert ("half_nobody_prepared", "0-y") not in found
 
 
+def test_an_answer_that_tells_the_id_and_nothing_else_explains_that_transaction() -> None:
+    """Halfway did not know whether it was stored: it may stand, and be rolled back by policy, or not stand at all."""
+    history, topics = good()
+    at = history.index(Rest(at=22))
+    history[0] = Run(seed=7, topics=("orders", "points"), policy_rolls_back=("h",))
+    for ref, told in (("r6", "0-f"), ("r7", "0-g")):
+        history[at:at] = [
+            Prepare(at=21, ref=ref, group="h", contents=(content(ref),)),
+            Prepared(at=21, sent_at=21, ref=ref, status=503, id=told, error_code="outcome_unknown"),
+        ]
+    stored = [half("0-f", content("r6"), offset=90), half("0-f", offset=91)]
+    given_up = op("0-f", "ROLLED_BACK", offset=90, cause="policy")
+    assert judge(history, [*topics, *stored, given_up]).findings == ()
+
+
 def test_a_part_of_a_history_is_no_verdict() -> None:
     """Without its end a history proves nothing, even if nothing is wrong in it."""
     history, topics = good()
