@@ -266,7 +266,13 @@ class Acquisition:
             if reader.positions != before:
                 moved, before = time.monotonic(), dict(reader.positions)
             if time.monotonic() - moved > self.config.lane_stall_s:
-                raise AcquireError("folding", "no progress towards the barriers")
+                short = sorted(place for place, end in targets.items() if reader.positions[place] < end)
+                held = ", ".join(f"{topic}-{number}" for topic, number in short)
+                raise AcquireError(
+                    "folding",
+                    f"nothing more can be read of {held}: a Kafka transaction is open there that nobody ends; "
+                    "kafka-transactions.sh find-hanging tells which",
+                )
             if self.cancelled():
                 raise AcquireError("folding", "the shards are no longer wanted")
 
