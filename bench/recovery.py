@@ -20,15 +20,10 @@ from bench.history import MAX_PREPARE_BYTES, History, Plan
 from bench.instance import Instance, Meanwhile, ask, asking, live, served, unknowing
 from bench.plan import GROUP, PARTITIONS, VALUE_BYTES
 from bench.rig import RigError
-from halfway.domain.errors import KafkaUnavailableError
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Group
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.process import SupervisedProcess
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.cursors import KafkaCursors
-from halfway.kafka.groups import KafkaGroups
-from halfway.kafka.topics import InternalTopics
 from halfway.runtime.metrics import Metrics
 from halfway.service.ports import Cursors
 from halfway.service.requests import ServiceLimits
@@ -36,7 +31,6 @@ from halfway.service.requests import ServiceLimits
 SHARDS: Final = 8
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _ASK_S: Final = 30.0
-_PATIENCE_S: Final = 120.0
 _LOOK_S: Final = 0.02
 _FILL_S: Final = 7_200.0
 _RECOVER_S: Final = 900.0
@@ -214,7 +208,10 @@ class Bench:
         try:
             self._say(f"{cell.name}: the log is written")
             began = time.monotonic()
-            asyncio.run(self._make_topics(prefix))
+            with Instance(self.directory, settings) as first:  # it makes the topics, and owns the shards
+                first.ready(_RECOVER_S)
+                self.register(first, {"mode": "pull"}, _FAR)
+                first.stop()
             history = self.write(prefix, cell)
             asyncio.run(self._commit_cursors(prefix, history))
             self._say(f"written in {time.monotonic() - began:.0f} s, {history.reanchored} halves written again in it")
@@ -283,36 +280,6 @@ class Bench:
             shards=self.found.shards,
             max_prepare_bytes=MAX_PREPARE_BYTES,
         )
-
-    async def _make_topics(self, prefix: str) -> None:
-        """Make the topics and register the group without a coordinator: its barriers would be newer than the log."""
-        topics = InternalTopics(self._config(prefix))
-        await topics.ensure()
-        topics.close()
-        deadline = asyncio.get_running_loop().time() + _PATIENCE_S
-        now = time.time_ns() // 1_000_000
-        group = Group(
-            name=GROUP,
-            mode=CheckMode.PULL,
-            urls=(),
-            topics=(self.topic,),
-            policy=PolicyOverrides(**_FAR),
-            created_at=now,
-            updated_at=now,
-        )
-        while True:
-            groups = KafkaGroups(self._config(prefix), Metrics())
-            try:
-                await groups.start(deadline=deadline)
-                await groups.put(group, deadline=deadline)
-            except KafkaUnavailableError:  # a topic that was just made has no leader yet
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                await asyncio.sleep(_LOOK_S)
-            else:
-                return
-            finally:
-                await groups.stop()
 
     async def _commit_cursors(self, prefix: str, history: History) -> None:
         """Commit the cursors where the last scan would have: nothing was checked, so no op is needed again."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from halfway.kafka.codec import (
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.cursors import KafkaCursors
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.partitions import PartitionReader, Place
 from halfway.service.ports import Cursors
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
@@ -266,6 +268,27 @@ def test_where_compaction_left_nothing_of_an_owner_the_barriers_tell_whom_to_fen
     barrier = encode_barrier(Barrier(incarnation="former", at=1))
     produce(config, config.parked_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
     acquire(config, "next", [0])
+    assert_fenced(config, former)
+
+
+def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of half is to be read then: as long as that goes on, no deadline ends it."""
+    barrier = encode_barrier(Barrier(incarnation="former", at=1))
+    former = lane_of(config, "former")
+    produce(config, config.half_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
+    for number in range(20):
+        produce(config, config.half_topic, 0, f"a-{number}".encode(), b"long")
+    monkeypatch.setattr("halfway.kafka.partitions.BATCH", 0)
+    read = PartitionReader.read
+
+    def slowly(*args: Any) -> set[Place]:
+        time.sleep(0.3)
+        return read(*args)
+
+    monkeypatch.setattr(PartitionReader, "read", slowly)
+    acquire(config, "next", [0], deadline=time.monotonic() + 5)
     assert_fenced(config, former)
 
 

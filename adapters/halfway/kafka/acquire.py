@@ -97,7 +97,7 @@ class Acquisition:
     shards: Sequence[int]
     cursors: CursorLoader
     deadline: float
-    """For steps 1 to 4, on `time.monotonic()`; the fold goes on as long as it moves."""
+    """For steps 1 to 4, on `time.monotonic()`; reading goes on as long as it moves."""
     cancelled: Callable[[], bool]
     skipped: Callable[[str, str], None]
     """Counts a record that cannot be decoded: topic, reason."""
@@ -159,6 +159,11 @@ class Acquisition:
         if time.monotonic() >= self.deadline:
             raise AcquireError(step, "out of time")
 
+    def _moving(self) -> float:
+        """Go on beyond the deadline as long as reading moves: all of half is read where no owner stands."""
+        self.deadline = max(self.deadline, time.monotonic() + self.config.lane_stall_s)
+        return self.deadline
+
     # --- step 1
 
     def _fence_acquirers(self) -> list[TransactionalProducer]:
@@ -175,6 +180,7 @@ class Acquisition:
             reader=reader,
             deadline=self.deadline,
             check=self._check,
+            moving=self._moving,
             cancelled=self.cancelled,
             count=self.skipped,
             released=self.released,

@@ -62,13 +62,18 @@ class _Trail:
 
 @dataclass(kw_only=True)
 class FormerOwners:
-    """The search of one acquisition; `check` raises where it is out of time or no longer wanted."""
+    """The search of one acquisition; `check` raises where it is out of time or no longer wanted.
+
+    `moving` is called whenever reading has got further, and tells the new deadline: a log without owner records may
+    take its time.
+    """
 
     config: KafkaConfig
     incarnation: str
     reader: PartitionReader
     deadline: float
     check: Callable[[str], None]
+    moving: Callable[[], float]
     cancelled: Callable[[], bool]
     count: Count
     released: dict[int, int]
@@ -126,7 +131,10 @@ class FormerOwners:
 
         Not for long: an open transaction may hold the end back until its owner is fenced.
         """
-        self.reader.read_until(ends, min(self.deadline, time.monotonic() + _LOOK_S), self._into(trails))
+        before = dict(self.reader.positions)
+        self.reader.read_until(ends, time.monotonic() + _LOOK_S, self._into(trails))
+        if self.reader.positions != before:
+            self.deadline = self.moving()
         return all(self.reader.positions[place] >= end for place, end in ends.items())
 
     def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
