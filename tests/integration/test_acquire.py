@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,18 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     monkeypatch.setattr(PartitionReader, "read", slowly)
     acquire(config, "next", [0], deadline=time.monotonic() + 5)
     assert_fenced(config, former)
+
+
+def test_a_partition_that_cannot_be_read_to_its_end_is_named(config: KafkaConfig) -> None:
+    """A Kafka transaction that nobody ends stands before the barrier: nothing is served that was not read."""
+    acquire(config, "one", [0])
+    [stranger] = initialised(config, [f"{config.prefix}stranger"], time.monotonic() + PATIENCE_S)
+    stranger.begin()
+    stranger.produce(config.half_topic, b"open", b"a-1", 0)
+    assert stranger.flush(time.monotonic() + PATIENCE_S, lambda: False)
+    with pytest.raises(AcquireError, match=f"nothing more can be read of {config.half_topic}-0: "):
+        acquire(replace(config, lane_stall_s=3), "next", [0])
+    stranger.abandon()
 
 
 def test_an_owner_record_of_a_later_release_is_not_passed_over(config: KafkaConfig) -> None:

@@ -276,8 +276,8 @@ class Acquisition:
                 held = ", ".join(f"{topic}-{number}" for topic, number in short)
                 raise AcquireError(
                     "folding",
-                    f"nothing more can be read of {held}: a Kafka transaction is open there that nobody ends; "
-                    "kafka-transactions.sh find-hanging tells which",
+                    f"nothing more can be read of {held}: Kafka does not answer, or a Kafka transaction is open there "
+                    "that nobody ends (kafka-transactions.sh find-hanging tells which)",
                 )
             if self.cancelled():
                 raise AcquireError("folding", "the shards are no longer wanted")
