@@ -16,7 +16,7 @@ import pytest
 
 from halfway.domain.records import Barrier, Message, Owner
 from halfway.domain.transaction import State
-from halfway.kafka.acquire import Acquired, AcquireError, Acquisition
+from halfway.kafka.acquire import Acquired, Acquisition
 from halfway.kafka.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
@@ -31,6 +31,7 @@ from halfway.kafka.config import KafkaConfig
 from halfway.kafka.cursors import KafkaCursors
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.partitions import PartitionReader, Place
+from halfway.kafka.patience import AcquireError
 from halfway.service.ports import Cursors
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (

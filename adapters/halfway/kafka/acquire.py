@@ -38,6 +38,7 @@ from halfway.kafka.intake import (
 )
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.partitions import PartitionReader, Place
+from halfway.kafka.patience import AcquireError, Patience
 from halfway.service.ports import Cursors
 
 log = structlog.get_logger()
@@ -49,19 +50,6 @@ _SKEW_MS: Final = 60_000
 _PARALLEL: Final = 8
 # A fetch that waits for one partition's next record holds up partitions that have just been added.
 _QUICK: Final = {"fetch.wait.max.ms": 20}
-
-
-class AcquireError(Exception):
-    """An acquisition did not come to its end; the shards may be tried again.
-
-    `fenced`: somebody else is acquiring. `outdated`: the log holds what only a newer release can read.
-    """
-
-    def __init__(self, step: str, detail: str, *, fenced: bool = False, outdated: bool = False) -> None:
-        """Say at which step, and what happened."""
-        super().__init__(f"{step}: {detail}")
-        self.fenced = fenced
-        self.outdated = outdated
 
 
 class CursorLoader(Protocol):
@@ -97,12 +85,13 @@ class Acquisition:
     shards: Sequence[int]
     cursors: CursorLoader
     deadline: float
-    """For steps 1 to 4, on `time.monotonic()`; reading goes on as long as it moves."""
+    """For steps 1 to 4, on `time.monotonic()`; it moves on as long as reading moves."""
     cancelled: Callable[[], bool]
     skipped: Callable[[str, str], None]
     """Counts a record that cannot be decoded: topic, reason."""
     claimed: set[int] = field(default_factory=set)
     released: dict[int, int] = field(default_factory=dict)
+    _patience: Patience = field(init=False, repr=False)
 
     def acquire(self) -> list[Acquired]:
         """Acquire the shards, side by side; all of them or AcquireError.
@@ -128,10 +117,13 @@ class Acquisition:
         reader: PartitionReader | None = None
         try:
             producers = self._fence_acquirers()
-            self._check("fencing other acquirers")
             reader = PartitionReader(self.config, **_QUICK)
+            self._patience = Patience(
+                until=self.deadline, stall_s=self.config.lane_stall_s, reader=reader, cancelled=self.cancelled
+            )
+            self._patience.check("fencing other acquirers")
             self._settle_former_owners(reader)
-            self._check("fencing the former owner")
+            self._patience.check("fencing the former owner")
             barriers = self._claim(producers)
             acquired = self._fold(reader, barriers)
         except FormerOwnerUnknownError as error:
@@ -153,17 +145,6 @@ class Acquisition:
         )
         return acquired
 
-    def _check(self, step: str) -> None:
-        if self.cancelled():
-            raise AcquireError(step, "the shards are no longer wanted")
-        if time.monotonic() >= self.deadline:
-            raise AcquireError(step, "out of time")
-
-    def _moving(self) -> float:
-        """Go on beyond the deadline as long as reading moves: all of half is read where no owner stands."""
-        self.deadline = max(self.deadline, time.monotonic() + self.config.lane_stall_s)
-        return self.deadline
-
     # --- step 1
 
     def _fence_acquirers(self) -> list[TransactionalProducer]:
@@ -178,10 +159,7 @@ class Acquisition:
             config=self.config,
             incarnation=self.incarnation,
             reader=reader,
-            deadline=self.deadline,
-            check=self._check,
-            moving=self._moving,
-            cancelled=self.cancelled,
+            patience=self._patience,
             count=self.skipped,
             released=self.released,
         ).settle(self.shards)
@@ -203,7 +181,7 @@ class Acquisition:
             topics = self._produce_claim(shard, producer, barriers)
         except (KafkaException, BufferError) as error:
             raise ProducerFailedError.of("claiming", error) from error
-        producer.commit(max(1.0, min(self.config.lane_stall_s, self.deadline - time.monotonic())))
+        producer.commit(max(1.0, min(self.config.lane_stall_s, self._patience.deadline - time.monotonic())))
         if len(barriers) != len(topics) or min(barriers.values()) < 0:
             raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
         self.claimed.add(shard)
@@ -267,11 +245,9 @@ class Acquisition:
         self, targets: Mapping[Place, int], reader: PartitionReader, handle: Callable[[Place, Message], None]
     ) -> None:
         """Read on until the targets are reached; a long log may take its time, as long as it moves."""
-        moved, before = time.monotonic(), dict(reader.positions)
+        began = time.monotonic()
         while not reader.read_until(targets, time.monotonic() + 1, handle):
-            if reader.positions != before:
-                moved, before = time.monotonic(), dict(reader.positions)
-            if time.monotonic() - moved > self.config.lane_stall_s:
+            if self._patience.is_stalled(since=began):
                 short = sorted(place for place, end in targets.items() if reader.positions[place] < end)
                 held = ", ".join(f"{topic}-{number}" for topic, number in short)
                 raise AcquireError(
@@ -279,8 +255,7 @@ class Acquisition:
                     f"nothing more can be read of {held}: Kafka does not answer, or a Kafka transaction is open there "
                     "that nobody ends (kafka-transactions.sh find-hanging tells which)",
                 )
-            if self.cancelled():
-                raise AcquireError("folding", "the shards are no longer wanted")
+            self._patience.check_wanted("folding")
 
     def _starts(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> dict[Place, int]:
         """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""

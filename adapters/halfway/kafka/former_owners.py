@@ -30,6 +30,7 @@ from halfway.kafka.config import KafkaConfig
 from halfway.kafka.intake import Count, barrier_in, is_layout, marked, note_skipped, owner_in, owner_key
 from halfway.kafka.lane_producer import fence
 from halfway.kafka.partitions import PartitionReader, Place
+from halfway.kafka.patience import Patience
 from halfway.kafka.transactional_ids import lane_ids
 
 log = structlog.get_logger()
@@ -62,19 +63,12 @@ class _Trail:
 
 @dataclass(kw_only=True)
 class FormerOwners:
-    """The search of one acquisition; `check` raises where it is out of time or no longer wanted.
-
-    `moving` is called whenever reading has got further, and tells the new deadline: a log without owner records may
-    take its time.
-    """
+    """The search of one acquisition, which goes on as long as that has patience."""
 
     config: KafkaConfig
     incarnation: str
     reader: PartitionReader
-    deadline: float
-    check: Callable[[str], None]
-    moving: Callable[[], float]
-    cancelled: Callable[[], bool]
+    patience: Patience
     count: Count
     released: dict[int, int]
     """When each shard was released, in ms, where its last owner record says so."""
@@ -122,7 +116,7 @@ class FormerOwners:
                 self._fence(unfenced)
             elif reached:
                 break
-            self.check(f"reading {topic}")
+            self.patience.check(f"reading {topic}")
         self.reader.remove(list(trails))
         return found
 
@@ -131,16 +125,13 @@ class FormerOwners:
 
         Not for long: an open transaction may hold the end back until its owner is fenced.
         """
-        before = dict(self.reader.positions)
-        self.reader.read_until(ends, time.monotonic() + _LOOK_S, self._into(trails))
-        if self.reader.positions != before:
-            self.deadline = self.moving()
-        return all(self.reader.positions[place] >= end for place, end in ends.items())
+        return self.reader.read_until(ends, time.monotonic() + _LOOK_S, self._into(trails))
 
     def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
         """Step 3: take their lane ids away from former owners."""
         log.info("fencing_former_owner", incarnations=list(owners))
-        fence(self.config, [one for ids in owners.values() for one in ids], self.deadline, self.cancelled)
+        taken = [one for ids in owners.values() for one in ids]
+        fence(self.config, taken, self.patience.deadline, self.patience.cancelled)
         self._fenced.update(owners)
 
     def _into(self, trails: Mapping[Place, _Trail]) -> Callable[[Place, Message], None]:
@@ -179,11 +170,11 @@ class FormerOwners:
         while True:
             futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
             while wait(futures.values(), _LOOK_S).not_done:
-                self.check("asking for the end offsets")
+                self.patience.check("asking for the end offsets")
             try:
                 return {(one.topic, one.partition): future.result().offset for one, future in futures.items()}
             except KafkaException as error:
                 if error.args[0].code() not in _LEADER_MOVES:
                     raise
-            self.check("asking for the end offsets")
+            self.patience.check("asking for the end offsets")
             time.sleep(_AGAIN_S)

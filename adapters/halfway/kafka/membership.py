@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from halfway.domain.records import Foreign, Half
 from halfway.kafka.absences import Absences
-from halfway.kafka.acquire import Acquired, AcquireError, Acquisition, CursorLoader
+from halfway.kafka.acquire import Acquired, Acquisition, CursorLoader
 from halfway.kafka.admission import Destinations, LaneContext
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.group import GroupMember
@@ -23,6 +23,7 @@ from halfway.kafka.incarnation import Incarnation, lane_producers, new_incarnati
 from halfway.kafka.lane import KafkaLane
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.loop import Loop
+from halfway.kafka.patience import AcquireError
 from halfway.kafka.quarantine import Quarantine
 from halfway.service.ports import Observer, ShardListener
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -44,6 +45,8 @@ class PartitionReader:
         """Make the consumer; nothing is read before `add`."""
         self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
         self.positions: dict[Place, int] = {}
+        self.moved_at = -math.inf
+        """When a position last became another by reading, on `time.monotonic()`."""
         self.records = 0
         """How many were handled so far."""
 
@@ -70,17 +73,17 @@ class PartitionReader:
             self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
 
     def read(self, timeout: float, handle: Callable[[Place, Message], None]) -> set[Place]:
-        """Handle what comes within `timeout` seconds; return the partitions whose position has moved.
+        """Handle what comes within `timeout` seconds; return the partitions of which a record came, or their end.
 
         Raises:
             KafkaException: Kafka refuses to let a partition be read.
 
         """
-        moved: set[Place] = set()
+        heard: set[Place] = set()
         # `consume` waits for a whole batch: wait for one message, then take what else is there.
         first = self._consumer.poll(timeout)
         if first is None:
-            return moved
+            return heard
         failure: KafkaError | None = None
         for message in (first, *self._consumer.consume(BATCH, 0)):
             error = message.error()
@@ -96,11 +99,13 @@ class PartitionReader:
                 handle(place, message)
                 self.records += 1
                 offset += 1
-            self.positions[place] = max(self.positions[place], offset)
-            moved.add(place)
+            if offset > self.positions[place]:
+                self.positions[place] = offset
+                self.moved_at = time.monotonic()
+            heard.add(place)
         if failure is not None:
             raise KafkaException(failure)
-        return moved
+        return heard
 
     def read_until(
         self, targets: Mapping[Place, int], deadline: float, handle: Callable[[Place, Message], None]

@@ -98,12 +98,12 @@ class Tail:
             while not self._stopped.is_set():
                 try:
                     self._change(reader)
-                    moved = reader.read(_POLL_S, self._handle)
+                    heard = reader.read(_POLL_S, self._handle)
                 except KafkaException as error:
                     log.warning("tail_failed", error=str(error))
                     self._stopped.wait(_PAUSE_S)
-                    moved = {(self._config.half_topic, shard) for shard in self._batch}
-                for place in moved:
+                    heard = {(self._config.half_topic, shard) for shard in self._batch}
+                for place in heard:
                     self._post(place[1], reader.positions.get(place))
         except NewerReleaseError as error:
             log.error("newer_release_found", topic=self._config.half_topic, error=str(error))  # noqa: TRY400 - it is told

@@ -1,0 +1,66 @@
+"""An acquisition may go on as long as its reader moves."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.partitions import PartitionReader
+from halfway.kafka.patience import AcquireError, Patience
+
+LONG_S = 1_000.0
+"""Longer than any test takes."""
+
+
+@pytest.fixture
+def reader() -> Iterator[PartitionReader]:
+    """Give a reader that reads nothing: the tests say when it moved."""
+    servers = {"bootstrap.servers": "127.0.0.1:1"}
+    reader = PartitionReader(KafkaConfig(properties=servers, max_prepare_bytes=1_000))
+    yield reader
+    reader.close()
+
+
+def patience(reader: PartitionReader, *, until: float, stall_s: float = LONG_S, wanted: bool = True) -> Patience:
+    return Patience(until=until, stall_s=stall_s, reader=reader, cancelled=lambda: not wanted)
+
+
+def test_the_deadline_is_the_one_given_until_reading_leads_beyond_it(reader: PartitionReader) -> None:
+    """It never comes nearer, and moves on with what is read."""
+    given = patience(reader, until=100, stall_s=30)
+    assert given.deadline == 100
+    reader.moved_at = 60
+    assert given.deadline == 100
+    reader.moved_at = 80
+    assert given.deadline == 110
+
+
+def test_past_the_deadline_it_goes_on_only_while_reading_moves(reader: PartitionReader) -> None:
+    """The error names the step."""
+    over = patience(reader, until=time.monotonic())
+    with pytest.raises(AcquireError, match=r"^a step: out of time"):
+        over.check("a step")
+    reader.moved_at = time.monotonic()
+    over.check("a step")
+    reader.moved_at -= LONG_S
+    with pytest.raises(AcquireError, match=r"^a step: out of time"):
+        over.check("a step")
+
+
+def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: PartitionReader) -> None:
+    """Whoever has only begun to wait is given all of the time."""
+    given, now = patience(reader, until=0), time.monotonic()
+    long_ago = now - 2 * LONG_S
+    assert given.is_stalled(since=long_ago)
+    assert not given.is_stalled(since=now)
+    reader.moved_at = now
+    assert not given.is_stalled(since=long_ago)
+
+
+def test_what_is_no_longer_wanted_ends_at_once(reader: PartitionReader) -> None:
+    """However much time is left."""
+    unwanted = patience(reader, until=time.monotonic() + LONG_S, wanted=False)
+    for check in (unwanted.check, unwanted.check_wanted):
+        with pytest.raises(AcquireError, match=r"^a step: the shards are no longer wanted"):
+            check("a step")
