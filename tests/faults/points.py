@@ -13,6 +13,7 @@ _SUSPECTS = "halfway.kafka.suspects"
 _ACQUIRE = "halfway.kafka.acquire"
 _FORMER_OWNERS = "halfway.kafka.former_owners"
 _MEMBERSHIP = "halfway.kafka.membership"
+_GIVING_BACK = "halfway.kafka.giving_back"
 _SCAN = "halfway.service.scanning"
 _CHECKS = "halfway.service.checks"
 _ENDING = "halfway.service.ending"
@@ -44,7 +45,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "acquire.4.claim_one": (_ACQUIRE, "Acquisition._claim_one"),
     "acquire.5.fold": (_ACQUIRE, "Acquisition._fold"),
     "acquire.6.serve": (_MEMBERSHIP, "KafkaMembership._serve"),
-    "release.finish": (_MEMBERSHIP, "KafkaMembership._finish"),
+    "release.finish": (_GIVING_BACK, "finish"),
     "release.commit": (_THREAD, "LaneThread._release"),
     "release.produce": (_THREAD, "LaneThread._produce_releases"),
     "release.give_back": (_MEMBERSHIP, "KafkaMembership._give_back"),

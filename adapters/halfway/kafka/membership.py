@@ -18,6 +18,7 @@ from halfway.kafka.absences import Absences
 from halfway.kafka.acquire import Acquired, Acquisition, CursorLoader
 from halfway.kafka.admission import Destinations, LaneContext
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.giving_back import give_back, leaving_time
 from halfway.kafka.group import GroupMember
 from halfway.kafka.incarnation import Incarnation, lane_producers, new_incarnation_id
 from halfway.kafka.lane import KafkaLane
@@ -25,6 +26,7 @@ from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProduc
 from halfway.kafka.loop import Loop
 from halfway.kafka.patience import AcquireError
 from halfway.kafka.quarantine import Quarantine
+from halfway.kafka.setbacks import Setbacks
 from halfway.service.ports import Observer, ShardListener
 
 log = structlog.get_logger()
@@ -33,15 +35,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _CLAIM_S: Final = 30.0
-_FIRST_BACKOFF_S: Final = 0.1
-_MAX_BACKOFF_S: Final = 10.0
-_SETTLED_S: Final = 60.0
-"""An incarnation that lived this long ends a row of failures."""
 _FENCED_HEARTBEATS: Final = 1.5
 _FRESH_POLLS: Final = 2
 _LOOK_AGAIN_S: Final = 0.05
 _REACH_S: Final = 2.0
-_AFTERWARDS_S: Final = 2.0
 _WATCH_S: Final = 1.0
 _STALL_FACTOR: Final = 2
 _STOP_ACQUIRING_S: Final = 2.0
@@ -102,12 +99,9 @@ class KafkaMembership:
         self._changed = asyncio.Event()
         self._incarnation: Incarnation | None = None
         self._ended: list[Incarnation] = []
-        self._begun_at = 0.0
-        self._failures = 0
-        self._pause_s = 0.0
+        self._setbacks = Setbacks(_FENCED_HEARTBEATS * self._group.heartbeat_s)
         self._stalled = False
         self._outdated = False
-        self._last_error: str | None = None
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: ShardListener
@@ -123,7 +117,7 @@ class KafkaMembership:
             incarnation=None if incarnation is None else incarnation.id,
             owned=tuple(sorted(owned)),
             acquiring=tuple(sorted(self._assigned - owned)),
-            last_error=self._last_error,
+            last_error=self._setbacks.last_error,
         )
 
     # --- the port
@@ -145,7 +139,7 @@ class KafkaMembership:
         self._stopping = True
         self._changed.set()
         owned = () if self._incarnation is None else self._incarnation.shards
-        await self._give_back(self._assigned | frozenset(owned), self._before(deadline))
+        await self._give_back(self._assigned | frozenset(owned), leaving_time(deadline))
         self._group.close()
         if self._incarnation is not None:
             self._lane.detach()
@@ -202,24 +196,12 @@ class KafkaMembership:
             incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
-        """Stop taking ends of shards, finish those in flight, then release, all of it by `deadline` (of the loop).
-
-        What is not finished in good time before it is dropped, and not released.
-        """
+        """Stop taking ends of shards, finish those in flight, then release, all of it by `deadline` (of the loop)."""
         self._assigned -= shards
         self._absences.forget(shards)
         await self._acquired_or_given_up(shards, deadline)
-        incarnation = self._incarnation
-        if incarnation is None:
-            return
-        owned = sorted(shards & incarnation.shards)
-        finish_by = self._before(deadline)
-        finished = await asyncio.gather(*(self._finish(incarnation, shard, finish_by) for shard in owned))
-        if incarnation.failed:
-            return
-        ready = [shard for shard, done in zip(owned, finished, strict=True) if done]
-        released = bool(ready) and await incarnation.release(ready, deadline)
-        log.info("shards_given_back", shards=owned, finished=ready, released=released)
+        if self._incarnation is not None:
+            await give_back(self._incarnation, shards, self._listener, self._tell_lost, deadline)
 
     async def _acquired_or_given_up(self, shards: frozenset[int], deadline: float) -> None:
         """Wait for the end of an acquisition of any of these shards, for a short time only where all of it stops."""
@@ -233,30 +215,6 @@ class KafkaMembership:
             except TimeoutError:
                 break
 
-    def _before(self, deadline: float) -> float:
-        """Return a deadline that leaves some of the time for what comes afterwards."""
-        return deadline - min(_AFTERWARDS_S, (deadline - self._loop.asyncio.time()) / 4)
-
-    async def _finish(self, incarnation: Incarnation, shard: int, deadline: float) -> bool:
-        """Let the service finish what is in flight for a shard, then drop it; whether it finished in time.
-
-        It is dropped in the same step in which the service is done: nothing more must be appended to it.
-        """
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._listener.revoked(shard)
-        except TimeoutError:
-            log.warning("revoke_out_of_time", shard=shard)
-        except Exception:
-            log.exception("revoke_failed", shard=shard)
-        else:
-            incarnation.drop(shard)
-            return True
-        incarnation.drop(shard)
-        if not incarnation.failed:  # else it has been told already
-            self._tell_lost([shard])
-        return False
-
     # --- keeping an incarnation, and the shards that are assigned
 
     async def _keep(self) -> None:
@@ -268,7 +226,7 @@ class KafkaMembership:
                 elif self._stalled:
                     self._stalled = False
                     await self._leave()
-                elif self._pause_s:
+                elif self._setbacks.pause_s:
                     await self._pause()
                 elif self._incarnation is None:
                     await self._begin()
@@ -278,7 +236,7 @@ class KafkaMembership:
                     await self._changed.wait()
             except Exception as error:
                 log.exception("membership_failed")
-                self._failed(repr(error))
+                self._setbacks.failed(repr(error))
 
     async def _watch(self) -> None:
         """End an incarnation whose lane hangs so that its own watchdog does not wake up."""
@@ -295,8 +253,8 @@ class KafkaMembership:
         try:
             producers = await self._blocking(lane_producers, self._config, incarnation_id, self._is_stopping)
         except ProducerFailedError as error:
-            self._failed(str(error))
-            log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._pause_s, 1))
+            self._setbacks.failed(str(error))
+            log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._setbacks.pause_s, 1))
             await self._leave()
             return
         if self._stopping:
@@ -305,7 +263,7 @@ class KafkaMembership:
             return
         incarnation = self._made(incarnation_id, producers)
         self._incarnation = incarnation
-        self._begun_at = time.monotonic()
+        self._setbacks.begun()
         incarnation.start()
         self._lane.attach(incarnation.lane, incarnation.shards, self._loop)
         self._group.join_group()
@@ -340,23 +298,9 @@ class KafkaMembership:
         self._lane.detach()
         self._tell_lost(sorted(incarnation.shards))
         incarnation.shards.clear()
-        self._failed(str(error), fenced=error.fenced)
+        self._setbacks.failed(str(error), fenced=error.fenced)
         self._stalled = error.stalled
         self._changed.set()
-
-    def _failed(self, error: str, *, fenced: bool = False) -> None:
-        """Remember a failure, and how long to pause: longer each time.
-
-        Who was fenced waits for a heartbeat at least, so that the group can tell what it still assigns: fencing back at
-        once would go to and fro.
-        """
-        if time.monotonic() - self._begun_at > _SETTLED_S:
-            self._failures = 0
-        self._last_error = error
-        self._pause_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._failures)
-        if fenced:
-            self._pause_s = max(self._pause_s, _FENCED_HEARTBEATS * self._group.heartbeat_s)
-        self._failures += 1
 
     async def _leave(self) -> None:
         """Leave the group until there is an incarnation again: others may be able to serve the shards.
@@ -368,7 +312,7 @@ class KafkaMembership:
 
     async def _stay_out(self) -> None:
         """Leave the group for good: the log holds what this release cannot read, and others may be able to."""
-        log.error("release_too_old", error=self._last_error)
+        log.error("release_too_old", error=self._setbacks.last_error)
         self._group.leave_group()
         while not self._stopping:
             self._changed.clear()
@@ -376,9 +320,9 @@ class KafkaMembership:
 
     async def _pause(self) -> None:
         """Wait as long as the last failure asks for, and for a fresh poll of the group."""
-        pause, self._pause_s, before = self._pause_s, 0.0, self._group.polls
-        await asyncio.sleep(pause)
-        while self._group.polls < before + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
+        polls = self._group.polls
+        await asyncio.sleep(self._setbacks.take_pause())
+        while self._group.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _acquire(self, incarnation: Incarnation, shards: list[int]) -> None:
@@ -409,11 +353,12 @@ class KafkaMembership:
             acquired = await self._blocking(acquisition.acquire)
         except AcquireError as error:
             if self._assigned.issuperset(shards) and not incarnation.failed:
-                self._failed(str(error), fenced=error.fenced)
+                self._setbacks.failed(str(error), fenced=error.fenced)
                 self._outdated = error.outdated
-                log.warning("acquisition_failed", shards=shards, error=str(error), again_in_s=round(self._pause_s, 1))
+                again_in_s = round(self._setbacks.pause_s, 1)
+                log.warning("acquisition_failed", shards=shards, error=str(error), again_in_s=again_in_s)
             return []
-        self._last_error = None
+        self._setbacks.succeeded()
         return acquired
 
     async def _serve(self, incarnation: Incarnation, acquired: Iterable[Acquired]) -> None:

@@ -1,0 +1,63 @@
+"""Giving shards back: what is in flight for them is finished, then they are released (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final
+
+import structlog
+
+from halfway.kafka.incarnation import Incarnation
+from halfway.service.ports import ShardListener
+
+log = structlog.get_logger()
+
+Lost = Callable[[Collection[int]], None]
+"""Hears of shards that are dropped with something in flight."""
+
+_AFTERWARDS_S: Final = 2.0
+
+
+def leaving_time(deadline: float) -> float:
+    """Return a deadline, on the loop's clock, that leaves some of the time for what comes afterwards."""
+    return deadline - min(_AFTERWARDS_S, (deadline - asyncio.get_running_loop().time()) / 4)
+
+
+async def give_back(
+    incarnation: Incarnation, shards: Collection[int], listener: ShardListener, lost: Lost, deadline: float
+) -> None:
+    """Finish what is in flight for those of the shards that an incarnation owns, then release them.
+
+    All of it by `deadline`, on the loop's clock. What is not finished in good time before it is dropped, and not
+    released.
+    """
+    owned = sorted(incarnation.shards.intersection(shards))
+    finish_by = leaving_time(deadline)
+    finished = await asyncio.gather(*(finish(incarnation, shard, listener, lost, finish_by) for shard in owned))
+    if incarnation.failed:
+        return
+    ready = [shard for shard, done in zip(owned, finished, strict=True) if done]
+    released = bool(ready) and await incarnation.release(ready, deadline)
+    log.info("shards_given_back", shards=owned, finished=ready, released=released)
+
+
+async def finish(incarnation: Incarnation, shard: int, listener: ShardListener, lost: Lost, deadline: float) -> bool:
+    """Let the service finish what is in flight for a shard, then drop it; whether it finished in time.
+
+    It is dropped in the same step in which the service is done: nothing more must be appended to it.
+    """
+    try:
+        async with asyncio.timeout_at(deadline):
+            await listener.revoked(shard)
+    except TimeoutError:
+        log.warning("revoke_out_of_time", shard=shard)
+    except Exception:
+        log.exception("revoke_failed", shard=shard)
+    else:
+        incarnation.drop(shard)
+        return True
+    incarnation.drop(shard)
+    if not incarnation.failed:  # else it has been told already
+        lost([shard])
+    return False
