@@ -17,6 +17,7 @@ from halfway.service.views import view
 if TYPE_CHECKING:
     from halfway.service.checks import CheckDesk
     from halfway.service.ending import Ending
+    from halfway.service.finding import Finding
     from halfway.service.groups import Groups
     from halfway.service.ports import Observer
 
@@ -26,9 +27,10 @@ _ATTEMPT_DIGITS = 6
 class Acting:
     """Ends, checks and resumes for callers."""
 
-    def __init__(self, groups: Groups, ending: Ending, checks: CheckDesk, observer: Observer) -> None:
+    def __init__(self, groups: Groups, finding: Finding, ending: Ending, checks: CheckDesk, observer: Observer) -> None:
         """Keep the parts."""
         self._groups = groups
+        self._finding = finding
         self._ending = ending
         self._checks = checks
         self._observer = observer
@@ -40,7 +42,7 @@ class Acting:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        known = None if request.outcome is Outcome.UNKNOWN else self._ending.known(request.id)
+        known = None if request.outcome is Outcome.UNKNOWN else self._finding.known(request.id)
         if known is None:
             return loop.create_task(self._end(request, deadline=deadline, credential=credential))
         shard, entry = known
@@ -63,7 +65,7 @@ class Acting:
         began, group, cause = loop.time(), "", request.cause
         result: str | None = "changed"
         try:
-            shard, entry = await self._ending.locate(request.id, deadline=deadline)
+            shard, entry = await self._finding.locate(request.id, deadline=deadline)
             group = entry.group
             act = self._act(request, entry, credential)
             cause = act.cause
@@ -118,7 +120,7 @@ class Acting:
 
     async def check_now(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
         """Ask about a prepared transaction now, before its time; a conflict for any other state."""
-        shard, entry = await self._ending.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="check")
         transition(transaction_id, entry.state, Action.CHECK)
         if isinstance(entry, Pending):
@@ -128,7 +130,7 @@ class Acting:
 
     async def resume(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
         """Take a parked transaction back among the prepared; one that is prepared is unchanged."""
-        shard, entry = await self._ending.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="resume")
         await self._ending.act(transaction_id, Act(action=Action.RESUME, cause=Cause.OPERATOR), deadline=deadline)
         now = shard.state.find(transaction_id)

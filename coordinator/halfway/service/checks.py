@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from halfway.service.ending import Ending
+    from halfway.service.finding import Finding
     from halfway.service.groups import Groups
     from halfway.service.ports import CheckCaller, Clock, Observer
     from halfway.service.requests import ServiceLimits
@@ -44,6 +45,7 @@ class CheckDesk:
         limits: ServiceLimits,
         shards: ShardTable,
         groups: Groups,
+        finding: Finding,
         ending: Ending,
         caller: CheckCaller,
         clock: Clock,
@@ -53,6 +55,7 @@ class CheckDesk:
         self._limits = limits
         self._shards = shards
         self._groups = groups
+        self._finding = finding
         self._ending = ending
         self._caller = caller
         self._clock = clock
@@ -138,7 +141,7 @@ class CheckDesk:
     async def _ask(self, desk: Desk, shard: Shard, entry: Pending) -> CheckReply | None:
         """Send one check, to the group's endpoints in turn; None where it was overtaken before it could be sent."""
         loop = asyncio.get_running_loop()
-        half = await self._ending.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
+        half = await self._finding.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
         if not self.is_open(shard.number, entry.id):
             return None
         group = self._groups.find(entry.group)

@@ -9,6 +9,7 @@ from halfway.service.acting import Acting
 from halfway.service.answering import Answering
 from halfway.service.checks import CheckDesk
 from halfway.service.ending import Ending
+from halfway.service.finding import Finding
 from halfway.service.forwarding import Forwarding, NoOwners, NoPeers
 from halfway.service.gathering import Gathering
 from halfway.service.groups import Groups
@@ -78,15 +79,18 @@ class Coordinator:
         self.limits = limits
         self._shards = ShardTable(limits, clock, observer)
         self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
-        self._ending = Ending(limits, self._shards, lane, half_log, clock, observer)
+        self._finding = Finding(limits, self._shards, half_log, clock)
+        self._ending = Ending(self._shards, self._finding, lane, clock, observer)
         self._preparing = Preparing(limits, self._shards, half_log, self._groups, topics, clock, observer)
-        self._checks = CheckDesk(limits, self._shards, self._groups, self._ending, caller, clock, observer)
-        self._leases = Leases(limits, self._shards, self._groups, self._ending, self._checks, clock, observer)
-        self._acting = Acting(self._groups, self._ending, self._checks, observer)
+        self._checks = CheckDesk(
+            limits, self._shards, self._groups, self._finding, self._ending, caller, clock, observer
+        )
+        self._leases = Leases(limits, self._shards, self._groups, self._finding, self._checks, clock, observer)
+        self._acting = Acting(self._groups, self._finding, self._ending, self._checks, observer)
         self._scanning = Scanning(
             limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer
         )
-        self._queries = Queries(self._shards, self._groups, self._ending)
+        self._queries = Queries(self._shards, self._groups, self._finding)
         self._forwarding = Forwarding(self._shards, owners or NoOwners(), peers or NoPeers(), observer)
         self._gathering = Gathering(self._forwarding, self._queries, self._groups, self._leases)
         self.answering = Answering(self._preparing, self._acting, self._queries, self._groups, self._leases)

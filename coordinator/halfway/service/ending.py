@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from halfway.domain.errors import (
-    HalfwayError,
-    KafkaUnavailableError,
-    LaneLostError,
-    NotWrittenError,
-    OutcomeExpiredError,
-    UnknownTransactionError,
-)
-from halfway.domain.ids import server_made
+from halfway.domain.errors import HalfwayError, KafkaUnavailableError, LaneLostError, NotWrittenError
 from halfway.domain.records import Half
-from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending
+from halfway.domain.shard import Ended, Entry, Pending
 from halfway.domain.transaction import Action, State, transition
 from halfway.service import writes
 from halfway.service.acts import (
@@ -40,8 +32,8 @@ from halfway.service.ports import LaneWrite, Tombstone, Written
 from halfway.service.requests import EndResult
 
 if TYPE_CHECKING:
-    from halfway.service.ports import Clock, HalfLog, Lane, Observer
-    from halfway.service.requests import ServiceLimits
+    from halfway.service.finding import Finding
+    from halfway.service.ports import Clock, Lane, Observer
     from halfway.service.shards import Shard, ShardTable
 
 log = structlog.get_logger(__name__)
@@ -66,73 +58,15 @@ class _Attempt(msgspec.Struct, frozen=True, gc=False):
 class Ending:
     """The one way by which the state of a transaction changes after its prepare."""
 
-    def __init__(
-        self,
-        limits: ServiceLimits,
-        shards: ShardTable,
-        lane: Lane,
-        half_log: HalfLog,
-        clock: Clock,
-        observer: Observer,
-    ) -> None:
+    def __init__(self, shards: ShardTable, finding: Finding, lane: Lane, clock: Clock, observer: Observer) -> None:
         """Keep the parts; nothing is started."""
-        self._limits = limits
         self._shards = shards
+        self._finding = finding
         self._lane = lane
-        self._half_log = half_log
         self._clock = clock
         self._observer = observer
         self._tasks: set[asyncio.Task[EndResult]] = set()
         self._deadlines = Deadlines()
-
-    def known(self, transaction_id: str) -> tuple[Shard, Entry] | None:
-        """Find an id in the shard that owns it, None where it is not known there or not served here now."""
-        try:
-            shard = self._shards.get(self._shards.number_of(transaction_id))
-        except HalfwayError:
-            return None
-        entry = shard.state.find(transaction_id)
-        return None if entry is None else (shard, entry)
-
-    async def locate(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
-        """Find an id in the shard that owns it.
-
-        An id that is not known is looked for once more after a read barrier: the tail has then reached the end of
-        half[s] as it was when this was called (DESIGN section 5).
-
-        Raises:
-            UnknownTransactionError, OutcomeExpiredError: it is certainly not pending; neither means "rolled back".
-            ShardUnavailableError: its shard is not served here now.
-
-        """
-        shard = self._shards.get(self._shards.number_of(transaction_id))
-        entry = shard.state.find(transaction_id)
-        if entry is not None:
-            return shard, entry
-        end = await self._half_log.half_end(shard.number, deadline=deadline)
-        await self._shards.get(shard.number).tailed(end, deadline=deadline)
-        shard = self._shards.get(shard.number)
-        entry = shard.state.find(transaction_id)
-        if entry is not None:
-            return shard, entry
-        made = server_made(transaction_id)
-        horizon_s = self._limits.outcome_horizon_s
-        if made is not None and made[1] < self._clock.now_ms() - horizon_s * 1000:
-            raise OutcomeExpiredError(transaction_id, horizon_s=horizon_s)
-        raise UnknownTransactionError(transaction_id)
-
-    async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
-        """Return the half of a prepared or parked transaction, read back by offset where it is not held in memory."""
-        half = self._shards.payloads.get(entry.id, entry.fingerprint)
-        if half is not None:
-            return half
-        if isinstance(entry, ParkedEntry):
-            record = await self._half_log.read_parked(shard.number, entry.offset, entry.id, deadline=deadline)
-            half = record.half
-        else:
-            half = await self._half_log.read_half(shard.number, entry.offset, entry.id, deadline=deadline)
-        self._shards.payloads.put(half)
-        return half
 
     async def act(self, transaction_id: str, act: Act, *, deadline: float) -> EndResult:
         """Do one thing to a transaction; whoever comes second waits for the first and gets its answer by the result.
@@ -144,7 +78,7 @@ class Ending:
 
         """
         while True:
-            shard, entry = await self.locate(transaction_id, deadline=deadline)
+            shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
             claim = self._shards.claims.get(transaction_id)
             if claim is not None:
                 await _released(claim, transaction_id, deadline=deadline)
@@ -251,7 +185,7 @@ class Ending:
 
     async def write_again(self, transaction_id: str, *, deadline: float) -> None:
         """Write the half of a prepared transaction again at the tail (re-anchor)."""
-        shard, entry = await self.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
         if transaction_id in self._shards.claims or not isinstance(entry, Pending):
             return
 
@@ -264,7 +198,7 @@ class Ending:
 
     async def correct(self, transaction_id: str, *, deadline: float) -> None:
         """Put right a stray half: the first content again where pending, a tombstone where parked or ended."""
-        shard, entry = await self.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
         if isinstance(entry, Pending):
             await self.write_again(transaction_id, deadline=deadline)
             return
@@ -287,7 +221,7 @@ class Ending:
         if act is not None and not needs_payload(act):
             return None
         try:
-            return await self.payload(shard, entry, deadline=deadline)
+            return await self._finding.payload(shard, entry, deadline=deadline)
         except KafkaUnavailableError:
             if act is None or act.action is not Action.ROLLBACK:
                 raise

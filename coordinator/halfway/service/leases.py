@@ -17,7 +17,7 @@ from halfway.service.timing import look_at
 if TYPE_CHECKING:
     from halfway.domain.shard import Pending
     from halfway.service.checks import CheckDesk
-    from halfway.service.ending import Ending
+    from halfway.service.finding import Finding
     from halfway.service.groups import Groups
     from halfway.service.ports import Clock, Observer
     from halfway.service.requests import ServiceLimits
@@ -37,7 +37,7 @@ class Leases:
         limits: ServiceLimits,
         shards: ShardTable,
         groups: Groups,
-        ending: Ending,
+        finding: Finding,
         checks: CheckDesk,
         clock: Clock,
         observer: Observer,
@@ -46,7 +46,7 @@ class Leases:
         self._limits = limits
         self._shards = shards
         self._groups = groups
-        self._ending = ending
+        self._finding = finding
         self._checks = checks
         self._clock = clock
         self._observer = observer
@@ -122,7 +122,7 @@ class Leases:
 
     async def _lease_one(self, group: Group, shard: Shard, entry: Pending, *, until: float) -> LeasedCheck | None:
         try:
-            half = await self._ending.payload(shard, entry, deadline=until)
+            half = await self._finding.payload(shard, entry, deadline=until)
         except HalfwayError as error:
             entry.last_error = f"{error.code}: {error.detail}"
             return None
