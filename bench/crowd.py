@@ -18,13 +18,14 @@ import sys
 import time
 from collections import Counter, deque
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
+from bench.crowd_connection import Connection, Order
 from bench.figures import percentile
 from bench.journal import Journal
-from bench.wire import Orders, WireError, retry_after, split
+from bench.wire import Orders, retry_after
 
 FINISH_S: Final = 30.0
 NO_ANSWER: Final = "none"
@@ -91,65 +92,6 @@ class CrowdResult(msgspec.Struct, frozen=True, kw_only=True):
     first_unlike: str = ""
 
 
-class _Order:
-    """One transaction of the crowd."""
-
-    __slots__ = ("content", "due", "id", "phase")
-
-    def __init__(self, content: int, transaction_id: bytes, due: float, phase: str) -> None:
-        self.content = content
-        self.id = transaction_id
-        self.due = due
-        self.phase = phase
-
-
-class _Connection(asyncio.Protocol):
-    """A connection of the pool: at most one request at a time."""
-
-    def __init__(self, crowd: Crowd) -> None:
-        self._crowd = crowd
-        self._received = b""
-        self.transport: asyncio.Transport | None = None
-        self.order: _Order | None = None
-        self.ending = False
-        self.asked = 0
-        """How many requests it has carried: a time-out is of one of them."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self._crowd.connected(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.transport is not None:
-            self.transport = None
-            self._crowd.lost(self, exc)
-
-    def ask(self, order: _Order, request: bytes, *, ending: bool) -> None:
-        self.order, self.ending = order, ending
-        self.asked += 1
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(request)
-
-    def close(self) -> None:
-        transport, self.transport = self.transport, None
-        if transport is not None:
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        if self._received:
-            data = self._received + data
-        try:
-            answer = split(data)
-        except WireError as error:
-            self._crowd.broken(self, str(error))
-            return
-        if answer is None:
-            self._received = data
-            return
-        status, _, self._received = answer
-        self._crowd.answered(self, status, data)
-
-
 class Crowd:
     """All callers of one process."""
 
@@ -158,12 +100,12 @@ class Crowd:
         self._plan = plan
         self._journal = journal
         self._orders = Orders(host=f"{plan.host}:{plan.port}", topic=plan.topic, name=plan.name)
-        self._free: deque[_Connection] = deque()
-        self._open: set[_Connection] = set()
+        self._free: deque[Connection] = deque()
+        self._open: set[Connection] = set()
         self._connecting = 0
         self._open_at_most = 0
-        self._patience: deque[tuple[float, _Connection, int]] = deque()
-        self._again: deque[tuple[float, _Order]] = deque()
+        self._patience: deque[tuple[float, Connection, int]] = deque()
+        self._again: deque[tuple[float, Order]] = deque()
         self._unfinished = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._first_unlike = ""
@@ -263,7 +205,7 @@ class Crowd:
         plan, loop = self._plan, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(plan.patience_s):
-                await loop.create_connection(lambda: _Connection(self), plan.host, plan.port)
+                await loop.create_connection(lambda: Connection(self), plan.host, plan.port)
         except OSError as error:
             self._unlike(f"no connection: {error!r}")
             await asyncio.sleep(_AGAIN_S)
@@ -286,20 +228,20 @@ class Crowd:
         content, transaction_id, request = self._orders.next_prepare()
         self._unfinished += 1
         connection = self._free.pop()
-        connection.ask(_Order(content, transaction_id, now, self._phase), request, ending=False)
+        connection.ask(Order(content, transaction_id, now, self._phase), request, ending=False)
         self._patience.append((now + self._plan.patience_s, connection, connection.asked))
 
-    def _end(self, connection: _Connection, order: _Order, now: float) -> None:
+    def _end(self, connection: Connection, order: Order, now: float) -> None:
         connection.ask(order, self._orders.end(order.id), ending=True)
         self._patience.append((now + self._plan.patience_s, connection, connection.asked))
 
-    def connected(self, connection: _Connection) -> None:
+    def connected(self, connection: Connection) -> None:
         """Hear that a connection is there."""
         self._open.add(connection)
         self._open_at_most = max(self._open_at_most, len(self._open))
         self._free.append(connection)
 
-    def lost(self, connection: _Connection, error: Exception | None) -> None:
+    def lost(self, connection: Connection, error: Exception | None) -> None:
         """Hear that the other side closed a connection."""
         order = connection.order
         if order is None:
@@ -309,36 +251,36 @@ class Crowd:
         self._unanswered(connection, order)
         self._forget(connection)
 
-    def broken(self, connection: _Connection, what: str) -> None:
+    def broken(self, connection: Connection, what: str) -> None:
         """Hear that what came is no answer."""
         self._unlike(what)
         self._give_up(connection)
 
-    def _give_up(self, connection: _Connection) -> None:
+    def _give_up(self, connection: Connection) -> None:
         order = connection.order
         if order is not None:
             (self._ends if connection.ending else self._prepares)[NO_ANSWER] += 1
             self._unanswered(connection, order)
         self._forget(connection)
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: Connection) -> None:
         connection.order = None
         connection.close()
         self._open.discard(connection)
         if connection in self._free:
             self._free.remove(connection)
 
-    def _unanswered(self, connection: _Connection, order: _Order) -> None:
+    def _unanswered(self, connection: Connection, order: Order) -> None:
         if connection.ending:
             self._again_later(order, _AGAIN_S)
         else:
             self._unfinished -= 1
             self._journal.unanswered([order.content], brought=order.id)
 
-    def _again_later(self, order: _Order, after_s: float) -> None:
+    def _again_later(self, order: Order, after_s: float) -> None:
         self._again.append((time.perf_counter() + after_s, order))
 
-    def answered(self, connection: _Connection, status: int, answer: bytes) -> None:
+    def answered(self, connection: Connection, status: int, answer: bytes) -> None:
         """Take an answer."""
         order, connection.order = connection.order, None
         if order is None:
@@ -367,7 +309,7 @@ class Crowd:
         else:
             self._free.append(connection)
 
-    def _end_answered(self, order: _Order, status: int, answer: bytes, wait_s: float | None) -> None:
+    def _end_answered(self, order: Order, status: int, answer: bytes, wait_s: float | None) -> None:
         if status == _OK and b'"committed"' in answer:
             self._unfinished -= 1
             self._journal.committed([(order.content, order.id)])
