@@ -11,7 +11,8 @@ import structlog
 from rich.table import Table
 
 from bench.plan import VALUE_BYTES
-from bench.recovery import ENDED, FEW, LATELY, PENDING, Bench, Cell, Found
+from bench.recovery import ENDED, FEW, LATELY, PENDING, Bench, Cell
+from bench.recovery_figures import Found
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 
