@@ -13,7 +13,7 @@ from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordina
 from tests.acceptance.endpoints import CheckEndpoint, Endpoints
 from tests.acceptance.faulty_coordinator import FaultyCoordinator, NewFaultyCoordinator
 from tests.acceptance.guarded_kafka import GuardedKafka
-from tests.acceptance.rest_client import Connect, Rest
+from tests.acceptance.rest_client import QUIET, Connect, Rest
 from tests.acceptance.topics import Cluster, InternalTopics
 from tests.fixtures_kafka import Kafka
 from tests.proxied_kafka import ProxiedKafka
@@ -149,6 +149,13 @@ async def topic(cluster: Cluster) -> str:
 def group() -> str:
     """Give a name that no other test uses for a group."""
     return f"group-{uuid4().hex[:10]}"
+
+
+@pytest.fixture
+async def quiet(rest: Rest, group: str, topic: str) -> str:
+    """Give a group that is never asked anything."""
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    return group
 
 
 @pytest.fixture
