@@ -1,0 +1,36 @@
+"""Real connections between instances."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from aiohttp import web
+
+from halfway.peers import HttpPeers
+from halfway.rest.server import HttpServer
+from halfway.service.ports import OwnerHint
+from tests.unit.peers.owner import HOST, SECRET, Serve
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def serve(stack: AsyncExitStack) -> Serve:
+    """Let a handler listen on a free port, as the owner `one`."""
+
+    async def started(handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> OwnerHint:
+        server = HttpServer(handler)
+        stack.push_async_callback(server.stop)
+        port = await server.start(HOST, 0)
+        return OwnerHint(incarnation="one", url=f"http://{HOST}:{port}")
+
+    return started
+
+
+@pytest.fixture
+async def peers(stack: AsyncExitStack) -> HttpPeers:
+    return await stack.enter_async_context(HttpPeers(SECRET))

@@ -1,0 +1,68 @@
+"""An instance that is asked by others, and what asks it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from halfway.domain.errors import HalfwayError
+from halfway.domain.transaction import Outcome, State
+from halfway.peers import HttpPeers
+from halfway.rest.peering import PeerPort
+from halfway.service.peer_calls import EndCall, PeerCall
+from halfway.service.ports import OwnerHint
+from halfway.service.requests import End, EndResult
+
+HOST = "127.0.0.1"
+SECRET = "the secret of this cluster"
+Serve = Callable[[Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]], Awaitable[OwnerHint]]
+
+
+def end_of(name: str) -> EndCall:
+    return EndCall(request=End(id=name, outcome=Outcome.COMMIT))
+
+
+class Owner:
+    """An instance that answers as a test says, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[PeerCall] = []
+        self.credentials: list[str | None] = []
+        self.left_s: list[float] = []
+        self.requests = 0
+        self.incarnation: str | None = "one"
+        self.gates: dict[str, asyncio.Event] = {}
+        self.error: HalfwayError | None = None
+        self.port = PeerPort(
+            self,  # type: ignore[arg-type] # it answers, which is all that is asked of it
+            credentials=[SECRET, "the one before"],
+            incarnation=lambda: self.incarnation,
+            max_body_bytes=100_000,
+            longest_s=20,
+            max_calls=1_000,
+        )
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests += 1
+        return await self.port(request)
+
+    async def answer(self, call: PeerCall, *, deadline: float, credential: str | None) -> msgspec.Struct:
+        self.asked.append(call)
+        self.credentials.append(credential)
+        self.left_s.append(deadline - asyncio.get_running_loop().time())
+        name = call.request.id if isinstance(call, EndCall) else ""
+        if name in self.gates:
+            await self.gates[name].wait()
+        if self.error is not None:
+            raise self.error
+        return EndResult(id=name, state=State.COMMITTED, changed=True)
+
+
+def within(seconds: float = 10) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def ask(peers: HttpPeers, owner: OwnerHint, name: str, seconds: float = 10) -> Any:
+    return await peers.ask(owner, end_of(name), deadline=within(seconds), credential="of the caller")

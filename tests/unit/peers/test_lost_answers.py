@@ -1,0 +1,110 @@
+"""What an asker knows of what was done: errors reach it, refusals did nothing, and lost answers leave it open."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from halfway.domain.errors import AlreadyEndedError, PeerLostError, ShardUnavailableError
+from halfway.peers import HttpPeers
+from halfway.service.ports import OwnerHint
+from halfway.service.requests import EndResult
+from tests.unit.peers.owner import HOST, Owner, Serve, ask
+
+
+async def test_the_errors_of_an_owner_reach_the_caller(serve: Serve, peers: HttpPeers) -> None:
+    owner = Owner()
+    owner.error = AlreadyEndedError("t", state="rolled_back")
+    with pytest.raises(AlreadyEndedError, match="rolled_back") as caught:
+        await ask(peers, await serve(owner), "t")
+    assert caught.value.fields == {"id": "t", "state": "rolled_back"}
+
+
+async def test_whoever_cannot_be_reached_did_nothing(peers: HttpPeers) -> None:
+    with pytest.raises(ShardUnavailableError):
+        await ask(peers, OwnerHint(incarnation="one", url=f"http://{HOST}:9"), "t")
+
+
+async def test_an_answer_that_is_lost_leaves_open_what_was_done(serve: Serve, peers: HttpPeers) -> None:
+    """A connection that breaks after the request, or an owner that hangs, is not taken for a refusal."""
+
+    async def broken(request: web.BaseRequest) -> web.StreamResponse:
+        await request.read()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    with pytest.raises(PeerLostError):
+        await ask(peers, await serve(broken), "t")
+    hangs = Owner()
+    hangs.gates["t"] = asyncio.Event()
+    with pytest.raises(PeerLostError, match="not in time"):
+        await ask(peers, await serve(hangs), "t", 0.2)
+    hangs.gates["t"].set()
+
+
+async def test_a_part_of_the_answers_is_kept_where_the_rest_is_lost(serve: Serve, peers: HttpPeers) -> None:
+    owner = Owner()
+    owner.gates["never"] = asyncio.Event()
+
+    async def cut(request: web.BaseRequest) -> web.StreamResponse:
+        def abort() -> None:
+            assert request.transport is not None
+            request.transport.abort()
+
+        asyncio.get_running_loop().call_later(0.3, abort)
+        return await owner(request)
+
+    at = await serve(cut)
+    answers: list[object] = await asyncio.gather(
+        ask(peers, at, "done"), ask(peers, at, "never"), return_exceptions=True
+    )
+    assert isinstance(answers[0], EndResult)
+    assert isinstance(answers[1], PeerLostError)
+    owner.gates["never"].set()
+
+
+@pytest.mark.parametrize(
+    "status,headers,body",
+    [
+        (302, {"Location": "http://127.0.0.1:9/"}, b""),
+        (401, {}, b'{"error_code": "wrong_credential"}'),
+        (404, {}, b"<html>"),
+        (503, {}, b'{"error_code": "shutting_down"}'),
+        (505, {}, b'{"error_code": "unknown_version"}'),
+    ],
+)
+async def test_a_request_that_is_refused_as_a_whole_was_not_done(
+    serve: Serve, peers: HttpPeers, status: int, headers: dict[str, str], body: bytes
+) -> None:
+    """Redirects are not followed."""
+
+    async def refuse(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=status, headers=headers, body=body)
+
+    with pytest.raises(ShardUnavailableError, match=str(status)):
+        await ask(peers, await serve(refuse), "t")
+
+
+@pytest.mark.parametrize(
+    "status,body", [(500, b"\xff" * 100_000), (502, b"<html>"), (503, b"upstream reset"), (504, b"[1]"), (504, b"")]
+)
+async def test_an_error_that_is_not_an_instances_leaves_open_what_was_done(
+    serve: Serve, peers: HttpPeers, status: int, body: bytes
+) -> None:
+    """A proxy between instances answers so when it has passed the request on and lost the owner."""
+
+    async def fail(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=status, body=body)
+
+    with pytest.raises(PeerLostError):
+        await ask(peers, await serve(fail), "t")
+
+
+@pytest.mark.parametrize("body", [b"hello", b"\xff" * 200, b"\0\0\0\1\xc1", b""])
+async def test_an_answer_that_is_none_leaves_open_what_was_done(serve: Serve, peers: HttpPeers, body: bytes) -> None:
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=body)
+
+    with pytest.raises(PeerLostError):
+        await ask(peers, await serve(answer), "t")
