@@ -3,12 +3,15 @@
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
 from confluent_kafka import Producer
 
+from checker.content import content_of
+from checker.history import AnyEvent, End, Ended, Outcome, Prepare, Prepared, Run
+from checker.history import Rest as AtRest
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
@@ -120,7 +123,8 @@ class Rogue:
             self.message(name, as_messages(history.messages[name])[0], 1, 1)
             planted[name] = "leaked"
         for number in range(2):
-            first, second = Message(topic=topic, key=b"k", value=b"1"), Message(topic=topic, key=b"k", value=b"2")
+            bodies = [message(topic, "1", key="k"), message(topic, "2", key="k")]
+            first, second = as_messages(bodies)
             lost, torn, changed = (f"{what}-{number}-{uuid4().hex[:8]}" for what in ("lost", "torn", "changed"))
             self.op(lost, OpKind.COMMITTED, [first, second])
             self.op(torn, OpKind.COMMITTED, [first, second])
@@ -128,6 +132,7 @@ class Rogue:
             self.op(changed, OpKind.COMMITTED, [first])
             self.message(changed, second, 1, 1)
             planted |= {lost: "lost", torn: "torn", changed: "payload_changed"}
+            history.messages |= {lost: bodies, torn: bodies, changed: bodies[:1]}
         self.flush()
         history.expected |= planted
         return planted
@@ -212,3 +217,25 @@ def as_messages(bodies: Sequence[Json]) -> list[Message]:
             yield Message(topic=body["topic"], key=body["key"].encode(), value=body["value"].encode())
 
     return list(each())
+
+
+def events(history: History, verdicts: Mapping[str, str]) -> list[AnyEvent]:
+    """Give what was asked and answered as the checker reads it: every prepare, and each end by these verdicts."""
+    outcomes: dict[str, tuple[Outcome, str]] = {
+        "committed_ok": ("commit", "committed"),
+        "rolled_back_ok": ("rollback", "rolled_back"),
+    }
+    told: list[AnyEvent] = [Run(seed=0, topics=history.topics)]
+    for name, bodies in history.messages.items():
+        contents = tuple(content_of(each.topic, each.key, each.value) for each in as_messages(bodies))
+        told += [
+            Prepare(ref=name, group="shop", contents=contents),
+            Prepared(ref=name, status=201, id=name, state="prepared"),
+        ]
+        if verdicts[name] in outcomes:
+            outcome, state = outcomes[verdicts[name]]
+            told += [
+                End(id=name, outcome=outcome),
+                Ended(id=name, outcome=outcome, status=200, state=state, changed=True),
+            ]
+    return [*told, AtRest()]

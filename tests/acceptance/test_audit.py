@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from checker.dump import read_topics
+from checker.history import AnyEvent
+from checker.judge import judge
+from checker.records import AnyRecord
 from halfway.domain.records import Message, OpKind
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.folders import Folder
@@ -18,10 +22,11 @@ from halfway.pipeline.pins import Pins
 from halfway.pipeline.sources import KafkaSource, SnapshotSource
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.acceptance.coordinator_process import CoordinatorProcess
-from tests.acceptance.histories import History, Rogue, as_messages, write_history
+from tests.acceptance.histories import History, Rogue, as_messages, events, write_history
 from tests.acceptance.rest_client import Rest
 from tests.acceptance.topics import Cluster
 from tests.fixtures_kafka import Kafka
+from tests.unit.pipeline.test_agreement import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +45,10 @@ class World:
     planted: dict[str, str]
     rogue: Rogue
     access: KafkaAccess
+    asked: list[AnyEvent]
+    """What callers asked and were told, for the checker."""
+    written: list[AnyRecord]
+    """The topics as the checker reads them, without what nobody can read."""
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +62,15 @@ def world(kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFacto
         coordinator.close()
     rogue = Rogue(kafka.bootstrap_servers, coordinator.prefix, int(coordinator.settings["HALFWAY_SHARDS"]))
     rogue.abort(history)
+    ended = dict(history.expected)
     planted = rogue.plant(history, SEED)
+    asked = events(history, dict.fromkeys(planted, "committed_ok") | ended)
+    written = list(read_topics(kafka.bootstrap_servers, prefix=coordinator.prefix, topics=history.topics))
     rogue.plant_garbage()
     # The markers of the last Kafka transactions come a moment later: until then what stands there is not settled.
     cluster.read_now([*history.topics, *(coordinator.prefix + kind for kind in ("op", "half", "parked"))])
     access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)
-    return World(history=history, planted=planted, rogue=rogue, access=access)
+    return World(history=history, planted=planted, rogue=rogue, access=access, asked=asked, written=written)
 
 
 async def _history(coordinator: CoordinatorProcess, cluster: Cluster) -> History:
@@ -96,6 +108,14 @@ def test_exactly_the_planted_anomalies_are_found(spark: "SparkSession", world: W
     assert {name: row["verdict"] for name, row in anomalies.items()} == world.planted
     for row in anomalies.values():
         assert row["evidence"] or row["verdict"] == "contradicted"
+
+
+def test_the_checker_of_the_chaos_runs_finds_the_same_in_the_same_topics(
+    spark: "SparkSession", world: World, audited: Path
+) -> None:
+    """The checker, with its own reader and rules, and the audit: the same ids, with the anomalies that match."""
+    anomalies = {row["id"]: set(row["anomalies"]) for row in rows(spark, audited, audit.ANOMALIES)}
+    assert shown(judge(world.asked, world.written).findings, world.written) == anomalies
 
 
 def test_what_cannot_be_read_is_put_into_quarantine(spark: "SparkSession", audited: Path) -> None:

@@ -1,7 +1,11 @@
-"""The ledger's stream on a real broker: each outcome once, however often it is stopped in the middle."""
+"""The ledger's stream on a real broker: each outcome once, however often it is killed."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -12,17 +16,21 @@ from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
 from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
-from halfway.pipeline.jobs.ledger import LedgerOptions, Tables
+from halfway.pipeline.jobs.ledger import Format, LedgerOptions
 from tests.fixtures_kafka import Kafka
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 SHARDS = 2
 CREATED = 1_700_000_000_000
 MESSAGE = Message(topic="orders", key=b"k", value=b"v")
+DYING = Path(__file__).with_name("dying_ledger.py")
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+FORMATS: tuple[Format, Format] = ("parquet", "delta")
 THREE_BATCHES = LedgerOptions(once=True, max_records=400)
 
 
@@ -104,10 +112,6 @@ def topics(kafka: Kafka) -> Topics:
     return Topics(kafka.bootstrap_servers)
 
 
-class StoppedError(Exception):
-    """What stops a batch in its middle."""
-
-
 def run(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions = THREE_BATCHES) -> None:
     ledger.start(spark, topics.access, Folder(spark, str(folder)), options).awaitTermination()
 
@@ -116,6 +120,12 @@ def ended_ids(spark: "SparkSession", folder: Path) -> list[str]:
     table = ledger.ended(spark, Folder(spark, str(folder)))
     assert table is not None
     return sorted(row["id"] for row in table.select("id").collect())
+
+
+def ended_rows(spark: "SparkSession", folder: Path) -> list[str]:
+    table = ledger.ended(spark, Folder(spark, str(folder)))
+    assert table is not None
+    return sorted(map(repr, table.collect()))
 
 
 def pending_ids(spark: "SparkSession", folder: Path) -> list[str]:
@@ -139,27 +149,67 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
     assert pending_ids(spark, tmp_path) == []
 
 
-@pytest.mark.parametrize("at", [0, 1, 3])
-def test_stopped_in_the_middle_of_a_batch_and_started_again_it_gives_the_same_table(
-    spark: "SparkSession", topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+def ledger_process(topics: Topics, folder: Path, table_format: str, moment: str | None = None) -> int:
+    """Run the command on what is there, as a user does, and give its exit status; with a moment, it is killed there."""
+    program = ["-m", "halfway.pipeline"] if moment is None else [str(DYING), moment]
+    options = {
+        "--master": "local[2]",
+        "--memory": "1g",
+        "--max-records": "120",
+        "--output": str(folder),
+        "--format": table_format,
+    }
+    conf = {"spark.driver.extraJavaOptions": JVM, "spark.sql.shuffle.partitions": "2"}
+    settings = {
+        "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,
+        "HALFWAY_KAFKA_PREFIX": topics.access.prefix,
+    }
+    # Not the gateway of this process.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HALFWAY_", "PYSPARK_"))}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, *program, "ledger", "--once"),
+            *(part for pair in options.items() for part in pair),
+            *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
+        ],
+        env=inherited | settings,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(300)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "table_format, moments",
+    [("parquet", ["begun", "half written", "first table written", "all written"]), ("delta", ["all written"])],
+)
+def test_killed_at_any_moment_and_started_again_it_gives_the_table_of_one_that_was_not(
+    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: str, moments: list[str]
 ) -> None:
-    """Whichever table was written last before it stopped, in whichever batch, no row is lost and none is doubled."""
+    """Killed without warning, again and again, each time in another batch: no row is lost and none is doubled."""
     topics.write(0, 300)
-    writes: list[str] = []
-    overwrite = Tables._overwrite
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for moment in moments:
+        assert ledger_process(topics, killed, table_format, moment) == -signal.SIGKILL
+    begun = [int(file.name) for file in (killed / ledger.CHECKPOINT / "offsets").iterdir() if file.name.isdigit()]
+    assert not (killed / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
+    assert ledger_process(topics, killed, table_format) == 0
+    run(spark, topics, whole)
+    assert ended_rows(spark, killed) == ended_rows(spark, whole)
+    assert pending_ids(spark, killed) == pending_ids(spark, whole) == sorted(topics.pending)
 
-    def stopping(self: Tables, table: "DataFrame", name: str, number: int) -> Any:
-        overwrite(self, table, name, number)
-        writes.append(name)
-        if len(writes) == at + 1:
-            raise StoppedError
 
-    from pyspark.errors import StreamingQueryException
-
-    monkeypatch.setattr(Tables, "_overwrite", stopping)
-    with pytest.raises(StreamingQueryException):
-        run(spark, topics, tmp_path)
-    run(spark, topics, tmp_path)
-    assert len(writes) > at + 2
-    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
-    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+def test_a_ledger_keeps_its_format(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """Rows of one table never stand in two formats, of which a reader sees one."""
+    topics.write(0, 3)
+    once = {name: LedgerOptions(once=True, format=name) for name in FORMATS}
+    for first, second in (FORMATS, reversed(FORMATS)):
+        folder = tmp_path / first
+        run(spark, topics, folder, once[first])
+        assert ended_ids(spark, folder) == sorted(topics.ended)
+        with pytest.raises(SourceError, match="another format"):
+            run(spark, topics, folder, once[second])

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
@@ -210,20 +210,35 @@ def sweep(
 @pipeline.command()
 @_options(_config, _output)
 @click.option("--once", is_flag=True, help="Read what is there now, then end.")
-@click.option("--every-s", type=click.FloatRange(min=0), default=60, show_default=True, help="Time between batches.")
+@click.option("--every-s", type=click.FloatRange(min=0), default=10, show_default=True, help="Time between batches.")
 @click.option(
     "--max-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Of one batch at most."
 )
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["parquet", "delta"]),
+    default="parquet",
+    show_default=True,
+    help="Of the tables of what has ended and of what could not be read.",
+)
 @_spark
 def ledger(
-    config: Path | None, output: str, *, once: bool, every_s: float, max_records: int, **spark_options: Any
+    config: Path | None,
+    output: str,
+    *,
+    once: bool,
+    every_s: float,
+    max_records: int,
+    table_format: Literal["parquet", "delta"],
+    **spark_options: Any,
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends; can be killed and started again."""
     with _running("ledger", kafka=True, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import ledger as job
 
-        options = job.LedgerOptions(once=once, every_s=every_s, max_records=max_records)
+        options = job.LedgerOptions(once=once, every_s=every_s, max_records=max_records, format=table_format)
         job.start(spark, access.load(file=config), Folder(spark, output), options).awaitTermination()
 
 
