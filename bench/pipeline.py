@@ -8,13 +8,11 @@ is the most that all of them held together; shuffle is what Spark wrote between 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import pipeline_snapshot as made_up
+from bench.processes import Watch
+from bench.rig import RigError
 
 JOBS: Final = ("audit", "duckdb", "sweep")
-_LOOK_S: Final = 0.25
 _MIB: Final = 1 << 20
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def run(job: str, halves: int, archive: Path, scratch: Path, spark: Sequence[str
         local = f"spark.local.dir={scratch / 'local'}"
         command = ["halfway.pipeline", job, "--snapshot", str(archive), "--output", str(output), "--json", *spark]
         command += ["--conf", local, *conf]
-    printed, seconds, cpu_s, memory = _measured([sys.executable, "-m", *command])
+    printed, seconds, used = _measured([sys.executable, "-m", *command])
     _demand(job, halves, json.loads(printed))
     shuffled = _shuffled(events)
     shutil.rmtree(output, ignore_errors=True)
@@ -67,62 +65,21 @@ def run(job: str, halves: int, archive: Path, scratch: Path, spark: Sequence[str
         job=job,
         halves=halves,
         seconds=round(seconds, 1),
-        cpu_s=round(cpu_s, 1),
-        memory_mib=memory // _MIB,
+        cpu_s=round(used.cpu_s, 1),
+        memory_mib=used.peak_bytes // _MIB,
         shuffle_mib=None if shuffled is None else shuffled[0] // _MIB,
         spilled_mib=None if shuffled is None else shuffled[1] // _MIB,
     )
 
 
-def _measured(command: Sequence[str]) -> tuple[str, float, float, int]:
-    """Return what a command printed, seconds, seconds of CPU, and the most memory of it and its children in bytes."""
+def _measured(command: Sequence[str]) -> tuple[str, float, Watch]:
+    """Run a command; return what it printed, its seconds and what it used."""
     began = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - commands of this file
-    most = [0]
-    watch = threading.Thread(target=_watch, args=(process, most), daemon=True)
-    watch.start()
-    assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-    printed = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    watch.join()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Watch(process.pid) as used:  # noqa: S603 - commands of this file
+        printed, _ = process.communicate()
     if process.returncode not in (0, 1):
-        raise click.ClickException(f"{' '.join(command)} failed")
-    return printed, time.monotonic() - began, used.ru_utime + used.ru_stime, most[0]
-
-
-def _watch(process: subprocess.Popen[str], most: list[int]) -> None:
-    while process.returncode is None:
-        most[0] = max(most[0], sum(_resident(pid) for pid in _family(process.pid)))
-        time.sleep(_LOOK_S)
-
-
-def _family(root: int) -> Iterator[int]:
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _read(entry / "stat")):
-            parent = int(fields.rpartition(")")[2].split()[1])
-            parents.setdefault(parent, []).append(int(entry.name))
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        yield pid
-        waiting += parents.get(pid, [])
-
-
-def _resident(pid: int) -> int:
-    """Memory that is its own: what forked workers share is counted once, with their parent."""
-    if pages := _read(Path("/proc", str(pid), "statm")):
-        _, resident, shared, *_ = map(int, pages.split())
-        return (resident - shared) * _PAGE
-    return 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+        raise RigError(f"{' '.join(command)} failed")
+    return printed, time.monotonic() - began, used
 
 
 def _shuffled(events: Path) -> tuple[int, int] | None:
