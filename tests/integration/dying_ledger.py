@@ -1,6 +1,6 @@
-"""`halfway-pipeline ledger`, killed from within at a moment of its second batch, with Spark's JVM and without warning.
+"""`halfway-pipeline ledger` that dies at a moment of its second batch.
 
-The process must lead a group of its own: all of the group is killed.
+Run as a program, it is killed from within without warning, with Spark's JVM; it must lead a process group of its own.
 """
 
 import os
@@ -8,8 +8,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from halfway.pipeline import cli
 from halfway.pipeline.jobs.ledger import ENDED, Tables
@@ -17,17 +19,18 @@ from halfway.pipeline.jobs.ledger import ENDED, Tables
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MOMENTS = ("begun", "half written", "first table written", "all written")
+Moment = Literal["begun", "half written", "first table written", "all written"]
 _BATCH = 2
 _LOOK_S = 0.0005
 
 
-def die() -> None:
+def kill() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def die_at(moment: str) -> None:
-    """Arrange for it."""
+@contextmanager
+def dying(moment: Moment, die: Callable[[], None]) -> Iterator[None]:
+    """Let a ledger of this process die; what is half written can only be left behind by a kill."""
     batches: list[int] = []
     write, add = Tables.write, Tables._add
 
@@ -37,7 +40,7 @@ def die_at(moment: str) -> None:
             die()
         if len(batches) == _BATCH and moment == "half written":
             unfinished = Path(self._output.path(ENDED, f"batch={number}", "_temporary"))
-            threading.Thread(target=_die_when_there, args=[unfinished], daemon=True).start()
+            threading.Thread(target=_die_when_there, args=[unfinished, die], daemon=True).start()
         write(self, batch, number)
         if len(batches) == _BATCH:
             # Spark notes a batch as done when this has returned.
@@ -49,18 +52,24 @@ def die_at(moment: str) -> None:
             die()
 
     # Methods are put in place of methods, which mypy cannot know to be meant.
-    Tables.write = dying_write  # type: ignore[method-assign]
-    Tables._add = dying_add  # type: ignore[method-assign]
+    Tables.write, Tables._add = dying_write, dying_add  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tables.write, Tables._add = write, add  # type: ignore[method-assign]
 
 
-def _die_when_there(path: Path) -> None:
+def _die_when_there(path: Path, die: Callable[[], None]) -> None:
     while not path.exists():
         time.sleep(_LOOK_S)
     die()
 
 
-if __name__ == "__main__":
-    moment, *arguments = sys.argv[1:]
-    die_at(moment)
+def main(moment: Moment, *arguments: str) -> None:
     sys.argv = ["halfway-pipeline", *arguments]
-    cli.main()
+    with dying(moment, kill):
+        cli.main()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]  # it is given one of the moments

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # they are there
+from pyspark.errors import StreamingQueryException
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
@@ -21,6 +22,8 @@ from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions
 from tests.fixtures_kafka import Kafka
+from tests.integration import dying_ledger
+from tests.integration.dying_ledger import Moment, dying
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
 SHARDS = 2
 CREATED = 1_700_000_000_000
 MESSAGE = Message(topic="orders", key=b"k", value=b"v")
-DYING = Path(__file__).with_name("dying_ledger.py")
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FORMATS: tuple[Format, Format] = ("parquet", "delta")
 THREE_BATCHES = LedgerOptions(once=True, max_records=400)
@@ -149,9 +151,54 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
     assert pending_ids(spark, tmp_path) == []
 
 
-def ledger_process(topics: Topics, folder: Path, table_format: str, moment: str | None = None) -> int:
-    """Run the command on what is there, as a user does, and give its exit status; with a moment, it is killed there."""
-    program = ["-m", "halfway.pipeline"] if moment is None else [str(DYING), moment]
+class DiedError(Exception):
+    """What a ledger of this process dies of."""
+
+
+def die() -> None:
+    raise DiedError
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_it_can_fail_at_any_moment_of_a_batch(
+    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
+) -> None:
+    """Again and again, each time in the batch after: no row is lost and none is doubled."""
+    topics.write(0, 300)
+    options = LedgerOptions(once=True, max_records=120, format=table_format)
+    moments: tuple[Moment, ...] = ("begun", "first table written", "all written")
+    for moment in moments:
+        with dying(moment, die), pytest.raises(StreamingQueryException, match="DiedError"):
+            run(spark, topics, tmp_path, options)
+        assert batch_under_way(tmp_path)
+    run(spark, topics, tmp_path, options)
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+
+
+@pytest.mark.parametrize("table_format, moment", [("parquet", "half written"), ("delta", "all written")])
+def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
+    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format, moment: Moment
+) -> None:
+    """Python and Spark's JVM are killed while files are half written, or where only Spark's own note is missing."""
+    topics.write(0, 300)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    assert dying_process(topics, killed, table_format, moment) == -signal.SIGKILL
+    assert batch_under_way(killed)
+    run(spark, topics, killed, LedgerOptions(once=True, max_records=120, format=table_format))
+    run(spark, topics, whole)
+    assert ended_rows(spark, killed) == ended_rows(spark, whole)
+    assert pending_ids(spark, killed) == pending_ids(spark, whole) == sorted(topics.pending)
+
+
+def batch_under_way(folder: Path) -> bool:
+    """Whether a batch was begun and not noted as done."""
+    begun = [int(file.name) for file in (folder / ledger.CHECKPOINT / "offsets").iterdir() if file.name.isdigit()]
+    return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
+
+
+def dying_process(topics: Topics, folder: Path, table_format: Format, moment: Moment) -> int:
+    """Run the command as a user does and give its exit status."""
     options = {
         "--master": "local[2]",
         "--memory": "1g",
@@ -168,7 +215,7 @@ def ledger_process(topics: Topics, folder: Path, table_format: str, moment: str 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HALFWAY_", "PYSPARK_"))}
     process = subprocess.Popen(
         [
-            *(sys.executable, *program, "ledger", "--once"),
+            *(sys.executable, "-m", dying_ledger.__name__, moment, "ledger", "--once"),
             *(part for pair in options.items() for part in pair),
             *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
         ],
@@ -181,26 +228,6 @@ def ledger_process(topics: Topics, folder: Path, table_format: str, moment: str 
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-@pytest.mark.parametrize(
-    "table_format, moments",
-    [("parquet", ["begun", "half written", "first table written", "all written"]), ("delta", ["all written"])],
-)
-def test_killed_at_any_moment_and_started_again_it_gives_the_table_of_one_that_was_not(
-    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: str, moments: list[str]
-) -> None:
-    """Killed without warning, again and again, each time in another batch: no row is lost and none is doubled."""
-    topics.write(0, 300)
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    for moment in moments:
-        assert ledger_process(topics, killed, table_format, moment) == -signal.SIGKILL
-    begun = [int(file.name) for file in (killed / ledger.CHECKPOINT / "offsets").iterdir() if file.name.isdigit()]
-    assert not (killed / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
-    assert ledger_process(topics, killed, table_format) == 0
-    run(spark, topics, whole)
-    assert ended_rows(spark, killed) == ended_rows(spark, whole)
-    assert pending_ids(spark, killed) == pending_ids(spark, whole) == sorted(topics.pending)
 
 
 def test_a_ledger_keeps_its_format(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from bench import pipeline_duckdb, pipeline_snapshot
-from bench.pipeline import Cost, growth
+from bench.pipeline import archive, duckdb_audit
+from bench.pipeline.scale import Cost, growth
+from bench.pipeline.stream import Batch, by_minute
 from halfway.domain.records import OpKind
 from halfway.kafka import codec
 
@@ -14,21 +15,21 @@ HALVES = 500
 
 def test_every_op_marker_is_one_that_the_coordinator_reads(tmp_path: Path) -> None:
     """Ids, times and hashes stand in the coordinator's own bytes, each record with its key and headers."""
-    pipeline_snapshot.write(tmp_path, HALVES, messages=False, seed=7)
+    archive.write(tmp_path, HALVES, messages=False, seed=7)
     records = pq.read_table(tmp_path / "committed" / "topic=_halfway.op", partitioning=None).to_pylist()
     ops = [codec.decode_op(record["value"]) for record in records]
     assert [op.id.encode() for op in ops] == [record["key"] for record in records]
     for op, record in zip(ops, records, strict=True):
         state = "committed" if op.kind is OpKind.COMMITTED else "rolled_back"
         assert [(each["key"], each["value"]) for each in record["headers"]] == codec.record_headers("op", "shop", state)
-    assert len({op.id for op in ops}) == len(ops) - pipeline_snapshot.PLANTED, "contradicted ones have two"
+    assert len({op.id for op in ops}) == len(ops) - archive.PLANTED, "contradicted ones have two"
 
 
 def test_duckdb_gives_each_planted_anomaly_its_verdict(tmp_path: Path) -> None:
     """The rules that the benchmark compares Spark with find what was planted, and nothing else."""
-    pipeline_snapshot.write(tmp_path / "archive", HALVES, messages=True, seed=7)
-    found = pipeline_duckdb.audit(tmp_path / "archive", tmp_path / "verdicts.parquet", processes=1)
-    assert found == pipeline_snapshot.expected(HALVES)
+    archive.write(tmp_path / "archive", HALVES, messages=True, seed=7)
+    found = duckdb_audit.audit(tmp_path / "archive", tmp_path / "verdicts.parquet", processes=1)
+    assert found == archive.expected(HALVES)
 
 
 def test_growth_is_told_for_ten_times_the_work() -> None:
@@ -38,3 +39,14 @@ def test_growth_is_told_for_ten_times_the_work() -> None:
         for halves, seconds in ((10, 1.0), (100, 8.0), (200, 16.0))
     ]
     assert growth(costs) == {"audit": [8.0, 10.0]}
+
+
+def test_a_minute_is_told_by_its_batches() -> None:
+    """The rate is over the time since the last batch of the minute before; of what is held, the most."""
+    batches = [
+        Batch(at_s=at_s, records=records, behind=behind, pending=5, memory_mib=900, checkpoint_mib=1)
+        for at_s, records, behind in ((30, 3_000, 70), (50, 5_000, 10), (70, 8_000, 20))
+    ]
+    first, second = by_minute(batches)
+    assert (first.minute, first.batches, first.records_per_s, first.behind_at_most) == (1, 2, 100, 70)
+    assert (second.minute, second.batches, second.records_per_s, second.behind_at_most) == (2, 1, 150, 20)

@@ -1,4 +1,4 @@
-"""What the Spark jobs cost by the size of the topics, beside DuckDB: `python -m bench.pipeline --halves 1000000`.
+"""What the Spark jobs cost by the size of the topics, beside DuckDB.
 
 For each size an archive of made-up topics is written, then `halfway-pipeline audit` and `sweep` read it, each as a
 process of its own as a user starts it. Wall time and CPU time are those of the whole process with its children; memory
@@ -12,29 +12,37 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-import click
-from rich.console import Console
-from rich.table import Table
+import msgspec
 
-from bench import pipeline_snapshot as made_up
+from bench.pipeline import archive as made_up
 from bench.processes import Watch
 from bench.rig import RigError
 
-JOBS: Final = ("audit", "duckdb", "sweep")
+Job = Literal["audit", "duckdb", "sweep"]
+JOBS: Final[tuple[Job, ...]] = ("audit", "duckdb", "sweep")
 _MIB: Final = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run over how much. Archives stand in `folder`; `keep` leaves them there, and takes those that are."""
+
+    halves: tuple[int, ...] = (100_000, 1_000_000)
+    jobs: tuple[Job, ...] = JOBS
+    folder: Path
+    memory: str = "4g"
+    seed: int = 1
+    keep: bool = False
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What one run took; bytes in MiB."""
 
-    job: str
+    job: Job
     halves: int
     seconds: float
     cpu_s: float
@@ -43,20 +51,50 @@ class Cost:
     spilled_mib: int | None = None
 
 
-def run(job: str, halves: int, archive: Path, scratch: Path, spark: Sequence[str]) -> Cost:
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs, and by job how many times as long each size takes as the one before, for ten times the work."""
+
+    costs: list[Cost]
+    growth: dict[str, list[float]]
+
+
+def scale(wanted: Scale, say: Callable[[str], None]) -> Costs:
+    """Write archives of made-up topics and run the jobs over them."""
+    folder = wanted.folder.resolve()
+    real = wanted.jobs != ("sweep",)
+    costs = []
+    for count in sorted(wanted.halves):
+        archive = folder / f"{count}-{'whole' if real else 'sweep'}"
+        if not (wanted.keep and (archive / "offsets.json").exists()):
+            shutil.rmtree(archive, ignore_errors=True)
+            began = time.monotonic()
+            made_up.write(archive, count, messages=real, seed=wanted.seed)
+            size = sum(file.stat().st_size for file in archive.rglob("*") if file.is_file())
+            took = time.monotonic() - began
+            say(f"{count:,} halves (seed {wanted.seed}): {size / _MIB:,.0f} MiB written in {took:.0f} s")
+        for job in wanted.jobs:
+            say(f"{job} of {count:,} halves")
+            costs.append(run(job, count, archive, folder / "scratch", wanted.memory))
+        if not wanted.keep:
+            shutil.rmtree(archive)
+    shutil.rmtree(folder / "scratch", ignore_errors=True)
+    return Costs(costs=costs, growth=growth(costs))
+
+
+def run(job: Job, halves: int, archive: Path, scratch: Path, memory: str) -> Cost:
     """Run one job over an archive and check what it says."""
     output, events = scratch / job, scratch / f"{job}-events"
     for folder in (output, events):
         shutil.rmtree(folder, ignore_errors=True)
     events.mkdir(parents=True)
     if job == "duckdb":
-        command = ["bench.pipeline_duckdb", str(archive), str(output.with_suffix(".parquet"))]
+        command = ["bench.pipeline.duckdb_audit", str(archive), str(output.with_suffix(".parquet"))]
     else:
         log = {"enabled": "true", "dir": events.as_uri(), "rolling.enabled": "false", "compress": "false"}
         conf = [part for name, value in log.items() for part in ("--conf", f"spark.eventLog.{name}={value}")]
         local = f"spark.local.dir={scratch / 'local'}"
-        command = ["halfway.pipeline", job, "--snapshot", str(archive), "--output", str(output), "--json", *spark]
-        command += ["--conf", local, *conf]
+        command = ["halfway.pipeline", job, "--snapshot", str(archive), "--output", str(output), "--json"]
+        command += ["--memory", memory, "--conf", local, *conf]
     printed, seconds, used = _measured([sys.executable, "-m", *command])
     _demand(job, halves, json.loads(printed))
     shuffled = _shuffled(events)
@@ -104,7 +142,7 @@ def _demand(job: str, halves: int, printed: Any) -> None:
     else:
         found = {name: count for name, count in printed.items() if count}
     if found != wanted:
-        raise click.ClickException(f"{job} of {halves:,} halves says {found}, which should be {wanted}")
+        raise RigError(f"{job} of {halves:,} halves says {found}, which should be {wanted}")
 
 
 def growth(costs: Iterable[Cost]) -> dict[str, list[float]]:
@@ -116,53 +154,3 @@ def growth(costs: Iterable[Cost]) -> dict[str, list[float]]:
         job: [round(b.seconds / a.seconds / (b.halves / a.halves) * 10, 1) for a, b in pairwise(ordered)]
         for job, ordered in by_job.items()
     }
-
-
-def _shown(costs: Sequence[Cost], growths: Mapping[str, list[float]]) -> None:
-    table = Table("job", "halves", "seconds", "CPU s", "memory MiB", "shuffle MiB", "spilled MiB")
-    for cost in costs:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in asdict(cost).values()))
-    console = Console()
-    console.print(table)
-    for job, factors in growths.items():
-        if factors:
-            console.print(f"{job}: ten times the work takes {', '.join(map(str, factors))} times as long")
-    print(json.dumps({"costs": [asdict(cost) for cost in costs], "growth": growths}))
-
-
-@click.command()
-@click.option("--halves", multiple=True, type=click.IntRange(min=100), default=[100_000, 1_000_000], show_default=True)
-@click.option("--job", "jobs", multiple=True, type=click.Choice(JOBS), default=JOBS, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path), default="build/bench-pipeline", show_default=True)
-@click.option("--master", default="local[*]", show_default=True)
-@click.option("--memory", default="4g", show_default=True, help="Of Spark.")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--keep", is_flag=True, help="Keep the archives, and take those that are there.")
-def main(
-    halves: tuple[int, ...], jobs: tuple[str, ...], folder: Path, master: str, memory: str, seed: int, *, keep: bool
-) -> None:
-    """Write archives of made-up topics and measure the jobs over them; give --halves and --job several times."""
-    folder = folder.resolve()
-    real = jobs != ("sweep",)
-    costs = []
-    for count in sorted(halves):
-        archive = folder / f"{count}-{'whole' if real else 'sweep'}"
-        if not (keep and (archive / "offsets.json").exists()):
-            shutil.rmtree(archive, ignore_errors=True)
-            began = time.monotonic()
-            made_up.write(archive, count, messages=real, seed=seed)
-            size = sum(file.stat().st_size for file in archive.rglob("*") if file.is_file())
-            took = time.monotonic() - began
-            print(f"{count:,} halves (seed {seed}): {size / _MIB:,.0f} MiB written in {took:.0f} s", file=sys.stderr)
-        for job in jobs:
-            cost = run(job, count, archive, folder / "scratch", ["--master", master, "--memory", memory])
-            print(cost, file=sys.stderr)
-            costs.append(cost)
-        if not keep:
-            shutil.rmtree(archive)
-    shutil.rmtree(folder / "scratch", ignore_errors=True)
-    _shown(costs, growth(costs))
-
-
-if __name__ == "__main__":
-    main()

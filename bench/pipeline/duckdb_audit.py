@@ -1,4 +1,4 @@
-"""The rules of the audit in DuckDB, on one machine: `python -m bench.pipeline_duckdb SNAPSHOT OUTPUT`.
+"""The rules of the audit in DuckDB, on one machine: `python -m bench.pipeline.duckdb_audit SNAPSHOT OUTPUT`.
 
 Left out is what made-up topics do not have: ids that are used again, compacted topics, deletion by age, grace.
 Op markers are decoded by the coordinator's pipeline code in one process for each core, as DuckDB reads no Avro values.
