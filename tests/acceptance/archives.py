@@ -41,6 +41,9 @@ class ListSource:
     def settle(self, topic: str) -> None:
         """Change nothing."""
 
+    def anew(self) -> "ListSource":
+        return self
+
     def committed(self, topics: Sequence[str]) -> "DataFrame":
         return self._frame.where(self._frame["topic"].isin(list(topics)))
 

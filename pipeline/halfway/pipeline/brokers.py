@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.errors import AccessError, ConnectorError
@@ -20,6 +20,27 @@ if TYPE_CHECKING:
 
 _TIMEOUT_MS: Final = 30_000
 _NOT_THERE: Final = ("UnknownTopicOrPartitionException", "InvalidTopicException")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cleanup:
+    """What a topic's configuration lets Kafka remove; a negative limit is none."""
+
+    policy: str
+    tombstones_kept_ms: int
+    kept_ms: int
+    kept_bytes: int
+
+    def pin(self, topic: str, now: int, partitions: tuple[PartitionPin, ...]) -> TopicPin:
+        by_age_alone = "delete" in self.policy and self.kept_ms >= 0 > self.kept_bytes
+        return TopicPin(
+            topic=topic,
+            at=now,
+            partitions=partitions,
+            compacted="compact" in self.policy,
+            tombstones_kept_ms=self.tombstones_kept_ms,
+            kept_ms=self.kept_ms if by_age_alone else None,
+        )
 
 
 class Brokers:
@@ -75,10 +96,7 @@ class Brokers:
                 )
                 for number in range(count)
             )
-            compacted, kept_ms = configured[topic]
-            pins.append(
-                TopicPin(topic=topic, at=now, partitions=partitions, compacted=compacted, tombstones_kept_ms=kept_ms)
-            )
+            pins.append(configured[topic].pin(topic, now, partitions))
         return pins
 
     def raise_high(self, pin: TopicPin) -> TopicPin:
@@ -113,7 +131,7 @@ class Brokers:
         answers = self._get(self._admin.listOffsets(wanted, options).all())
         return {name: (int(answers.get(key).offset()), int(answers.get(key).timestamp())) for name, key in keys.items()}
 
-    def _configured(self, topics: Iterable[str]) -> dict[str, tuple[bool, int]]:
+    def _configured(self, topics: Iterable[str]) -> dict[str, _Cleanup]:
         resource = self._kafka.common.config.ConfigResource
         kind = self._jvm.java.lang.Class.forName(
             "org.apache.kafka.common.config.ConfigResource$Type",
@@ -126,8 +144,12 @@ class Brokers:
         found = {}
         for topic, key in keys.items():
             config = answers.get(key)
-            policy = str(config.get("cleanup.policy").value())
-            found[topic] = "compact" in policy, int(config.get("delete.retention.ms").value())
+            found[topic] = _Cleanup(
+                policy=str(config.get("cleanup.policy").value()),
+                tombstones_kept_ms=int(config.get("delete.retention.ms").value()),
+                kept_ms=int(config.get("retention.ms").value()),
+                kept_bytes=int(config.get("retention.bytes").value()),
+            )
         return found
 
     def _list(self, items: Iterable[Any]) -> Any:

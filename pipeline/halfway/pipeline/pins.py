@@ -33,18 +33,29 @@ class TopicPin:
     partitions: tuple[PartitionPin, ...]
     compacted: bool = False
     tombstones_kept_ms: int = 0
+    kept_ms: int | None = None
+    """For how long a record is kept; None where age or size do not tell, or nothing is removed by them."""
+
+    def provable_since(self, first: Mapping[int, int]) -> int:
+        """Return the time in ms from which on a message cannot have gone by age, size or a tombstone: 0 if none can.
+
+        `first` is by partition the time of the first message of halfway's that is there: what other producers say of
+        time proves nothing. Where there is none, age alone can have removed them all.
+        """
+        by_age = self.at if self.kept_ms is None else self.at - self.kept_ms
+        since = max((first.get(pin.partition, by_age) for pin in self.partitions if pin.start > 0), default=0)
+        return max(since, self.at - self.tombstones_kept_ms) if self.compacted else since
 
     @property
-    def whole_since(self) -> int:
-        """Time in ms from which on nothing was deleted by age: 0 where nothing was."""
-        return max(
-            (self.at if pin.first_at is None else pin.first_at for pin in self.partitions if pin.start > 0), default=0
-        )
+    def whole_since(self) -> Mapping[int, int]:
+        """By partition the time in ms from which on no record has gone by age: 0 where none has.
 
-    @property
-    def provable_since(self) -> int:
-        """Time in ms from which on a message cannot have gone by age, nor by a tombstone that has gone itself."""
-        return max(self.whole_since, self.at - self.tombstones_kept_ms) if self.compacted else self.whole_since
+        For halfway's own topics, whose times are halfway's; a partition that lost all its records proves nothing.
+        """
+        return {
+            pin.partition: 0 if pin.start == 0 else self.at if pin.first_at is None else pin.first_at
+            for pin in self.partitions
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,12 +87,21 @@ def messages(records: DataFrame) -> DataFrame:
 
 
 def latest_of_keys(records: DataFrame) -> DataFrame:
-    """Return for each topic and key (as `key_hash`) the time of its last record."""
+    """Return for each topic and key (as `key_hash`) the time of its last record, null where that is not halfway's."""
+    own = header("halfway-transaction-id").isNotNull()
     return (
         records.where(F.col("key").isNotNull())
-        .select("topic", _digest("key").alias("key_hash"), F.unix_millis("timestamp").alias("at"))
+        .select(
+            "topic",
+            _digest("key").alias("key_hash"),
+            F.when(own, F.unix_millis("timestamp")).alias("at"),
+            "partition",
+            "offset",
+        )
+        .groupBy("topic", "partition", "key_hash")
+        .agg(F.max_by("at", "offset").alias("at"))
         .groupBy("topic", "key_hash")
-        .agg(F.max("at").alias("last_at"))
+        .agg(F.when(F.count("at") == F.count(F.lit(1)), F.max("at")).alias("last_at"))
     )
 
 

@@ -79,10 +79,17 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
+            # Much data in few parts would not fit into memory; of little data Spark puts the parts together again.
+            "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "200",
         }
         if options.master is not None and not options.master.startswith("local"):
             # On a cluster other machines must reach the driver, and the size of a shuffle is not this machine's.
-            for key in ("spark.driver.bindAddress", "spark.driver.host", "spark.sql.shuffle.partitions"):
+            for key in (
+                "spark.driver.bindAddress",
+                "spark.driver.host",
+                "spark.sql.shuffle.partitions",
+                "spark.sql.adaptive.coalescePartitions.initialPartitionNum",
+            ):
                 del settings[key]
         if kafka:
             settings["spark.jars"] = ",".join(options.jars or map(str, connector.jars(options.connector_version)))

@@ -51,6 +51,9 @@ class Source(Protocol):
     def settle(self, topic: str) -> None:
         """Let the unsettled part of a pinned topic reach to its end as of now."""
 
+    def anew(self) -> Source:
+        """Return the same source with nothing pinned: what has been removed since can be told from both."""
+
     def committed(self, topics: Sequence[str]) -> DataFrame:
         """Return what is committed in the pinned ones of these topics, with the columns RECORD."""
 
@@ -102,6 +105,10 @@ class KafkaSource:
             brokers.close()
         self._pins = replace(self._pins, topics={**self._pins.topics, topic: raised})
 
+    def anew(self) -> Source:
+        """Return the same topics with nothing pinned."""
+        return KafkaSource(self._spark, self._access)
+
     def committed(self, topics: Sequence[str]) -> DataFrame:
         """Return the records below the last stable offset, those of aborted transactions left out."""
         ranges = {
@@ -132,6 +139,8 @@ class KafkaSource:
         for option, which in (("startingOffsets", 0), ("endingOffsets", 1)):
             offsets = {topic: {str(n): pair[which] for n, pair in parts.items()} for topic, parts in ranges.items()}
             reader = reader.option(option, json.dumps(offsets))
+        # What retention removes before it is read is not there: whoever reads asks afterwards what has gone.
+        reader = reader.option("failOnDataLoss", "false")
         return reader.load().select(*COLUMNS)
 
 
@@ -172,6 +181,10 @@ class SnapshotSource:
     def settle(self, topic: str) -> None:
         """Change nothing: an archive is what it is."""
 
+    def anew(self) -> Source:
+        """Return itself: an archive is what it is."""
+        return self
+
     def committed(self, topics: Sequence[str]) -> DataFrame:
         """Return what was committed."""
         return self._read(_COMMITTED, topics)
@@ -193,6 +206,17 @@ class SnapshotSource:
         return reduce(DataFrame.unionAll, records) if records else nothing(self._spark)
 
 
+def _trimmed(pin: TopicPin, now: TopicPin) -> TopicPin:
+    """Return a pin with what has been removed until now."""
+    later = {each.partition: each for each in now.partitions}
+    partitions = tuple(
+        replace(each, start=max(each.start, later[each.partition].start), first_at=later[each.partition].first_at)
+        for each in pin.partitions
+        if each.partition in later
+    )
+    return replace(now, partitions=partitions)
+
+
 def archive(source: Source, topics: Sequence[str], folder: Folder) -> Pins:
     """Write pinned topics as Parquet, one folder a topic, so that they can be audited after Kafka has let go of them.
 
@@ -202,7 +226,11 @@ def archive(source: Source, topics: Sequence[str], folder: Folder) -> Pins:
         raise SourceError(f"{folder.uri!r} holds an archive already: choose another folder")
     for part, records in ((_COMMITTED, source.committed), (_UNSETTLED, source.unsettled)):
         records(topics).write.mode("overwrite").partitionBy("topic").parquet(folder.path(part))
-    pins = replace(source.pins, topics={name: pin for name, pin in source.pins.topics.items() if name in set(topics)})
+    now = source.anew()
+    now.pin(topics)
+    # A topic that was deleted meanwhile is left out: it proves nothing.
+    kept = {name: _trimmed(source.pins.topics[name], pin) for name, pin in now.pins.topics.items() if name in topics}
+    pins = replace(source.pins, topics=kept)
     folder.write(json.dumps({"prefix": source.prefix}) + "\n", _ABOUT)
     folder.write(pins.to_json(), _PINS)
     return pins

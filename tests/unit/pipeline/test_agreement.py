@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 AT = 1_700_000_000_000
 SHOWN = {
     "committed_and_not_there": "lost",
+    "acknowledged_prepare_went_without_an_outcome": "lost",
     "committed_in_part": "torn",
     "number_of_messages_differs": "torn",
     "message_stands_again": "doubled",
@@ -36,7 +37,6 @@ SHOWN = {
 NOT_SHOWN = {
     "acknowledged_prepare_is_not_there": "a prepare that left no trace was told only to its caller",
     "acknowledged_prepare_is_unknown": "an answer",
-    "acknowledged_prepare_went_without_an_outcome": "the audit says expired_unknown: op markers are deleted by age",
     "half_nobody_prepared": "who asked is not in the topics",
     "message_nobody_committed": "who asked is not in the topics",
     "message_nobody_prepared": "who asked is not in the topics; the message has no marker either, which is shown",

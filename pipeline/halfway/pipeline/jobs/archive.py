@@ -31,5 +31,6 @@ def run(source: sources.Source, output: Folder, topics: Sequence[str]) -> Pins:
         outcomes.unpersist()
         registered.unpersist()
     source.pin(real)
+    reading.demand_given(source, topics)
     source.settle(op)
     return sources.archive(source, [op, *others, *real], output)

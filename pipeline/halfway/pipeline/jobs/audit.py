@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pyspark import StorageLevel
 from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, records
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from halfway.pipeline.folders import Folder
+    from halfway.pipeline.pins import Pins, TopicPin
     from halfway.pipeline.sources import Source
 
 VERDICTS: Final = "verdicts"
@@ -55,7 +57,10 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
 
     op's ends are taken first, so that whatever an op tells of must stand in the other topics when theirs are taken.
     What stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
+    What Kafka has removed is asked last, when everything has been read, so that nothing can go unnoticed meanwhile.
     """
+    # Until it is written again, the folder holds no audit that was finished.
+    output.delete(SUMMARY)
     op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
     source.pin([op_topic])
     reading.demand(source, ["op"])
@@ -71,16 +76,24 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
         held.callback(kept.unpersist)
         names = reading.real_topics(outcomes, registered, source.prefix, options.topics)
         source.pin(names)
+        reading.demand_given(source, options.topics)
         source.settle(op_topic)
+        messages = records.messages(source.committed(names)).persist(StorageLevel.DISK_ONLY)
+        held.callback(messages.unpersist)
+        first = _first_messages(messages)
+        now = source.anew()
+        now.pin([op_topic, *names])
+        unreadable = outcomes.where(F.col("error").isNotNull()).select(F.col("key").alias("id"), "written_at")
         judged = verdict.verdicts(
             ops=verdict.of_ops(outcomes.where(F.col("error").isNull())),
             halves=half.records,
             parked=kept.where(F.col("error").isNull()),
-            messages=records.messages(source.committed(names)),
-            unsettled=_unsettled(source, op_topic, names),
-            topics=_facts(spark, source, names),
-            latest_of_keys=_latest_of_keys(source, names),
-            limits=_limits(source, op_topic, options),
+            messages=messages,
+            # An op that cannot be read tells that there is an outcome, not what it names.
+            unsettled=_unsettled(source, op_topic, names).unionAll(unreadable),
+            topics=_facts(spark, now.pins, names, first),
+            latest_of_keys=_latest_of_keys(now, names),
+            limits=_limits(source, now.pins.topics.get(op_topic), options),
         )
         judged.write.mode("overwrite").parquet(output.path(VERDICTS))
         wrong = [topic.faulty() for topic in (op, half, parked)]
@@ -111,13 +124,21 @@ def _unsettled(source: Source, op_topic: str, names: Sequence[str]) -> DataFrame
     return ended.unionAll(records.messages(source.unsettled(names)).select("id", "at"))
 
 
-def _facts(spark: SparkSession, source: Source, names: Sequence[str]) -> DataFrame:
+def _first_messages(messages: DataFrame) -> dict[str, dict[int, int]]:
+    """Return by topic and partition the time of the first message; all of them are read for it, and kept."""
+    found: dict[str, dict[int, int]] = {}
+    for row in messages.groupBy("topic", "partition").agg(F.min_by("at", "offset").alias("at")).collect():
+        found.setdefault(row["topic"], {})[row["partition"]] = row["at"]
+    return found
+
+
+def _facts(spark: SparkSession, now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]]) -> DataFrame:
     """A topic that does not exist (any more) proves nothing about any time."""
     rows = []
     for name in names:
-        pin = source.pins.topics.get(name)
+        pin = now.topics.get(name)
         never = (1 << 62, False)
-        rows.append((name, *((pin.provable_since, pin.compacted) if pin is not None else never)))
+        rows.append((name, *((pin.provable_since(first.get(name, {})), pin.compacted) if pin is not None else never)))
     return spark.createDataFrame(rows, "topic string, provable_since bigint, compacted boolean")
 
 
@@ -126,10 +147,9 @@ def _latest_of_keys(source: Source, names: Sequence[str]) -> DataFrame | None:
     return records.latest_of_keys(source.committed(compacted)) if compacted else None
 
 
-def _limits(source: Source, op_topic: str, options: AuditOptions) -> verdict.Limits:
-    pin = source.pins.topics.get(op_topic)
+def _limits(source: Source, op: TopicPin | None, options: AuditOptions) -> verdict.Limits:
     return verdict.Limits(
         cut=source.pins.at - options.grace_ms,
-        op_whole_since=0 if pin is None else pin.whole_since,
+        op_whole_since={} if op is None else op.whole_since,
         horizon_ms=options.horizon_ms,
     )

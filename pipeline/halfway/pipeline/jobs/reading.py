@@ -27,6 +27,12 @@ def demand(source: Source, kinds: Sequence[str]) -> None:
         )
 
 
+def demand_given(source: Source, topics: Sequence[str]) -> None:
+    """Raise SourceError where a topic that was asked for by name is not there."""
+    if missing := [name for name in topics if name not in source.pins.topics]:
+        raise SourceError(f"there is no topic {', '.join(missing)}, which --topic names")
+
+
 class InternalTopic:
     """The records of half, op or parked, and how many of them halfway cannot have written."""
 
@@ -58,7 +64,8 @@ def decoded_outcomes(ops: DataFrame) -> DataFrame:
         .when(F.col("id") != F.col("key"), F.lit("the value tells of another id than the key"))
         .when(~final, F.concat(F.lit("the header tells of an outcome, the value says "), "kind"))
     )
-    return decoded.withColumn("error", error).persist(StorageLevel.MEMORY_AND_DISK)
+    # On disk: kept in memory, it takes away what sorting needs.
+    return decoded.withColumn("error", error).persist(StorageLevel.DISK_ONLY)
 
 
 def decoded_parked(parked: DataFrame) -> DataFrame:

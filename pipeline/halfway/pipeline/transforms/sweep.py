@@ -20,17 +20,23 @@ def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> Da
     The last half record of an id must not be a tombstone, and no outcome may stand for it, except one that is a horizon
     older than the half: then a client has used its id again.
     """
-    no_end = F.lit(None).cast("bigint")
-    of_half = halves.select(
-        "id", F.struct("alive", "at", "group", "partition").alias("half"), "offset", no_end.alias("ended")
+    nothing = F.lit(None)
+    of_half = halves.select("id", "group", "offset", "alive", "at", "partition", nothing.cast("bigint").alias("ended"))
+    of_op = outcomes.select(
+        "id",
+        "group",
+        *(nothing.cast(of_half.schema[name].dataType).alias(name) for name in ("offset", "alive", "at", "partition")),
+        F.col("at").alias("ended"),
     )
-    nothing = F.lit(None).cast(of_half.schema["half"].dataType).alias("half")
-    of_op = outcomes.select("id", nothing, F.lit(None).cast("bigint").alias("offset"), F.col("at").alias("ended"))
-    both = of_half.unionAll(of_op).groupBy("id")
-    last = both.agg(F.max_by("half", "offset").alias("half"), F.max("ended").alias("ended"))
-    open_still = F.col("ended").isNull() | (F.col("half.at") >= F.col("ended") + horizon_ms)
-    return last.where(F.col("half.alive") & open_still).select(
-        "id", "half.group", F.col("half.partition").alias("shard"), F.col("half.at").alias("since")
+    # An id has one group as long as anything stands of it. Aggregates of numbers alone need no sorting, and of two
+    # records an id there is little to aggregate before they are brought together.
+    together = of_half.unionAll(of_op).repartition("id", "group").groupBy("id", "group")
+    last = together.agg(
+        *(F.max_by(name, "offset").alias(name) for name in ("alive", "at", "partition")), F.max("ended").alias("ended")
+    )
+    open_still = F.col("ended").isNull() | (F.col("at") >= F.col("ended") + horizon_ms)
+    return last.where(F.col("alive") & open_still).select(
+        "id", "group", F.col("partition").alias("shard"), F.col("at").alias("since")
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,8 @@ from halfway.pipeline.decoding import columns_of
 from halfway.pipeline.records import COMMITTED, ROLLED_BACK, SERVER_MADE, content, hexadecimal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import Column
 
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")
@@ -30,13 +32,13 @@ _EVENT: Final = (
 class Limits:
     """What time and settings allow to be told; times in ms.
 
-    `cut`: what happened later is not judged yet. `op_whole_since`: an older op may have been deleted by age.
+    `cut`: what happened later is not judged yet. `op_whole_since`: by shard, an older op may have been deleted by age.
     `horizon_ms`: after it an id that a client brought can be used again. `slack_ms`: by how much clocks and the order
     of a log may differ.
     """
 
     cut: int
-    op_whole_since: int = 0
+    op_whole_since: Mapping[int, int] = field(default_factory=dict)
     horizon_ms: int = 900_000
     slack_ms: int = 5_000
 
@@ -60,18 +62,19 @@ def verdicts(
     | `rolled_back_ok` | op says rolled back, and no message stands anywhere |
     | `parked` | no outcome; the last record in parked is not a tombstone |
     | `pending` | no outcome, and the last record in half is not a tombstone; or it is too young to be judged |
-    | `expired_unknown` | there are traces, but its op is older than op markers are kept |
+    | `expired_unknown` | there are traces, but the op, or a message that it names, may have been deleted by age |
     | `contradicted` | op says committed and rolled back, or says its outcome twice |
     | `leaked` | a message without a commit that names it |
-    | `lost` | committed, and none of its messages is there |
+    | `lost` | committed, and none of its messages is there; or its half has gone, and no op tells of an outcome |
     | `torn` | committed, and some of its messages are not there, or they count themselves to another number |
     | `doubled` | committed, and a message (by `halfway-message`) stands more than once |
     | `payload_changed` | committed, and a message has another key or value than was prepared |
 
     Grace: an anomaly is one only when everything about the transaction is older than the cut and nothing of it stands
     in an unsettled part of a log. A message counts as missing only where its topic cannot have deleted it by age,
-    and, in a compacted topic, where no later record has its key. A message without op is leaked only where its op
-    cannot have been deleted by age, nor compacted away by a later use of the same id. A transaction is an id and,
+    and, in a compacted topic, where no later record has its key. A message without op is leaked, and a half that has
+    gone without op is lost, only where the op cannot have been deleted by age, nor compacted away by a later use of
+    the same id. A transaction is an id and,
     where a client brought the id, one use of it: what was prepared a horizon after an outcome is a new transaction,
     as for the coordinator.
 
@@ -118,17 +121,17 @@ def _events(
 
     A tombstone and an unsettled record have no span: they say something about whatever stands there.
     """
-    last_half = halves.groupBy("id").agg(F.max_by(F.struct("alive", "at", "group"), "offset").alias("last"))
+    # An id has one group as long as anything stands of it. Aggregates of numbers alone need no sorting.
+    last_half = halves.groupBy("id", "group").agg(*(F.max_by(name, "offset").alias(name) for name in ("alive", "at")))
     last_parked = parked.groupBy("id").agg(
         F.max_by(F.struct("alive", "at", "group", "prepared_at"), "offset").alias("last")
     )
-    alive = F.col("last.alive")
     named = {
         "op": ops.withColumns({"begin": F.col("prepared_at"), "until": F.greatest("prepared_at", "ended_at")}),
         "message": messages.withColumns({"begin": F.col("prepared_at"), "until": F.col("prepared_at")}),
-        "half": last_half.where(alive).select("id", "last.*").withColumns({"begin": F.col("at"), "until": F.col("at")}),
-        "gone": last_half.where(~alive).select("id", "last.*").withColumn("begin", F.col("at")),
-        "parked": last_parked.where(alive)
+        "half": last_half.where("alive").withColumns({"begin": F.col("at"), "until": F.col("at")}),
+        "gone": last_half.where(~F.col("alive")).withColumn("begin", F.col("at")),
+        "parked": last_parked.where("last.alive")
         .select("id", "last.*")
         .withColumns({"begin": F.col("prepared_at"), "until": F.col("prepared_at")}),
         "unsettled": unsettled.withColumn("begin", F.col("at")),
@@ -138,13 +141,13 @@ def _events(
 
 def _shaped(frame: DataFrame, source: str) -> DataFrame:
     columns = []
-    for field in columns_of(_EVENT):
-        if field.name == "source":
+    for column in columns_of(_EVENT):
+        if column.name == "source":
             columns.append(F.lit(source).alias("source"))
-        elif field.name in frame.columns:
-            columns.append(F.col(field.name).cast(field.dataType).alias(field.name))
+        elif column.name in frame.columns:
+            columns.append(F.col(column.name).cast(column.dataType).alias(column.name))
         else:
-            columns.append(F.lit(None).cast(field.dataType).alias(field.name))
+            columns.append(F.lit(None).cast(column.dataType).alias(column.name))
     return frame.select(*columns)
 
 
@@ -207,6 +210,7 @@ def _slots(events: DataFrame, topics: DataFrame, latest_of_keys: DataFrame | Non
         F.max(F.when(op, F.col("at"))).alias("op_at"),
         F.max(F.when(found, F.col("at"))).alias("message_at"),
         F.max(F.when(F.col("source") == "half", F.col("at"))).alias("half_at"),
+        F.max(F.when(F.col("source") == "gone", F.col("at"))).alias("gone_at"),
     )
     slots = slots.join(F.broadcast(topics), "topic", "left")
     superseded = F.lit(False)
@@ -214,15 +218,18 @@ def _slots(events: DataFrame, topics: DataFrame, latest_of_keys: DataFrame | Non
         keys = latest_of_keys.withColumnRenamed("topic", "key_topic")
         same = (F.col("key_topic") == F.col("topic")) & (keys["key_hash"] == F.col("expectation.key_hash"))
         slots = slots.join(keys, same & F.col("compacted"), "left")
-        superseded = F.coalesce(F.col("last_at") >= F.col("ended_at"), F.lit(False))
+        # Of somebody else's record the time proves nothing.
+        later = F.coalesce(F.col("last_at") >= F.col("ended_at") - limits.slack_ms, F.lit(True))
+        superseded = F.col("key_topic").isNotNull() & later
     expected = F.col("expectation").isNotNull()
     provable = F.col("op_at") >= F.col("provable_since") + limits.slack_ms
     provable = F.when(F.col("provable_since") == 0, True).otherwise(F.coalesce(provable, F.lit(False)))
-    missing = expected & (F.col("found") == 0) & provable & ~superseded
+    not_there = expected & (F.col("found") == 0) & ~superseded
     wanted, total = F.col("expectation.content"), F.col("expectation.total")
     return slots.withColumn(
         "problem",
-        F.when(missing, "missing")
+        F.when(not_there & provable, "missing")
+        .when(not_there, "unproved")
         .when(expected & (F.col("found") > 1), "doubled")
         .when(expected & ((F.col("lowest") != wanted) | (F.col("highest") != wanted)), "changed")
         .when(expected & ((F.col("least_total") != total) | (F.col("most_total") != total)), "miscounted")
@@ -248,10 +255,12 @@ def _transactions(slots: DataFrame) -> DataFrame:
         F.max("op_at").alias("op_at"),
         F.max("message_at").alias("message_at"),
         F.max("half_at").alias("half_at"),
+        F.max("gone_at").alias("gone_at"),
         F.sort_array(F.collect_set("topic")).alias("topics"),
         count(F.col("expected")).cast("int").alias("expected"),
         F.sum("found").cast("int").alias("found"),
         count(problem == "missing").cast("int").alias("missing"),
+        count(problem == "unproved").cast("int").alias("unproved"),
         count(problem == "doubled").cast("int").alias("doubled"),
         count(problem == "changed").cast("int").alias("changed"),
         count(problem == "miscounted").cast("int").alias("miscounted"),
@@ -264,14 +273,17 @@ def _transactions(slots: DataFrame) -> DataFrame:
 def _judged(transactions: DataFrame, limits: Limits) -> DataFrame:
     committed, rolled_back = F.col("committed"), F.col("rolled_back")
     found = F.col("found") > 0
-    op_gone_before = limits.op_whole_since + limits.slack_ms if limits.op_whole_since else 0
-    could_have_op = (F.col("message_at") >= op_gone_before) & ~F.col("used_again")
+    op_whole_since = _op_whole_since(limits)
+    could_have_op = (F.col("message_at") >= op_whole_since) & ~F.col("used_again")
     leaked = F.when(rolled_back, found).otherwise(found & could_have_op)
     lost = (F.col("expected") > 0) & (F.col("missing") == F.col("expected"))
+    # A stray half of an ended id is buried within the horizon of its outcome.
+    vanished = F.col("gone_at") >= op_whole_since + limits.horizon_ms
+    vanished &= ~(committed | rolled_back | found | F.col("half") | F.col("parked") | F.col("used_again"))
     findings = (
         ("contradicted", committed & rolled_back),
         ("leaked", F.when(committed, F.col("not_named") > 0).otherwise(leaked)),
-        ("lost", committed & lost),
+        ("lost", F.when(committed, lost).otherwise(vanished)),
         ("torn", committed & ~lost & ((F.col("missing") > 0) | (F.col("miscounted") > 0))),
         ("doubled", committed & (F.col("doubled") > 0)),
         ("payload_changed", committed & (F.col("changed") > 0)),
@@ -280,17 +292,18 @@ def _judged(transactions: DataFrame, limits: Limits) -> DataFrame:
     anomalies = F.filter(
         F.array(*(F.when(wrong, F.lit(name)) for name, wrong in findings)), lambda each: each.isNotNull()
     )
-    newest = F.greatest("op_at", "message_at")
+    newest = F.greatest("op_at", "message_at", "gone_at")
     settled = ~F.col("unsettled") & (F.coalesce(newest, F.lit(0)) <= limits.cut)
     wrong = F.size("anomalies") > 0
     verdict = (
         F.when(wrong & F.col("settled"), F.get("anomalies", F.lit(0)))
         .when(wrong, "pending")
+        .when(committed & (F.col("unproved") > 0), "expired_unknown")
         .when(committed, "committed_ok")
         .when(rolled_back, "rolled_back_ok")
         .when(F.col("parked"), "parked")
         .when(F.col("unsettled"), "pending")
-        .when(F.col("half") & (F.col("half_at") >= op_gone_before), "pending")
+        .when(F.col("half"), "pending")
         .otherwise("expired_unknown")
     )
     return (
@@ -310,6 +323,33 @@ def _judged(transactions: DataFrame, limits: Limits) -> DataFrame:
             "found",
             "prepared_at",
             "ended_at",
-            F.when(F.size("anomalies") > 0, F.col("evidence")).alias("evidence"),
+            F.when(F.size("anomalies") > 0, F.when(vanished, _gone()).otherwise(F.col("evidence"))).alias("evidence"),
         )
     )
+
+
+def _gone() -> Column:
+    """Return the evidence of a half that has gone without an outcome."""
+    places = F.array().cast("array<struct<partition: int, offset: bigint>>")
+    problem, slot = F.lit("gone without an outcome"), F.lit(None).cast("int")
+    of_half = F.struct(
+        F.lit("half").alias("topic"),
+        slot.alias("slot"),
+        problem.alias("problem"),
+        F.lit(0).alias("found"),
+        places.alias("places"),
+    )
+    return F.array(of_half)
+
+
+def _op_whole_since(limits: Limits) -> Column:
+    """Return the time from which on the op of an id cannot have been deleted by age.
+
+    It is that of its shard, which an id that halfway made tells; that of the shard with the latest for other ids.
+    """
+    known = {shard: since + limits.slack_ms for shard, since in limits.op_whole_since.items() if since}
+    latest = F.lit(max(known.values(), default=0))
+    of_shard = latest
+    for shard, since in {**dict.fromkeys(limits.op_whole_since, 0), **known}.items():
+        of_shard = F.when(F.col("id").startswith(f"{shard}-"), since).otherwise(of_shard)
+    return F.when(F.col("id").rlike(SERVER_MADE), of_shard).otherwise(latest)

@@ -1,0 +1,50 @@
+"""Since when a topic must still have what was written to it."""
+
+from halfway.pipeline.pins import PartitionPin, TopicPin
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+def partition(number: int, *, start: int = 0, first_at: int | None = None) -> PartitionPin:
+    return PartitionPin(partition=number, start=start, end=100, high=100, first_at=first_at)
+
+
+def topic(*partitions: PartitionPin, kept_ms: int | None = None, compacted: bool = False) -> TopicPin:
+    return TopicPin(
+        topic="orders", at=NOW, partitions=partitions, kept_ms=kept_ms, compacted=compacted, tombstones_kept_ms=HOUR
+    )
+
+
+def test_a_topic_that_nothing_was_removed_from_proves_everything() -> None:
+    """Whatever its retention is."""
+    assert topic(partition(0), partition(1), kept_ms=HOUR).provable_since({}) == 0
+
+
+def test_what_stands_behind_halfways_first_message_must_be_there() -> None:
+    """The time of somebody else's record before it, which may be of any year, says nothing."""
+    trimmed = topic(partition(0, start=7, first_at=NOW - 1_000 * HOUR), partition(1))
+    assert trimmed.provable_since({0: NOW - 3 * HOUR, 1: NOW - 9 * HOUR}) == NOW - 3 * HOUR
+
+
+def test_a_partition_without_messages_is_judged_by_the_retention() -> None:
+    """One that nothing was written to for long does not hide what the others have lost."""
+    trimmed = topic(partition(0, start=7), partition(1, start=3), kept_ms=5 * HOUR)
+    assert trimmed.provable_since({0: NOW - 2 * HOUR}) == NOW - 2 * HOUR
+    assert trimmed.provable_since({0: NOW - 8 * HOUR}) == NOW - 5 * HOUR
+
+
+def test_where_size_or_a_person_removes_records_an_empty_partition_proves_nothing() -> None:
+    """Then no time tells what was there."""
+    assert topic(partition(0, start=7), kept_ms=None).provable_since({}) == NOW
+
+
+def test_in_a_compacted_topic_a_tombstone_may_have_come_and_gone() -> None:
+    """What is older than tombstones are kept is not proved."""
+    assert topic(partition(0), compacted=True).provable_since({}) == NOW - HOUR
+
+
+def test_each_shard_of_op_tells_for_itself() -> None:
+    """By its first marker; one that has lost all of them proves nothing."""
+    pin = topic(partition(0), partition(1, start=5, first_at=NOW - HOUR), partition(2, start=5))
+    assert pin.whole_since == {0: 0, 1: NOW - HOUR, 2: NOW}
