@@ -137,12 +137,15 @@ class Rogue:
         history.expected |= planted
         return planted
 
-    def plant_garbage(self) -> None:
-        """Write one record into op and one into half that nobody can read."""
+    def plant_garbage(self, history: History) -> None:
+        """Write records into op and half that nobody can read; one of them is an outcome, and its message is there."""
         for kind in ("op", "half"):
             self._producer.produce(self._prefix + kind, b"\x00garbage", b"who-knows", 0)
         headers = codec.record_headers("op", "shop", "committed")
         self._producer.produce(self._prefix + "op", b"\xc3\x01garbage-in-avro", b"damaged", 0, headers=headers)
+        (named,) = as_messages([message(history.topics[0], "1", key="k")])
+        self.message("damaged", named, 1, 1)
+        history.expected["damaged"] = "pending"
         self.flush()
 
     def abort(self, history: History) -> None:

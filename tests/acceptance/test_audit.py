@@ -66,7 +66,7 @@ def world(kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFacto
     planted = rogue.plant(history, SEED)
     asked = events(history, dict.fromkeys(planted, "committed_ok") | ended)
     written = list(read_topics(kafka.bootstrap_servers, prefix=coordinator.prefix, topics=history.topics))
-    rogue.plant_garbage()
+    rogue.plant_garbage(history)
     # The markers of the last Kafka transactions come a moment later: until then what stands there is not settled.
     cluster.read_now([*history.topics, *(coordinator.prefix + kind for kind in ("op", "half", "parked"))])
     access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)

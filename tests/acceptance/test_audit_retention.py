@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
     AclOperation,
     AdminClient,
@@ -45,7 +45,7 @@ TOPICS = {
     PREFIX + "groups": {"cleanup.policy": "compact"},
     "kept": {},
     "trimmed": {"retention.ms": str(8 * DAY), "segment.ms": "10000"},
-    "compacted": {"cleanup.policy": "compact", **CLEANING},
+    "compacted": {"cleanup.policy": "compact", **CLEANING, "delete.retention.ms": str(4 * DAY)},
 }
 OLD_IDS, NEW_IDS = 60, 60
 
@@ -71,6 +71,7 @@ class Writer:
 
     bootstrap_servers: str
     expected: dict[str, str] = field(default_factory=dict)
+    planted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # No Kafka transactions: their markers would have the time of today.
@@ -90,12 +91,23 @@ class Writer:
             half = Half(id=own, group="g", messages=messages, prepared_at=when, since=when, fingerprint=b"f" * 16)
             self._put("half", own, codec.encode_half(half), "prepared", when)
             if number % 4 == 3:
-                self.expected[own] = verdict or "pending"
+                self.expected[own] = "pending"
                 continue
             self._end(own, messages, OpKind.ROLLED_BACK if number % 4 == 0 else OpKind.COMMITTED, when)
             self.expected[own] = verdict or ("rolled_back_ok" if number % 4 == 0 else "committed_ok")
         assert self._producer.flush(30) == 0
         return ids
+
+    def plant(self, at: int) -> None:
+        """Commit a transaction for each real topic without its message, one message without a commit, and a half."""
+        for topic in ("kept", "trimmed", "compacted"):
+            message = Message(topic=topic, key=b"k", value=b"never written")
+            self._mark(f"lost-{topic}", (message,), OpKind.COMMITTED, at)
+            self.planted[f"lost-{topic}"] = "lost"
+        self._write("leaked", (Message(topic="kept", key=b"k", value=b"not committed"),), at)
+        self._put("half", "gone", None, "committed", at)
+        self.planted |= {"leaked": "leaked", "gone": "lost"}
+        assert self._producer.flush(30) == 0
 
     def roll(self, at: int) -> None:
         """Write a record into every partition, so late that what stands before it is no longer the active segment."""
@@ -108,14 +120,21 @@ class Writer:
         assert self._producer.flush(30) == 0
 
     def _end(self, name: str, messages: tuple[Message, ...], kind: OpKind, at: int) -> None:
-        commits = kind is OpKind.COMMITTED
-        for index, message in enumerate(messages if commits else (), 1):
+        if kind is OpKind.COMMITTED:
+            self._write(name, messages, at)
+        self._mark(name, messages, kind, at)
+        self._put("half", name, None, "ended", at)
+
+    def _write(self, name: str, messages: tuple[Message, ...], at: int) -> None:
+        for index, message in enumerate(messages, 1):
             headers: codec.Headers = [
                 ("halfway-transaction-id", name.encode()),
                 ("halfway-message", f"{index}/{len(messages)}".encode()),
                 ("halfway-prepared-at", str(at).encode()),
             ]
             self._producer.produce(message.topic, message.value, message.key, 0, headers=headers, timestamp=at)
+
+    def _mark(self, name: str, messages: tuple[Message, ...], kind: OpKind, at: int) -> None:
         op = Op(
             kind=kind,
             id=name,
@@ -126,9 +145,7 @@ class Writer:
             at=at,
             messages=tuple(map(MessageDigest.of, messages)),
         )
-        state = "committed" if commits else "rolled_back"
-        self._put("op", name, codec.encode_op(op), state, at)
-        self._put("half", name, None, state, at)
+        self._put("op", name, codec.encode_op(op), "committed" if kind is OpKind.COMMITTED else "rolled_back", at)
 
     def _put(self, kind: str, name: str, value: bytes | None, state: str, at: int) -> None:
         headers = codec.record_headers(kind, "g", state)
@@ -157,6 +174,7 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedK
         writer.transactions(NEW_IDS, now - 2 * DAY)
         again = writer.transactions(NEW_IDS, now - 5 * HOUR, name="mine")
         wait_until_gone(kafka, writer, old, again)
+        writer.plant(now - 60_000)
         yield kafka, writer
 
 
@@ -196,21 +214,28 @@ def _of(records: list[Record], ids: list[str]) -> list[Record]:
 def test_what_kafka_has_removed_is_no_anomaly(
     spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], tmp_path: Path
 ) -> None:
-    """With halves, tombstones, old ops and messages gone, every verdict is right or says that it cannot be known."""
+    """With halves, tombstones, old ops and messages gone, each verdict is right or says that it cannot be known.
+
+    And what is lost, leaked or gone all the same is found.
+    """
     kafka, writer = cleaned
     access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
     source = KafkaSource(spark, access)
     summary = audit.run(spark, source, Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
-    assert summary.anomalies == 0, spark.read.parquet(str(tmp_path / audit.ANOMALIES)).collect()
+    assert anomalies(spark, tmp_path) == writer.planted
     assert summary.quarantined == 0
     rows = spark.read.parquet(str(tmp_path / audit.VERDICTS)).orderBy("id", "life").collect()
     # Of an id that was used twice the last use has the whole story.
-    found = {row["id"]: row["verdict"] for row in rows}
+    found = {row["id"]: row["verdict"] for row in rows if row["id"] not in writer.planted}
     gone = writer.expected.keys() - found.keys()
     assert {writer.expected[name] for name in gone} == {"expired_unknown"}, "only what left no trace may be missing"
     assert found == {name: verdict for name, verdict in writer.expected.items() if name not in gone}
     first_uses = {row["verdict"] for row in rows if row["id"].startswith("mine") and row["life"] == 0}
     assert "expired_unknown" in first_uses, "the op of a first use is compacted away, its messages are not"
+
+
+def anomalies(spark: "SparkSession", folder: Path) -> dict[str, str]:
+    return {row["id"]: row["verdict"] for row in spark.read.parquet(str(folder / audit.ANOMALIES)).collect()}
 
 
 def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
@@ -221,7 +246,7 @@ def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With the coordinator's own settings, a password and three rights on topics; the password stands in no output."""
-    kafka, _ = cleaned
+    kafka, writer = cleaned
     rights = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
     for topic in TOPICS:
         kafka.allow("entitled", ResourceType.TOPIC, topic, *rights)
@@ -234,7 +259,29 @@ def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
         source = KafkaSource(spark, load(settings))
         summary = audit.run(spark, source, Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
         source.committed(["kept"]).explain(mode="extended")
-    assert summary.anomalies == 0
-    assert summary.verdicts["committed_ok"] > 0
+    assert summary.anomalies == len(writer.planted)
     shown = "".join((*capfd.readouterr(), caplog.text, *(file.read_text() for file in tmp_path.glob("*.json"))))
     assert USERS["entitled"] not in shown
+
+
+def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
+    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], tmp_path: Path
+) -> None:
+    """An audit of a topic at the limit of its retention comes to its end, and proves nothing about what has gone."""
+    kafka, writer = cleaned
+    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
+
+    class Trimmed(KafkaSource):
+        """What stood first in a topic is removed between the moment when it is pinned and that when it is read."""
+
+        def settle(self, topic: str) -> None:
+            super().settle(topic)
+            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+            for done in admin.delete_records([TopicPartition("kept", 0, 40)]).values():
+                done.result(20)
+
+    audit.run(spark, Trimmed(spark, access), Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
+    assert anomalies(spark, tmp_path) == writer.planted
+    rows = spark.read.parquet(str(tmp_path / audit.VERDICTS)).collect()
+    changed = {row["id"] for row in rows if row["verdict"] == "expired_unknown" and "kept" in row["topics"]}
+    assert changed, "nothing was removed that is not proved without it"

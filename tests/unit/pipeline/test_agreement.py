@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 AT = 1_700_000_000_000
+GONE = "acknowledged_prepare_went_without_an_outcome"
 SHOWN = {
     "committed_and_not_there": "lost",
-    "acknowledged_prepare_went_without_an_outcome": "lost",
+    GONE: "lost",
     "committed_in_part": "torn",
     "number_of_messages_differs": "torn",
     "message_stands_again": "doubled",
@@ -63,7 +64,7 @@ def shown(findings: Iterable[Finding], topics: list[AnyRecord]) -> dict[str, set
         verdict = SHOWN.get(finding.rule)
         assert verdict or finding.rule in NOT_SHOWN, f"is {finding.rule} something that the topics show?"
         # What is lost or torn of a commit that only an answer tells of is nothing to somebody who reads the topics.
-        if verdict and (finding.id in committed or verdict not in ("lost", "torn")):
+        if verdict and (finding.id in committed or finding.rule == GONE or verdict not in ("lost", "torn")):
             anomalies[finding.id].add(verdict)
     return dict(anomalies)
 

@@ -107,17 +107,28 @@ def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
         half("ended", 3, 2_000, alive=False),
         half("late-duplicate", 4, 2_000),
         half("used-again", 5, 1_000_000),
+        ("in-another-group", "h", False, 1_000, 0, 6, None),
+        half("in-another-group", 7, 1_000_000),
     ]
-    outcomes = [("late-duplicate", 1_500), ("used-again", 1_000), ("ended", 2_000)]
+    outcomes = [
+        ("late-duplicate", "g", 1_500),
+        ("used-again", "g", 1_000),
+        ("ended", "g", 2_000),
+        ("in-another-group", "h", 1_000),
+    ]
     open_still = sweep.unresolved(
         spark.createDataFrame(halves, RECORDS),
-        spark.createDataFrame(outcomes, "id string, at bigint"),
+        spark.createDataFrame(outcomes, "id string, `group` string, at bigint"),
         horizon_ms=HORIZON,
     )
     assertDataFrameEqual(
         open_still,
         spark.createDataFrame(
-            [("pending", "g", 0, 1_000), ("used-again", "g", 0, 1_000_000)],
+            [
+                ("pending", "g", 0, 1_000),
+                ("used-again", "g", 0, 1_000_000),
+                ("in-another-group", "g", 0, 1_000_000),
+            ],
             "id string, `group` string, shard int, since bigint",
         ),
     )
