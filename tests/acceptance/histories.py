@@ -54,6 +54,7 @@ async def write_history(rest: Rest, topics: tuple[str, ...], *, count: int, seed
         verdicts = {"commit": "committed_ok", "rollback": "rolled_back_ok", None: "pending"}
         history.expected |= {name: verdicts[how] for name, how in zip(ids, outcomes, strict=True)}
     await _parked(rest, history, rng)
+    await _given_up(rest, history, rng)
     await _checked(rest, history, rng)
     return history
 
@@ -69,19 +70,34 @@ def _messages(rng: random.Random, topics: Sequence[str]) -> list[Json]:
 
 async def _parked(rest: Rest, history: History, rng: random.Random) -> None:
     ids = []
-    for _ in range(12):
+    for _ in range(14):
         messages = _messages(rng, history.topics)
         ids.append(await rest.prepared("parking", messages))
         history.messages[ids[-1]] = messages
     await asyncio.gather(*(rest.until(name, "parked") for name in ids))
     # What is resumed under the same policy is parked again soon: it may have to be ended from there.
-    for name, verdict in zip(ids, ["parked", "committed_ok", "rolled_back_ok"] * 4, strict=True):
+    for name, verdict in zip(ids, ["parked", "committed_ok", "rolled_back_ok"] * 4, strict=False):
         history.expected[name] = verdict
         if verdict == "parked":
             continue
         (await rest.resume(name)).expect(200)
         outcome = "commit" if verdict == "committed_ok" else "rollback"
         (await rest.end(name, outcome)).expect(200)
+    (await rest.put_group("parking", topics=history.topics, policy=QUIET)).expect(200)
+    for name in ids[12:]:
+        (await rest.resume(name)).expect(200)
+        history.expected[name] = "pending"
+
+
+async def _given_up(rest: Rest, history: History, rng: random.Random) -> None:
+    giving_up = PARK_AT_ONCE | {"on_exhausted": "rollback"}
+    (await rest.put_group("giving-up", topics=history.topics, policy=giving_up)).expect(200, 201)
+    for _ in range(3):
+        messages = _messages(rng, history.topics)
+        name = await rest.prepared("giving-up", messages)
+        history.messages[name] = messages
+        await rest.until(name, "rolled_back")
+        history.expected[name] = "rolled_back_ok"
 
 
 async def _checked(rest: Rest, history: History, rng: random.Random) -> None:
