@@ -23,6 +23,7 @@ LOCAL = SparkOptions(
     memory="2g",
     conf={
         "spark.sql.shuffle.partitions": "4",
+        "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "4",
         "spark.default.parallelism": "2",
         # Small data, many plans: what the second compiler and a parallel collector would win is less than they cost.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -105,7 +105,7 @@ def groups(source: Source) -> DataFrame:
     topic = source.prefix + "groups"
     told = source.committed([topic]).select(F.col("key").cast("string").alias("key"), "value", *decoding.PLACE)
     last = told.groupBy("key").agg(F.max_by(F.struct("value", *decoding.PLACE), "offset").alias("last"))
-    present = last.select("last.*").where(F.col("value").isNotNull())
+    present = last.select("last.*").where(F.col("value").isNotNull()).coalesce(1)
     return decoding.decode(present, "group", decoding.GROUP).persist()
 
 
