@@ -174,7 +174,8 @@ def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", wor
     counts = sweep.run(spark, KafkaSource(spark, world.access), Folder(spark, str(tmp_path)), sweep.SweepOptions())
     found = {row["id"] for row in rows(spark, tmp_path, sweep.UNRESOLVED)}
     leaked = {name for name, verdict in world.planted.items() if verdict == "leaked"}
-    pending = set(world.history.with_verdict("pending"))
+    # Of one there is an outcome that nobody can read.
+    pending = set(world.history.with_verdict("pending")) - {"damaged"}
     assert pending <= found <= pending | leaked
     assert sum(row["pending"] for row in counts) == len(found)
     assert {row["group"] for row in counts} == {"shop", "parking"}
