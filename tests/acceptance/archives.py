@@ -52,9 +52,18 @@ class ListSource:
 
 
 def write_archive(
-    spark: "SparkSession", folder: Path, *, fine: Sequence[str], lost: Sequence[str] = (), doubled: Sequence[str] = ()
+    spark: "SparkSession",
+    folder: Path,
+    *,
+    fine: Sequence[str],
+    lost: Sequence[str] = (),
+    doubled: Sequence[str] = (),
+    open_still: Sequence[str] = (),
 ) -> None:
-    """Archive committed transactions of one message each: those of `lost` stand nowhere, those of `doubled` twice."""
+    """Archive committed transactions of one message each: those of `lost` stand nowhere, those of `doubled` twice.
+
+    Those of `open_still` have no outcome.
+    """
     moment = datetime.fromtimestamp(AT / 1000, UTC)
     message = Message(topic=REAL, key=b"k", value=b"v")
     records: list[tuple[Any, ...]] = []
@@ -74,5 +83,7 @@ def write_archive(
         of_message = [("halfway-transaction-id", name.encode()), ("halfway-message", b"1/1")]
         copies = 0 if name in lost else 2 if name in doubled else 1
         records += [(message.key, message.value, REAL, copy, offset, moment, of_message) for copy in range(copies)]
+    of_half = codec.record_headers(codec.KIND_HALF, "shop", "prepared")
+    records += [(name.encode(), b"", PREFIX + "half", 0, n, moment, of_half) for n, name in enumerate(open_still)]
     source = ListSource(spark, records)
     archive(source, list(source.pins.topics), Folder(spark, str(folder)))

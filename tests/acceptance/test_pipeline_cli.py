@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from tests.acceptance.archives import write_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+SMALL = ("--memory", "1g", "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,14 +41,13 @@ def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(
 ) -> None:
     """From an archive to the page: counts by verdict as JSON, the exit status, and the anomaly with its evidence."""
     write_archive(spark, tmp_path / "archive", lost=["gone-1"], fine=["fine-1", "fine-2"])
-    small = ("--memory", "1g", "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
     audited = pipeline(
-        "audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json", *small
+        "audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json", *SMALL
     )
     assert audited.returncode == 1, audited.stderr
     counts = json.loads(audited.stdout)
     assert {name: count for name, count in counts.items() if count} == {"committed_ok": 2, "lost": 1}
-    reported = pipeline("report", "--audit", str(tmp_path / "audit"), "--output", str(tmp_path / "report"), *small)
+    reported = pipeline("report", "--audit", str(tmp_path / "audit"), "--output", str(tmp_path / "report"), *SMALL)
     assert reported.returncode == 0, reported.stderr
     page = (tmp_path / "report" / "report.html").read_text()
     assert "gone-1" in page
@@ -68,3 +70,34 @@ def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path) -> None:
     assert failed.returncode == 2
     assert "HALFWAY_KAFKA__BOOTSTRAP_SERVERS" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_a_horizon_of_nothing_is_refused(tmp_path: Path) -> None:
+    """As the coordinator refuses it: exit status 2 and the option's name."""
+    failed = pipeline("audit", "--output", str(tmp_path), "--horizon-s", "0")
+    assert failed.returncode == 2
+    assert "--horizon-s" in failed.stderr
+
+
+def test_the_coordinators_file_says_when_a_transaction_is_due(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of the file's own first check and horizon, the command line above them: as for the coordinator."""
+    write_archive(spark, tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
+    (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 86400\n")
+    job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--json", *SMALL)
+    with_file = (*job, "--config", str(tmp_path / "halfway.toml"))
+    due = [json.loads(pipeline(*arguments).stdout)[0]["due"] for arguments in (job, with_file)]
+    assert due == [1, 0]
+
+
+def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path: Path) -> None:
+    """Ctrl-C is 130, as of any command."""
+    os.mkfifo(tmp_path / "halfway.toml")
+    command = [sys.executable, "-m", "halfway.pipeline", "audit", "--output", str(tmp_path)]
+    command += ["--config", str(tmp_path / "halfway.toml")]
+    # That it can be opened says that the job has opened it too: it waits for its settings.
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as job, (tmp_path / "halfway.toml").open("w"):
+        job.send_signal(signal.SIGINT)
+        _, told = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert b"interrupted" in told
+    assert b"Traceback" not in told

@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +21,10 @@ _RDKAFKA: Final = "HALFWAY_KAFKA__"
 _JAVA: Final = "HALFWAY_PIPELINE_KAFKA__"
 _PREFIX: Final = "HALFWAY_KAFKA_PREFIX"
 _FILE: Final = "HALFWAY_CONFIG_FILE"
+_HORIZON: Final = "HALFWAY_OUTCOME_HORIZON_S"
+_FIRST_CHECK: Final = "HALFWAY_POLICY__FIRST_CHECK_AFTER_S"
+LONGEST_S: Final = 31_536_000
+"""No setting of the coordinator is longer: a year."""
 DEFAULT_PREFIX: Final = "_halfway."
 
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -46,6 +51,50 @@ class KafkaAccess:
         return self.prefix + kind
 
 
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What the jobs must know of the coordinator's times, in seconds."""
+
+    outcome_horizon_s: float = 900
+    first_check_after_s: float = 6
+
+
+def times(environment: Mapping[str, str] | None = None, *, file: Path | None = None) -> Times:
+    """Return the coordinator's times, from the environment over a TOML file, as the coordinator does.
+
+    Raises:
+        AccessError: naming the setting that is no time.
+
+    """
+    environment = os.environ if environment is None else environment
+    of_file = _of_file(_named(environment, file))
+    policy = of_file.get("policy", {})
+    given = {
+        "outcome_horizon_s": (_HORIZON, of_file.get("outcome_horizon_s")),
+        "first_check_after_s": (
+            _FIRST_CHECK,
+            policy.get("first_check_after_s") if isinstance(policy, Mapping) else None,
+        ),
+    }
+    found = {name: environment.get(variable, value) for name, (variable, value) in given.items()}
+    return Times(**{name: _seconds(given[name][0], value) for name, value in found.items() if value is not None})
+
+
+def _seconds(name: str, value: object) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= LONGEST_S:
+        raise AccessError(f"{name} is {str(value)[:80]!r}: it must be a number of seconds above 0, {LONGEST_S} at most")
+    return seconds
+
+
+def _named(environment: Mapping[str, str], file: Path | None) -> Path | None:
+    named = environment.get(_FILE)
+    return Path(named) if file is None and named else file
+
+
 def load(environment: Mapping[str, str] | None = None, *, file: Path | None = None) -> KafkaAccess:
     """Return how to reach Kafka, from the environment over a TOML file, as the coordinator does.
 
@@ -54,9 +103,7 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
 
     """
     environment = os.environ if environment is None else environment
-    if file is None and (named := environment.get(_FILE)):
-        file = Path(named)
-    of_file = _of_file(file) if file is not None else {}
+    of_file = _of_file(_named(environment, file))
     properties = {_property(name): _text(value) for name, value in dict(of_file.get("kafka", {})).items()}
     properties |= {
         _property(name.removeprefix(_RDKAFKA)): value
@@ -73,7 +120,9 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     return KafkaAccess(java=java, prefix=prefix)
 
 
-def _of_file(file: Path) -> dict[str, Any]:
+def _of_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

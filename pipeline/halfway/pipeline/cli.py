@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FOUND_ANOMALIES: Final = 1
 FAILED: Final = 2
+INTERRUPTED: Final = 130
 _COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
 
 
@@ -44,6 +45,7 @@ def _options(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _
     return add
 
 
+_SECONDS: Final = click.FloatRange(min=0, min_open=True, max=access.LONGEST_S)
 _spark = _options(
     click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] where not submitted."),
     click.option("--memory", envvar="HALFWAY_PIPELINE_MEMORY", help="Memory of a local Spark; 2g."),
@@ -67,11 +69,8 @@ _snapshot = click.option("--snapshot", metavar="FOLDER", help="Read an archive i
 _offsets = click.option("--offsets", metavar="FILE", help="Read exactly what an earlier run read: its offsets.json.")
 _horizon = click.option(
     "--horizon-s",
-    envvar="HALFWAY_OUTCOME_HORIZON_S",
-    type=click.FloatRange(min=0),
-    default=900,
-    show_default=True,
-    help="The coordinator's outcome horizon.",
+    type=_SECONDS,
+    help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
 )
 
 
@@ -100,6 +99,7 @@ def _running(
         if kafka:
             # What is wrong in the settings is told before Spark takes its time to start.
             access.load(file=config)
+        access.times(file=config)
         spark = session(f"halfway-{job}", options, kafka=kafka)
         try:
             yield spark
@@ -108,6 +108,10 @@ def _running(
     except PipelineError as error:
         click.echo(f"halfway-pipeline {job}: {error}", err=True)
         sys.exit(FAILED)
+    except KeyboardInterrupt:
+        # Click's own exit status for it is that of an anomaly.
+        click.echo(f"halfway-pipeline {job}: interrupted", err=True)
+        sys.exit(INTERRUPTED)
     except Exception:  # noqa: BLE001 - Python's own exit status for these is that of an anomaly
         traceback.print_exc()
         sys.exit(FAILED)
@@ -142,7 +146,7 @@ def audit(
     output: str,
     snapshot: str | None,
     offsets: str | None,
-    horizon_s: float,
+    horizon_s: float | None,
     topics: tuple[str, ...],
     grace_s: float,
     *,
@@ -154,6 +158,7 @@ def audit(
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import audit as job
 
+        horizon_s = horizon_s or access.times(file=config).outcome_horizon_s
         options = job.AuditOptions(topics=topics, grace_ms=round(grace_s * 1000), horizon_ms=round(horizon_s * 1000))
         summary = job.run(spark, _source(spark, config, snapshot, offsets), Folder(spark, output), options)
     if as_json:
@@ -171,11 +176,8 @@ def audit(
 @_options(_config, _output, _snapshot, _offsets, _horizon)
 @click.option(
     "--due-after-s",
-    envvar="HALFWAY_POLICY__FIRST_CHECK_AFTER_S",
-    type=click.FloatRange(min=0),
-    default=6,
-    show_default=True,
-    help="First check of groups that chose none.",
+    type=_SECONDS,
+    help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, then 6.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line: a list of counts by group and age.")
 @_spark
@@ -184,8 +186,8 @@ def sweep(
     output: str,
     snapshot: str | None,
     offsets: str | None,
-    horizon_s: float,
-    due_after_s: float,
+    horizon_s: float | None,
+    due_after_s: float | None,
     *,
     as_json: bool,
     **spark_options: Any,
@@ -195,7 +197,11 @@ def sweep(
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import sweep as job
 
-        options = job.SweepOptions(due_after_ms=round(due_after_s * 1000), horizon_ms=round(horizon_s * 1000))
+        times = access.times(file=config)
+        options = job.SweepOptions(
+            due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
+            horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
+        )
         rows = job.run(spark, _source(spark, config, snapshot, offsets), Folder(spark, output), options)
     if as_json:
         click.echo(json.dumps([{name: value for name, value in row.items() if name != "rank"} for row in rows]))

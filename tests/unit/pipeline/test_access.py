@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipeline.access import load
+from halfway.pipeline.access import Times, load, times
 from halfway.pipeline.errors import AccessError
+from halfway.runtime.settings import PolicyDefaults, Settings
 
 SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
 
@@ -106,3 +107,25 @@ def test_without_servers_the_setting_is_named() -> None:
     """The one thing that everybody must set."""
     with pytest.raises(AccessError, match="HALFWAY_KAFKA__BOOTSTRAP_SERVERS"):
         load({})
+
+
+def test_the_coordinators_times_are_those_of_the_jobs(tmp_path: Path) -> None:
+    """Its file, with the environment above it; what neither names is as for the coordinator."""
+    file = tmp_path / "halfway.toml"
+    file.write_text("outcome_horizon_s = 60\n[policy]\nfirst_check_after_s = 2.5\n")
+    assert times({}, file=file) == Times(outcome_horizon_s=60, first_check_after_s=2.5)
+    assert times({"HALFWAY_CONFIG_FILE": str(file), "HALFWAY_OUTCOME_HORIZON_S": "30"}) == Times(
+        outcome_horizon_s=30, first_check_after_s=2.5
+    )
+    assert times({"HALFWAY_POLICY__FIRST_CHECK_AFTER_S": "9"}, file=file).first_check_after_s == 9
+    assert times({}) == Times(
+        outcome_horizon_s=Settings.model_fields["outcome_horizon_s"].default,
+        first_check_after_s=PolicyDefaults().first_check_after_s,
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "", "31536001"])
+def test_what_is_no_time_is_refused_by_name(value: str) -> None:
+    """With a horizon of nothing every use of an id would be a transaction of its own."""
+    with pytest.raises(AccessError, match="HALFWAY_OUTCOME_HORIZON_S"):
+        times({"HALFWAY_OUTCOME_HORIZON_S": value})
