@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JJavaError
 
 from halfway.pipeline.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
+
+_PIECE: Final = 1 << 18
 
 
 class Folder:
@@ -17,7 +24,8 @@ class Folder:
         """Take the folder; nothing is made until something is written."""
         context = spark.sparkContext
         # Untyped: py4j builds its classes while it runs.
-        self._jvm: Any = context._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
+        self._gateway: Any = context._gateway  # noqa: SLF001 - the documented way into Spark's JVM from Python
+        self._jvm: Any = context._jvm  # noqa: SLF001
         self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self.uri = uri.rstrip("/")
 
@@ -44,15 +52,47 @@ class Folder:
 
     def write(self, text: str, *parts: str) -> None:
         """Write a small file whole, in place of one that is there."""
+        with self.writing(*parts) as file:
+            file.write(text)
+
+    @contextmanager
+    def writing(self, *parts: str) -> Iterator[TextFile]:
+        """Write a file piece by piece; it takes the place of one that is there when all is written, or not at all."""
         path, system = self._at(*parts)
-        with_care, _ = self._at(*parts[:-1], f".{parts[-1]}.unfinished")
-        stream = system.create(with_care, True)
+        unfinished, _ = self._at(*parts[:-1], f".{parts[-1]}.unfinished")
+        if system.exists(path) and system.getFileStatus(path).isDirectory():
+            raise SourceError(f"{path} cannot be written: it is a folder")
+        if system.getUri().getScheme() == "file":
+            # Without the file of checksums, which could not be replaced at the same moment.
+            system.delete(self._at(*parts[:-1], f".{parts[-1]}.crc")[0], False)
+            system = system.getRawFileSystem()
+        stream = system.create(unfinished, True)
         try:
-            stream.write(bytearray(text.encode()))
+            file = TextFile(stream)
+            yield file
+            file.flush()
         finally:
             stream.close()
-        system.delete(path, False)
-        system.rename(with_care, path)
+        self._replace(path, unfinished, system)
+
+    def _replace(self, path: Any, by: Any, system: Any) -> None:
+        """In one step where the file system can: a local one, HDFS, and what else has a FileContext."""
+        hadoop = self._jvm.org.apache.hadoop.fs
+        if system.getUri().getScheme() != "file":
+            try:
+                context = hadoop.FileContext.getFileContext(path.toUri(), self._configuration)
+            except Py4JJavaError as error:
+                if "UnsupportedFileSystemException" not in error.java_exception.getClass().getName():
+                    raise
+                system.delete(path, False)
+            else:
+                rename = getattr(hadoop, "Options$Rename")
+                how = self._gateway.new_array(rename, 1)
+                how[0] = rename.OVERWRITE
+                context.rename(by, path, how)
+                return
+        if not system.rename(by, path):
+            raise SourceError(f"{path} cannot be written: its file system would not rename {by}")
 
     def read(self, *parts: str) -> str:
         """Return a small file's text; SourceError where it is not there."""
@@ -68,3 +108,26 @@ class Folder:
     def _at(self, *parts: str) -> tuple[Any, Any]:
         path = self._jvm.org.apache.hadoop.fs.Path(self.path(*parts))
         return path, path.getFileSystem(self._configuration)
+
+
+class TextFile:
+    """A file that is being written."""
+
+    def __init__(self, stream: Any) -> None:
+        """Take Hadoop's stream."""
+        self._stream = stream
+        self._kept: list[str] = []
+        self._size = 0
+
+    def write(self, text: str) -> None:
+        """Add text; every call into the JVM costs, so it goes there in larger pieces."""
+        self._kept.append(text)
+        self._size += len(text)
+        if self._size >= _PIECE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand on what was kept."""
+        if self._kept:
+            self._stream.write(bytearray("".join(self._kept).encode()))
+            self._kept, self._size = [], 0
