@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _HIDDEN_OPTIONS: Final = "(?i)url|jaas|password|secret|token|keystore"
+# Spark's own, and what it would show: logins and keys.
+_HIDDEN_SETTINGS: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|ssl[._]key|_pem|[.]pem"
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit for the Python program that it starts."""
 
@@ -57,6 +59,7 @@ def session(name: str, options: SparkOptions, *, kafka: bool = True) -> SparkSes
 def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
+        "spark.redaction.regex": _HIDDEN_SETTINGS,
         "spark.sql.redaction.options.regex": _HIDDEN_OPTIONS,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         # A parked record holds a whole payload: batches are bounded in bytes too.
