@@ -1,7 +1,10 @@
 """The report: one page that needs nothing else, and the same tables as CSV."""
 
 import csv
+import json
 import re
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +13,8 @@ import pytest
 
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
-from halfway.pipeline.jobs import ledger, report
+from halfway.pipeline.jobs import audit, ledger, report
+from halfway.pipeline.transforms.verdict import ANOMALIES, FINE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,13 +27,26 @@ ENDED = (
 )
 
 
-def write_ledger(spark: "SparkSession", folder: Path) -> None:
+PLACES = "array<struct<partition: int, offset: bigint>>"
+FOUND = (
+    "verdict string, id string, `group` string, topics array<string>, expected int, found int, "
+    f"evidence array<struct<topic: string, slot: int, problem: string, found: int, places: {PLACES}>>"
+)
+SPLIT = (UGLY, "shop", "shop")
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...] = SPLIT, step: int = 2) -> None:
     """Three minutes of two groups, one of which has a name that does not belong into a page."""
     rows = []
     for number in range(90):
-        group = UGLY if number % 3 == 0 else "shop"
+        group = groups[number % len(groups)]
         outcome, cause = ("committed", "producer") if number % 2 else ("rolled_back", "check")
-        ended = START + timedelta(seconds=2 * number)
+        ended = START + timedelta(seconds=step * number)
         rows.append((f"tx-{number}", group, outcome, cause, ended, ended, number * 10, 1, ["orders"], 1, 5, 0, number))
     spark.createDataFrame(rows, ENDED).write.parquet(str(folder / ledger.ENDED / "batch=0"))
     columns = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
@@ -43,9 +60,9 @@ def test_the_page_shows_what_the_ledger_holds_and_needs_nothing_else(spark: "Spa
     path = report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
     page = Path(path).read_text()
     assert page.count("<svg") == 4
-    assert "<b>90</b>ended" in page
     assert "<b>45</b>committed" in page
-    assert "parked" in page
+    assert "<b>45</b>rolled back" in page
+    assert "<b>1</b>parked" in page
     assert UGLY not in page
     assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", page) == []
     assert "<script" not in page
@@ -56,16 +73,103 @@ def test_tables_stand_beside_the_page_as_csv(spark: "SparkSession", tmp_path: Pa
     """Each minute and group has its row, each group its percentiles."""
     write_ledger(spark, tmp_path / "ledger")
     report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
-    with (tmp_path / "report" / "minutes.csv").open() as file:
-        minutes = list(csv.DictReader(file))
+    minutes = rows_of(tmp_path / "report" / "over_time.csv")
     assert {(row["minute"], row["group"]) for row in minutes} == {
         (f"2026-01-02 03:0{minute}", group) for minute in (4, 5, 6) for group in ("shop", UGLY)
     }
     assert sum(int(row["transactions"]) for row in minutes) == 90
-    with (tmp_path / "report" / "groups.csv").open() as file:
-        groups = {row["group"]: row for row in csv.DictReader(file)}
+    groups = {row["group"]: row for row in rows_of(tmp_path / "report" / "groups.csv")}
     assert groups["shop"]["transactions"] == "60"
     assert float(groups[UGLY]["p50_ms"]) == 435.0
+
+
+@pytest.fixture
+def far_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the machine's clock show another zone's time."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_away")
+def test_times_are_utc_wherever_the_report_is_made(spark: "SparkSession", tmp_path: Path) -> None:
+    """The page's own, and those of its plots."""
+    write_ledger(spark, tmp_path / "ledger")
+    path = report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
+    page = Path(path).read_text()
+    assert "from 2026-01-02 03:04:00 to 2026-01-02 03:06:58" in page
+    assert re.search(r">03:0[456]", page)
+    assert "12:0" not in page
+
+
+@pytest.mark.parametrize("step, column, moments", [(3_600, "hour", 90), (86_400, "day", 90)])
+def test_a_long_time_is_told_in_longer_steps(
+    spark: "SparkSession", tmp_path: Path, step: int, column: str, moments: int
+) -> None:
+    """A year by the minute would be half a million rows for each group."""
+    write_ledger(spark, tmp_path / "ledger", step=step)
+    report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
+    rows = rows_of(tmp_path / "report" / "over_time.csv")
+    assert len({row[column] for row in rows}) == moments
+
+
+def test_no_name_is_a_formula_in_a_spreadsheet(spark: "SparkSession", tmp_path: Path) -> None:
+    """What a spreadsheet would run gets a quote before it; numbers stay numbers."""
+    active = ["=1+2", "+cmd", "-2+3", "@SUM(A1)", "\tx", "\rx"]
+    write_ledger(spark, tmp_path / "ledger", groups=(*active, "-12.5", "shop"))
+    report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
+    found = {row["group"] for row in rows_of(tmp_path / "report" / "groups.csv")}
+    assert found == {*(f"'{name}" for name in active), "-12.5", "shop"}
+
+
+def test_a_groups_name_is_never_read_as_mathematics(spark: "SparkSession", tmp_path: Path) -> None:
+    """Dollar signs and backslashes stand in the plot as they are, and so does what the plot's own font lacks."""
+    write_ledger(spark, tmp_path / "ledger", groups=("$\\frac{", "$a$", "店"))
+    path = report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
+    plots = "".join(re.findall(r"<svg.*?</svg>", Path(path).read_text(), flags=re.DOTALL))
+    assert "$\\frac{</text>" in plots
+    assert "$a$</text>" in plots
+    assert "店</text>" in plots
+
+
+def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantined: int = 0) -> None:
+    """As many doubled transactions, the first of them a hundred times."""
+    problems = [
+        ("orders", 1, "doubled", count, [(0, offset) for offset in range(count)])
+        for count in (100, *(2 for _ in range(doubled - 1)))
+    ]
+    rows = [("doubled", f"tx-{n:04}", "shop", ["orders"], 1, each[3], [each]) for n, each in enumerate(problems)]
+    spark.createDataFrame(rows, FOUND).write.parquet(str(folder / audit.ANOMALIES))
+    counts = dict.fromkeys((*FINE, *ANOMALIES), 0) | {"doubled": doubled, "committed_ok": 5}
+    summary = {**counts, "quarantined": quarantined, "judged_at": 1_750_000_000_000}
+    (folder / audit.SUMMARY).write_text(json.dumps(summary))
+
+
+def test_the_page_says_of_how_many_anomalies_it_shows_the_first(spark: "SparkSession", tmp_path: Path) -> None:
+    """The CSV file has them all, each with all its places; what could not be read is told too."""
+    write_audit(spark, tmp_path / "audit", 600, quarantined=3)
+    path = report.run(spark, None, Folder(spark, str(tmp_path / "audit")), Folder(spark, str(tmp_path / "report")))
+    page = Path(path).read_text()
+    assert "<b>600</b>anomalies among 605" in page
+    assert "The first 100 of 600; all are in anomalies.csv" in page
+    assert "tx-0099" in page
+    assert "tx-0100" not in page
+    assert "doubled at 0@0, 0@1, 0@2, 0@3, 0@4, and 95 more" in page
+    assert "3 records could not be read by the audit" in page
+    rows = rows_of(tmp_path / "report" / "anomalies.csv")
+    assert len(rows) == 600
+    assert rows[0]["evidence"].endswith("0@98, 0@99")
+
+
+def test_an_audit_that_was_not_finished_is_none(spark: "SparkSession", tmp_path: Path) -> None:
+    """Its tables may be of two runs: its summary, written last, says that they are of one."""
+    write_audit(spark, tmp_path, 1)
+    (tmp_path / audit.SUMMARY).unlink()
+    (tmp_path / audit.VERDICTS).mkdir()
+    with pytest.raises(SourceError, match="was not finished"):
+        report.run(spark, None, Folder(spark, str(tmp_path)), Folder(spark, str(tmp_path / "report")))
 
 
 def test_without_a_ledger_the_remedy_is_told(spark: "SparkSession", tmp_path: Path) -> None:

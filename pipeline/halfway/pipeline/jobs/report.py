@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
+import json
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -11,187 +12,260 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline import plots
+from halfway.pipeline import delta, plots
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, ledger
 from halfway.pipeline.transforms.rollup import CAUSES, OUTCOMES, rollup
 from halfway.pipeline.transforms.verdict import ANOMALIES, FINE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
     from halfway.pipeline.folders import Folder
 
 PAGE: Final = "report.html"
-_SHOWN_ANOMALIES: Final = 500
-_SHOWN_GROUPS: Final = 20
-_SHOWN_PENDING: Final = 50
+_SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0}
+"""Rows on the page; a table's CSV file has all of them."""
+_SHOWN_PARTS: Final = 5
+"""Of one anomaly's evidence, and of the places of one message, on the page."""
+_PLOTTED_GROUPS: Final = 10
 _BINS: Final = 40
-_MINUTES: Final = 1_440
-"""Points of the plot by minute; a longer time is told by the hour or by the day."""
+_POINTS: Final = 1_440
+"""Steps of time at most, by minute or hour; a longer time is told by the hour or by the day."""
+_MOMENT: Final = "yyyy-MM-dd HH:mm:ss"
+_ACTIVE: Final = re.compile(r"[=+\-@\t\r]")
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows as they are shown and as they stand in a CSV file."""
+    """What the page shows of a CSV file: its first rows, and how many it has."""
 
     name: str
     header: tuple[str, ...]
     rows: list[tuple[Any, ...]]
-
-    def csv(self) -> str:
-        """Return it as CSV."""
-        out = io.StringIO()
-        writer = csv.writer(out)
-        writer.writerow(self.header)
-        writer.writerows(self.rows)
-        return out.getvalue()
+    count: int
 
 
 def run(spark: SparkSession, ledger_folder: Folder | None, audit_folder: Folder | None, output: Folder) -> str:
     """Write `report.html` and the CSV files beside it, and return the page's path; either folder may be None."""
-    tables: list[Table] = []
     figures: dict[str, str] = {}
-    facts: dict[str, Any] = {"made_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
+    tables: dict[str, Table] = {}
+    facts: dict[str, Any] = {"made_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")}
+    if audit_folder is not None:
+        facts["audit"] = _of_audit(spark, audit_folder, output, tables)
     if ledger_folder is not None:
         ended = ledger.ended(spark, ledger_folder)
         if ended is None:
             raise SourceError(f"{ledger_folder.uri!r} holds no ledger: run halfway-pipeline ledger first")
         ended.persist()
         try:
-            facts |= _of_ledger(ended, tables, figures)
+            facts["ledger"] = _of_ledger(ended, output, tables, figures)
         finally:
             ended.unpersist()
-        _open_still(ledger.pending(spark, ledger_folder), tables)
-    if audit_folder is not None:
-        if not audit_folder.exists(audit.VERDICTS):
-            raise SourceError(f"{audit_folder.uri!r} holds no audit: run halfway-pipeline audit first")
-        facts |= _of_audit(spark, audit_folder, tables)
-    for table in tables:
-        output.write(table.csv(), f"{table.name}.csv")
-    output.write(_page(facts, figures, {table.name: table for table in tables}), PAGE)
+        facts["ledger"]["quarantined"] = _quarantined(spark, ledger_folder)
+        _open_still(ledger.pending(spark, ledger_folder), output, facts, tables)
+    output.write(_page(facts, figures, tables), PAGE)
     return output.path(PAGE)
 
 
-def _of_ledger(ended: DataFrame, tables: list[Table], figures: dict[str, str]) -> dict[str, Any]:
-    quantiles = [F.percentile("latency_ms", F.lit(share)).alias(f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)]
+def _same(row: Any) -> tuple[Any, ...]:
+    return tuple(row)
+
+
+def _table(
+    output: Folder,
+    name: str,
+    header: tuple[str, ...],
+    rows: Iterable[Any],
+    *,
+    cells: Callable[[Any], tuple[Any, ...]] = _same,
+    shown: Callable[[Any], tuple[Any, ...]] = _same,
+) -> Table:
+    """Write the CSV file row by row, however many there are, and keep those that the page shows."""
+    kept: list[tuple[Any, ...]] = []
+    most = _SHOWN.get(name)
+    count = 0
+    with output.writing(f"{name}.csv") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        for row in rows:
+            writer.writerow([_inert(cell) for cell in cells(row)])
+            count += 1
+            if most is None or count <= most:
+                kept.append(shown(row))
+    return Table(name=name, header=header, rows=kept, count=count)
+
+
+def _inert(cell: Any) -> Any:
+    """Whatever a group is called, no spreadsheet takes it for a formula."""
+    if isinstance(cell, str) and _ACTIVE.match(cell) and not _NUMBER.fullmatch(cell):
+        return f"'{cell}"
+    return cell
+
+
+def _of_ledger(ended: DataFrame, output: Folder, tables: dict[str, Table], figures: dict[str, str]) -> dict[str, Any]:
+    # Times leave Spark as text or seconds: as timestamps they would come in the local time of this machine.
     whole = ended.agg(
         F.count(F.lit(1)).alias("count"),
-        F.min("ended_at").alias("since"),
-        F.max("ended_at").alias("until"),
-        F.avg("checks").alias("checks_each"),
+        F.date_format(F.min("ended_at"), _MOMENT).alias("since"),
+        F.date_format(F.max("ended_at"), _MOMENT).alias("until"),
+        (F.unix_timestamp(F.max("ended_at")) - F.unix_timestamp(F.min("ended_at"))).alias("seconds"),
+        F.max("latency_ms").alias("longest"),
         *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES),
-        *quantiles,
+        *_quantiles(),
     ).first()
     assert whole is not None  # noqa: S101 - an aggregate over everything has one row
-    facts: dict[str, Any] = {"ledger": whole.asDict()}
+    facts: dict[str, Any] = whole.asDict()
     if not whole["count"]:
         return facts
-    tables += [_by_group(ended), _by_cause(ended), _by_minute(ended)]
-    figures["time to end"] = plots.histogram(*_latencies(ended), [whole["p50"], whole["p95"], whole["p99"]])
-    figures["outcomes over time"] = plots.stacked(*_over_time(ended, (whole["until"] - whole["since"]).total_seconds()))
-    by_cause = {row[0]: row[1:] for row in tables[-2].rows}
-    figures["resolved by"] = plots.bars({cause: by_cause.get(cause, (0, 0)) for cause in CAUSES}, OUTCOMES)
-    worst = tables[-3].rows[:10]
-    figures["worst groups"] = plots.lines({row[0]: (row[4], row[6]) for row in worst}, ("p50", "p99"))
+    step = _step(whole["seconds"])
+    groups, causes = _by_group(ended, output), _by_cause(ended, output)
+    tables |= {"groups": groups, "causes": causes, "over_time": _over_time(ended, step, output)}
+    figures["over time"] = plots.stacked(*_outcomes(ended, step), step)
+    figures["time to end"] = plots.histogram(*_latencies(ended, whole["longest"]), [whole["p50"], whole["p99"]])
+    by_cause = {row[0]: row[1:] for row in causes.rows}
+    named = {"check": "check-back"}
+    figures["ended by"] = plots.bars({named.get(each, each): by_cause.get(each, (0, 0)) for each in CAUSES}, OUTCOMES)
+    slowest = groups.rows[:_PLOTTED_GROUPS]
+    figures["groups"] = plots.lines([(row[0], row[4], row[6]) for row in slowest], ("p50", "p99"))
     return facts
 
 
-def _by_group(ended: DataFrame) -> Table:
-    """Worst first: those with the longest p99."""
+def _quantiles() -> list[Any]:
+    return [F.percentile("latency_ms", F.lit(share)).alias(f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)]
+
+
+def _by_group(ended: DataFrame, output: Folder) -> Table:
+    """Slowest first: those with the longest p99."""
     grouped = ended.groupBy("group").agg(
         F.count(F.lit(1)).alias("transactions"),
         *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES),
-        *(F.percentile("latency_ms", F.lit(share)).alias(f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)),
+        *_quantiles(),
         F.round(F.avg("checks"), 3).alias("checks_each"),
         F.round(F.count_if(F.col("cause") == "check") / F.count(F.lit(1)), 4).alias("share_by_check"),
     )
     header = ("group", "transactions", *OUTCOMES, "p50_ms", "p95_ms", "p99_ms", "checks_each", "share_by_check")
-    return Table(name="groups", header=header, rows=_rows(grouped.orderBy(F.desc("p99"), "group")))
+    return _table(output, "groups", header, grouped.orderBy(F.desc("p99"), "group").toLocalIterator())
 
 
-def _by_cause(ended: DataFrame) -> Table:
+def _by_cause(ended: DataFrame, output: Folder) -> Table:
     counts = (F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES)
-    return Table(
-        name="causes",
-        header=("cause", *OUTCOMES),
-        rows=_rows(ended.groupBy("cause").agg(*counts).orderBy("cause")),
-    )
+    grouped = ended.groupBy("cause").agg(*counts).orderBy("cause")
+    return _table(output, "causes", ("cause", *OUTCOMES), grouped.collect())
 
 
-def _by_minute(ended: DataFrame) -> Table:
-    table = rollup(ended).withColumn("minute", F.date_format("minute", "yyyy-MM-dd HH:mm"))
-    return Table(name="minutes", header=tuple(table.columns), rows=_rows(table.orderBy("minute", "group")))
+def _step(seconds: int) -> str:
+    return "minute" if seconds <= 60 * _POINTS else "hour" if seconds <= 3_600 * _POINTS else "day"
 
 
-def _latencies(ended: DataFrame) -> tuple[list[float], list[int]]:
-    """Return edges (ms, each a fixed factor above the one before) and counts."""
-    most = ended.agg(F.max("latency_ms")).first()
-    highest = max(10.0, float(most[0] if most is not None and most[0] is not None else 1))
+def _over_time(ended: DataFrame, step: str, output: Folder) -> Table:
+    table = rollup(ended, step).withColumn(step, F.date_format(step, "yyyy-MM-dd HH:mm"))
+    return _table(output, "over_time", tuple(table.columns), table.orderBy(step, "group").toLocalIterator())
+
+
+def _outcomes(ended: DataFrame, step: str) -> tuple[list[datetime], dict[str, list[int]]]:
+    counts = (F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES)
+    at = F.unix_timestamp(F.date_trunc(step, "ended_at")).alias("at")
+    rows = ended.groupBy(at).agg(*counts).orderBy("at").collect()
+    times = [datetime.fromtimestamp(row["at"], UTC) for row in rows]
+    return times, {outcome: [row[outcome] for row in rows] for outcome in OUTCOMES}
+
+
+def _latencies(ended: DataFrame, longest: int | None) -> tuple[list[float], dict[str, list[int]]]:
+    """Return edges (ms, each a fixed factor above the one before) and counts by cause."""
+    highest = max(10.0, float(longest or 1))
     edges = [highest ** (number / _BINS) for number in range(_BINS + 1)]
     position = F.floor(F.log(F.greatest(F.col("latency_ms"), F.lit(1))) / F.log(F.lit(highest)) * _BINS)
-    counted = ended.groupBy(F.least(position, F.lit(_BINS - 1)).alias("bin")).count().collect()
-    counts = [0] * _BINS
+    counted = ended.groupBy("cause", F.least(position, F.lit(_BINS - 1)).alias("bin")).count().collect()
+    counts = {cause: [0] * _BINS for cause in CAUSES}
     for row in counted:
-        counts[int(row["bin"])] = int(row["count"])
+        counts.setdefault(row["cause"], [0] * _BINS)[int(row["bin"])] = int(row["count"])
     return edges, counts
 
 
-def _over_time(ended: DataFrame, seconds: float) -> tuple[list[datetime], dict[str, list[int]], str]:
-    step = "minute" if seconds <= 60 * _MINUTES else "hour" if seconds <= 3_600 * _MINUTES else "day"
-    counts = (F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES)
-    rows = ended.groupBy(F.date_trunc(step, "ended_at").alias("at")).agg(*counts).orderBy("at").collect()
-    return [row["at"] for row in rows], {outcome: [row[outcome] for row in rows] for outcome in OUTCOMES}, step
+def _quarantined(spark: SparkSession, folder: Folder) -> int:
+    there = folder.names(ledger.QUARANTINE)
+    if delta.LOG in there:
+        return delta.read(spark, folder.path(ledger.QUARANTINE)).count()
+    done = [name for name in there if folder.exists(ledger.QUARANTINE, name, "_SUCCESS")]
+    if not done:
+        return 0
+    return spark.read.parquet(*(folder.path(ledger.QUARANTINE, name) for name in done)).count()
 
 
-def _open_still(pending: DataFrame | None, tables: list[Table]) -> None:
+def _open_still(pending: DataFrame | None, output: Folder, facts: dict[str, Any], tables: dict[str, Table]) -> None:
     if pending is None:
         return
-    grouped = pending.groupBy("group", "state").agg(
-        F.count(F.lit(1)).alias("transactions"), F.timestamp_millis(F.min("since")).alias("oldest")
-    )
-    shown = grouped.withColumn("oldest", F.date_format("oldest", "yyyy-MM-dd HH:mm:ss"))
-    rows = _rows(shown.orderBy("oldest").limit(_SHOWN_PENDING))
-    tables.append(Table(name="pending", header=("group", "state", "transactions", "oldest_since"), rows=rows))
-
-
-def _of_audit(spark: SparkSession, folder: Folder, tables: list[Table]) -> dict[str, Any]:
-    counts = {
-        row["verdict"]: int(row["count"])
-        for row in spark.read.parquet(folder.path(audit.VERDICTS)).groupBy("verdict").count().collect()
-    }
-    verdicts = [(name, counts.get(name, 0)) for name in (*FINE, *ANOMALIES)]
-    tables.append(Table(name="verdicts", header=("verdict", "transactions"), rows=list(verdicts)))
-    anomalies = spark.read.parquet(folder.path(audit.ANOMALIES)).orderBy("verdict", "id")
-    found = sum(counts.get(name, 0) for name in ANOMALIES)
-    rows = [
-        (
-            row["verdict"],
-            row["id"],
-            row["group"] or "",
-            ", ".join(row["topics"]),
-            row["expected"],
-            row["found"],
-            "; ".join(_told(each) for each in row["evidence"] or ()),
+    pending.persist()
+    try:
+        states = {row["state"]: int(row["count"]) for row in pending.groupBy("state").count().collect()}
+        facts["open"] = {"pending": states.get("prepared", 0), "parked": states.get("parked", 0)}
+        grouped = pending.groupBy("group", "state").agg(
+            F.count(F.lit(1)).alias("transactions"), F.timestamp_millis(F.min("since")).alias("oldest")
         )
-        for row in anomalies.limit(_SHOWN_ANOMALIES).collect()
-    ]
-    header = ("verdict", "id", "group", "topics", "messages named", "messages found", "evidence")
-    tables.append(Table(name="anomalies", header=header, rows=rows))
-    return {"anomalies": found, "anomalies_shown": len(rows)}
+        rows = grouped.withColumn("oldest", F.date_format("oldest", _MOMENT)).orderBy("oldest", "group", "state")
+        header = ("group", "state", "transactions", "oldest_since")
+        tables["pending"] = _table(output, "pending", header, rows.toLocalIterator(), shown=_open)
+    finally:
+        pending.unpersist()
 
 
-def _told(evidence: Any) -> str:
-    places = ", ".join(f"{place['partition']}@{place['offset']}" for place in evidence["places"])
+def _open(row: Any) -> tuple[Any, ...]:
+    return row["group"], "pending" if row["state"] == "prepared" else row["state"], row["transactions"], row["oldest"]
+
+
+def _of_audit(spark: SparkSession, folder: Folder, output: Folder, tables: dict[str, Table]) -> dict[str, Any]:
+    if not folder.exists(audit.SUMMARY):
+        if folder.exists(audit.VERDICTS):
+            raise SourceError(
+                f"{folder.uri!r} has no {audit.SUMMARY}: its audit was not finished; run halfway-pipeline audit again"
+            )
+        raise SourceError(f"{folder.uri!r} holds no audit: run halfway-pipeline audit first")
+    summary = json.loads(folder.read(audit.SUMMARY))
+    verdicts = [(name, summary[name]) for name in (*ANOMALIES, *FINE)]
+    tables["verdicts"] = _table(output, "verdicts", ("verdict", "transactions"), verdicts)
+    strength = F.array_position(F.array(*map(F.lit, ANOMALIES)), F.col("verdict"))
+    anomalies = spark.read.parquet(folder.path(audit.ANOMALIES)).orderBy(strength, "id")
+    header = ("verdict", "id", "group", "topics", "messages_named", "messages_found", "evidence")
+    tables["anomalies"] = _table(
+        output,
+        "anomalies",
+        header,
+        anomalies.toLocalIterator(),
+        cells=_anomaly,
+        shown=lambda row: _anomaly(row, parts=_SHOWN_PARTS),
+    )
+    return {
+        "anomalies": sum(summary[name] for name in ANOMALIES),
+        "transactions": sum(count for _, count in verdicts),
+        "quarantined": summary["quarantined"],
+        "judged_at": datetime.fromtimestamp(summary["judged_at"] // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _anomaly(row: Any, *, parts: int | None = None) -> tuple[Any, ...]:
+    told = [_told(each, parts) for each in row["evidence"] or ()]
+    if row["verdict"] == "contradicted":
+        told.insert(0, "op tells more than one outcome")
+    evidence = "; ".join(_first(told, parts))
+    topics = ", ".join(_first(row["topics"], parts))
+    return row["verdict"], row["id"], row["group"] or "", topics, row["expected"], row["found"], evidence
+
+
+def _told(evidence: Any, parts: int | None) -> str:
+    places = ", ".join(_first([f"{place['partition']}@{place['offset']}" for place in evidence["places"]], parts))
     message = f"message {evidence['slot']} of " if evidence["slot"] else ""
     where = f" at {places}" if places else ""
     return f"{message}{evidence['topic']} {evidence['problem']}{where}"
 
 
-def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in frame.collect()]
+def _first(all_of_them: list[str], parts: int | None) -> list[str]:
+    if parts is None or len(all_of_them) <= parts:
+        return all_of_them
+    return [*all_of_them[:parts], f"and {len(all_of_them) - parts:,} more"]
 
 
 def _page(facts: Mapping[str, Any], figures: Mapping[str, str], tables: Mapping[str, Table]) -> str:
@@ -199,10 +273,8 @@ def _page(facts: Mapping[str, Any], figures: Mapping[str, str], tables: Mapping[
 
     source = (files("halfway.pipeline") / "report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["number"] = _number
-    return environment.from_string(source).render(
-        facts=facts, figures=figures, tables=tables, shown_groups=_SHOWN_GROUPS, anomalies=ANOMALIES
-    )
+    environment.filters |= {"number": _number, "duration": plots.duration, "share": "{:.1%}".format}
+    return environment.from_string(source).render(facts=facts, figures=figures, tables=tables, anomalies=ANOMALIES)
 
 
 def _number(value: object) -> str:
