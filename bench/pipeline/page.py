@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
@@ -89,7 +90,7 @@ def made_up(rng: random.Random) -> list[tuple[Any, ...]]:
 def _transaction(topics: Topics, service: Service, number: int, rng: random.Random) -> None:
     wrong = _WRONG.get((service.name, number))
     prepared_at = START + int(LASTS_MS * rng.random())
-    name = f"{number % 8}-{rng.getrandbits(128):032x}"
+    name = f"{number % 8}-{UUID(int=rng.getrandbits(128), version=4)}"
     messages = tuple(
         Message(topic=topic, key=f"{service.name}-{number}".encode(), value=rng.randbytes(80))
         for topic in service.topics
@@ -168,6 +169,9 @@ def _source(spark: SparkSession, records: list[tuple[Any, ...]]) -> Source:
         def pin(self, topics: Any) -> None: ...
 
         def settle(self, topic: str) -> None: ...
+
+        def anew(self) -> MadeUp:
+            return self
 
         def committed(self, topics: Any) -> DataFrame:
             return frame.where(frame["topic"].isin(list(topics)))

@@ -30,6 +30,7 @@ _SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0}
 """Rows on the page; a table's CSV file has all of them."""
 _SHOWN_PARTS: Final = 5
 """Of one anomaly's evidence, and of the places of one message, on the page."""
+_LABELS: Final = {"check": "check-back"}
 _PLOTTED_GROUPS: Final = 10
 _BINS: Final = 40
 _POINTS: Final = 1_440
@@ -127,8 +128,7 @@ def _of_ledger(ended: DataFrame, output: Folder, tables: dict[str, Table], figur
     figures["over time"] = plots.stacked(*_outcomes(ended, step), step)
     figures["time to end"] = plots.histogram(*_latencies(ended, whole["longest"]), [whole["p50"], whole["p99"]])
     by_cause = {row[0]: row[1:] for row in causes.rows}
-    named = {"check": "check-back"}
-    figures["ended by"] = plots.bars({named.get(each, each): by_cause.get(each, (0, 0)) for each in CAUSES}, OUTCOMES)
+    figures["ended by"] = plots.bars({_LABELS.get(each, each): by_cause.get(each, (0, 0)) for each in CAUSES}, OUTCOMES)
     slowest = groups.rows[:_PLOTTED_GROUPS]
     figures["groups"] = plots.lines([(row[0], row[4], row[6]) for row in slowest], ("p50", "p99"))
     return facts
@@ -183,7 +183,7 @@ def _latencies(ended: DataFrame, longest: int | None) -> tuple[list[float], dict
     counts = {cause: [0] * _BINS for cause in CAUSES}
     for row in counted:
         counts.setdefault(row["cause"], [0] * _BINS)[int(row["bin"])] = int(row["count"])
-    return edges, counts
+    return edges, {_LABELS.get(cause, cause): each for cause, each in counts.items()}
 
 
 def _quarantined(spark: SparkSession, folder: Folder) -> int:
