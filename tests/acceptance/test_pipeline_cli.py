@@ -21,14 +21,18 @@ SMALL = ("--memory", "1g", "--master", "local[1]", "--conf", "spark.sql.shuffle.
 pytestmark = pytest.mark.timeout(300)
 
 
-def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")}
+def environment() -> dict[str, str]:
     # In this process Spark's gateway runs already; the other one starts its own.
-    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_ENV_LOADED"):
-        environment.pop(name, None)
+    gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_ENV_LOADED")
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_") and name not in gateway
+    }
+
+
+def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "halfway.pipeline", *arguments],
-        env=environment | dict(settings or {}),
+        env=environment() | dict(settings or {}),
         capture_output=True,
         text=True,
         timeout=280,
@@ -89,15 +93,20 @@ def test_the_coordinators_file_says_when_a_transaction_is_due(spark: "SparkSessi
     assert due == [1, 0]
 
 
-def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path: Path) -> None:
-    """Ctrl-C is 130, as of any command."""
-    os.mkfifo(tmp_path / "halfway.toml")
-    command = [sys.executable, "-m", "halfway.pipeline", "audit", "--output", str(tmp_path)]
-    command += ["--config", str(tmp_path / "halfway.toml")]
-    # That it can be opened says that the job has opened it too: it waits for its settings.
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as job, (tmp_path / "halfway.toml").open("w"):
-        job.send_signal(signal.SIGINT)
-        _, told = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert b"interrupted" in told
+@pytest.mark.parametrize(
+    "job, file",
+    [("audit", "halfway.toml"), ("sweep", "offsets.json")],
+    ids=["before Spark starts", "while Spark works"],
+)
+def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path: Path, job: str, file: str) -> None:
+    """Ctrl-C is 130, as of any command, and one line."""
+    os.mkfifo(tmp_path / file)
+    given = {"audit": ("--config", str(tmp_path / file)), "sweep": ("--snapshot", str(tmp_path))}[job]
+    command = [sys.executable, "-m", "halfway.pipeline", job, "--output", str(tmp_path), *given, *SMALL]
+    # That it can be opened says that the job has opened it too: it waits for what is written there.
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) as process, (tmp_path / file).open("w"):
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"halfway-pipeline {job}: interrupted".encode() in told
     assert b"Traceback" not in told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.session import SparkOptions, session
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.sources import Source
@@ -74,6 +78,25 @@ _horizon = click.option(
 )
 
 
+class _Interruption:
+    """Whether somebody has pressed Ctrl-C: while Python waits for the JVM that comes out as any error of py4j."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def watch(self) -> None:
+        """Notice it from now on, and do what was done on it before."""
+        before = signal.getsignal(signal.SIGINT)
+
+        def notice(number: int, frame: FrameType | None) -> None:
+            self.seen = True
+            logging.disable()  # py4j would tell of a connection that was cut.
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(signal.SIGINT, notice)
+
+
 @contextmanager
 def _running(
     job: str,
@@ -95,12 +118,15 @@ def _running(
         jars=[jar for jar in connection["jars"].split(",") if jar],
         conf={name: value for name, _, value in pairs},
     )
+    interruption = _Interruption()
+    interruption.watch()
     try:
         if kafka:
             # What is wrong in the settings is told before Spark takes its time to start.
             access.load(file=config)
         access.times(file=config)
         spark = session(f"halfway-{job}", options, kafka=kafka)
+        interruption.watch()  # Spark has put its own handler there.
         try:
             yield spark
         finally:
@@ -108,11 +134,10 @@ def _running(
     except PipelineError as error:
         click.echo(f"halfway-pipeline {job}: {error}", err=True)
         sys.exit(FAILED)
-    except KeyboardInterrupt:
-        # Click's own exit status for it is that of an anomaly.
-        click.echo(f"halfway-pipeline {job}: interrupted", err=True)
-        sys.exit(INTERRUPTED)
-    except Exception:  # noqa: BLE001 - Python's own exit status for these is that of an anomaly
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the exit status that they would have is that of an anomaly
+        if interruption.seen:
+            click.echo(f"halfway-pipeline {job}: interrupted", err=True)
+            sys.exit(INTERRUPTED)
         traceback.print_exc()
         sys.exit(FAILED)
 
