@@ -1,4 +1,4 @@
-"""`halfway-pipeline ledger` that dies at a moment of its second batch.
+"""`halfway-pipeline ledger` that dies at a moment of a batch, its second where nothing else is said.
 
 Run as a program, it is killed from within without warning, with Spark's JVM; it must lead a process group of its own.
 """
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Moment = Literal["begun", "half written", "first table written", "all written"]
-_BATCH = 2
 _LOOK_S = 0.0005
 
 
@@ -29,27 +28,28 @@ def kill() -> None:
 
 
 @contextmanager
-def dying(moment: Moment, die: Callable[[], None]) -> Iterator[None]:
+def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> Iterator[None]:
     """Let a ledger of this process die; what is half written can only be left behind by a kill."""
     batches: list[int] = []
     write, add = Tables.write, Tables._add
 
     def dying_write(self: Tables, batch: "DataFrame", number: int) -> None:
         batches.append(number)
-        if len(batches) == _BATCH and moment == "begun":
+        if len(batches) == batch_of_run and moment == "begun":
             die()
-        if len(batches) == _BATCH and moment == "half written":
+        if len(batches) == batch_of_run and moment == "half written":
             unfinished = Path(self._output.path(ENDED, f"batch={number}", "_temporary"))
             threading.Thread(target=_die_when_there, args=[unfinished, die], daemon=True).start()
         write(self, batch, number)
-        if len(batches) == _BATCH:
+        if len(batches) == batch_of_run:
             # Spark notes a batch as done when this has returned.
             die()
 
-    def dying_add(self: Tables, table: "DataFrame", name: str, number: int) -> None:
-        add(self, table, name, number)
-        if len(batches) == _BATCH and moment == "first table written":
+    def dying_add(self: Tables, table: "DataFrame", name: str, number: int) -> int:
+        rows = add(self, table, name, number)
+        if len(batches) == batch_of_run and moment == "first table written":
             die()
+        return rows
 
     # Methods are put in place of methods, which mypy cannot know to be meant.
     Tables.write, Tables._add = dying_write, dying_add  # type: ignore[method-assign]

@@ -239,7 +239,7 @@ def sweep(
 
 
 @pipeline.command()
-@_options(_config, _output)
+@_options(_config, _output, _horizon)
 @click.option("--once", is_flag=True, help="Read what is there now, then end.")
 @click.option("--every-s", type=click.FloatRange(min=0), default=10, show_default=True, help="Time between batches.")
 @click.option(
@@ -257,6 +257,7 @@ def sweep(
 def ledger(
     config: Path | None,
     output: str,
+    horizon_s: float,
     *,
     once: bool,
     every_s: float,
@@ -269,8 +270,33 @@ def ledger(
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import ledger as job
 
-        options = job.LedgerOptions(once=once, every_s=every_s, max_records=max_records, format=table_format)
-        job.start(spark, access.load(file=config), Folder(spark, output), options).awaitTermination()
+        options = job.LedgerOptions(
+            once=once,
+            every_s=every_s,
+            max_records=max_records,
+            format=table_format,
+            horizon_ms=round(horizon_s * 1000),
+        )
+
+        def say(line: str) -> None:
+            click.echo(f"halfway-pipeline ledger: {line}", err=True)
+
+        written = 0
+
+        def done(batch: job.Progress) -> None:
+            nonlocal written
+            written += batch.ended
+            rate = batch.records / batch.seconds
+            say(
+                f"batch {batch.batch}: {batch.records:,} records, {rate:,.0f} a second; "
+                f"{batch.ended:,} ended, {batch.pending:,} pending"
+            )
+
+        kafka = access.load(file=config)
+        say(f"{', '.join(map(kafka.topic, job.KINDS))} into {output}")
+        job.start(spark, kafka, Folder(spark, output), options, done=done, warn=say).awaitTermination()
+        if once:
+            say(f"{written:,} outcomes written")
 
 
 @pipeline.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.errors import SourceError
@@ -12,16 +13,23 @@ if TYPE_CHECKING:
 LOG: Final = "_delta_log"
 
 
-def demand() -> None:
-    """Raise SourceError where the package is missing."""
+_SCHEMES: Final = ("file", "s3", "s3a", "abfs", "abfss", "gs", "hdfs")
+"""What both Spark, with the file system's own package, and deltalake can reach by the same URI."""
+
+
+def demand(uri: str) -> None:
+    """Raise SourceError where the package is missing, or cannot write there: it would take the URI for a local path."""
     try:
         import deltalake  # noqa: F401 - whether it can be imported is the question
     except ImportError:
         raise SourceError("Delta tables need the package deltalake: pip install 'halfway[delta]'") from None
+    scheme = uri.partition(":")[0]
+    if scheme not in _SCHEMES:
+        raise SourceError(f"Delta tables cannot be written to {scheme}: URIs, only to {', '.join(_SCHEMES)}")
 
 
-def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> None:
-    """Append a batch, unless this writer's batch stands there already.
+def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> int:
+    """Append a batch and return its rows' number, 0 where this writer's batch stands there already.
 
     The number of the batch is committed with the rows (a `txn` action), so neither is there without the other. The
     rows of a batch pass through the driver.
@@ -31,18 +39,30 @@ def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> None:
     if DeltaTable.is_deltatable(uri):
         last = DeltaTable(uri).transaction_version(writer)
         if last is not None and last >= batch:
-            return
+            return 0
     properties = CommitProperties(app_transactions=[Transaction(writer, batch)])
-    write_deltalake(uri, rows.toArrow(), mode="append", commit_properties=properties)
+    table = rows.toArrow()
+    write_deltalake(uri, table, mode="append", commit_properties=properties)
+    return int(table.num_rows)
 
 
-def read(spark: SparkSession, uri: str) -> DataFrame:
-    """Return a table as it is now."""
+def newest(uri: str, *, writer: str | None) -> int:
+    """Return the last batch that a writer has appended; of a writer that is not known, one after all others."""
+    from deltalake import DeltaTable
+
+    last = None if writer is None else DeltaTable(uri).transaction_version(writer)
+    return sys.maxsize if last is None else int(last)
+
+
+def read(spark: SparkSession, uri: str, *, writer: str | None = None, upto: int = sys.maxsize) -> DataFrame:
+    """Return a table as it is now, or as it was when a writer had not yet appended more than a batch."""
     import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql.pandas.types import from_arrow_schema
 
     table = DeltaTable(uri)
+    while writer is not None and table.version() and (table.transaction_version(writer) or 0) > upto:
+        table.load_as_version(table.version() - 1)
     schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
     files = table.file_uris()
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)

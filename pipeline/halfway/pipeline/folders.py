@@ -33,6 +33,11 @@ class Folder:
         """Return the path or URI of something in it."""
         return "/".join((self.uri, *parts))
 
+    def qualified(self, *parts: str) -> str:
+        """Return the whole URI, for those who do not know Hadoop's default file system."""
+        path, system = self._at(*parts)
+        return str(system.makeQualified(path).toString())
+
     def exists(self, *parts: str) -> bool:
         """Whether it is there."""
         path, system = self._at(*parts)
@@ -44,6 +49,15 @@ class Folder:
         if not system.exists(path):
             return []
         return sorted(str(status.getPath().getName()) for status in system.listStatus(path))
+
+    def matching(self, table: str, folder: str, file: str) -> dict[tuple[str, str], int]:
+        """Return folder, name and size of the files in a table's folders whose names fit the patterns."""
+        path, system = self._at(table, folder, file)
+        found = {}
+        for status in system.globStatus(path) or ():
+            at = status.getPath()
+            found[str(at.getParent().getName()), str(at.getName())] = int(status.getLen())
+        return found
 
     def delete(self, *parts: str) -> None:
         """Remove it with all that is in it; nothing happens where it is not there."""

@@ -16,6 +16,7 @@ DECODED = (
     "messages array<struct<topic: string, size: bigint>>, partition int, offset bigint, error string"
 )
 RECORDS = "id string, `group` string, alive boolean, at bigint, partition int, offset bigint, fault string"
+OUTCOMES = "id string, at bigint"
 PENDING = "id string, `group` string, state string, since bigint, shard int, offset bigint"
 
 
@@ -58,7 +59,13 @@ def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(spa
         ("stays", "g", False, 15, 0, 15, "no key"),
     ]
     parked = [("parks", "g", True, 12, 0, 4, None)]
-    after = ledger.pending(before, spark.createDataFrame(halves, RECORDS), spark.createDataFrame(parked, RECORDS))
+    after = ledger.pending(
+        before,
+        spark.createDataFrame(halves, RECORDS),
+        spark.createDataFrame(parked, RECORDS),
+        spark.createDataFrame([], OUTCOMES),
+        horizon_ms=HORIZON,
+    )
     assertDataFrameEqual(
         after,
         spark.createDataFrame(
@@ -68,6 +75,35 @@ def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(spa
                 ("parks", "g", "parked", 12, 0, 4),
             ],
             PENDING,
+        ),
+    )
+
+
+def test_an_outcome_ends_what_is_pending_though_its_tombstone_is_gone(spark: "SparkSession") -> None:
+    """Known before or new, prepared or parked; one that is a horizon older belongs to an earlier use of the id."""
+    before = spark.createDataFrame(
+        [
+            ("known", "g", "prepared", 1_000, 0, 1),
+            ("parked", "g", "parked", 1_000, 0, 2),
+            ("used-again", "g", "prepared", 1_000, 0, 3),
+            ("stays", "g", "prepared", 1_000, 0, 4),
+            ("again-at-once", "g", "prepared", 2_000 + HORIZON, 0, 5),
+        ],
+        PENDING,
+    )
+    halves = [("new", "g", True, 1_000, 0, 10, None), ("used-again", "g", True, 2_000 + HORIZON, 0, 11, None)]
+    ended = ("known", "parked", "used-again", "again-at-once", "new", "never-seen")
+    after = ledger.pending(
+        before,
+        spark.createDataFrame(halves, RECORDS),
+        spark.createDataFrame([], RECORDS),
+        spark.createDataFrame([*((name, 2_000) for name in ended), ("again-at-once", 2_001)], OUTCOMES),
+        horizon_ms=HORIZON,
+    )
+    assertDataFrameEqual(
+        after,
+        spark.createDataFrame(
+            [("used-again", "g", "prepared", 2_000 + HORIZON, 0, 11), ("stays", "g", "prepared", 1_000, 0, 4)], PENDING
         ),
     )
 

@@ -40,26 +40,44 @@ def ledger(decoded: DataFrame) -> DataFrame:
     )
 
 
-def pending(before: DataFrame, halves: DataFrame, parked: DataFrame) -> DataFrame:
-    """Return what has not ended: what had not before, with new records of half and parked applied to it.
+def pending(
+    before: DataFrame, halves: DataFrame, parked: DataFrame, outcomes: DataFrame, *, horizon_ms: int
+) -> DataFrame:
+    """Return what has not ended: what had not before, with new records of half, parked and op applied to it.
 
-    In each topic the last record of an id wins, and a tombstone removes it. `before` has the columns of the result:
-    id, group, state (`prepared` or `parked`), since (ms), shard, offset.
+    In each topic the last record of an id wins, and a tombstone removes it. An outcome (id, at) removes it too, since
+    Kafka does not keep tombstones for ever; except one that is a horizon older than the record: then a client has used
+    its id again. Between the topics there is no order. `before` has the columns of the result: id, group, state
+    (`prepared` or `parked`), since (ms), shard, offset.
     """
-    columns = ("id", "group", "state", F.col("since").alias("at"), "shard", "offset", F.lit(True).alias("alive"))
-    known = before.select(*columns)
+    no_end = F.lit(None).cast("bigint").alias("ended")
+    record = F.struct(F.lit(True).alias("alive"), "group", F.col("since").alias("at"), "shard").alias("record")
+    known = before.select("id", "state", "offset", record, no_end)
     fresh = [
         records.where(F.col("fault").isNull()).select(
-            "id", "group", F.lit(state).alias("state"), "at", F.col("partition").alias("shard"), "offset", "alive"
+            "id",
+            F.lit(state).alias("state"),
+            "offset",
+            F.struct("alive", "group", "at", F.col("partition").alias("shard")).alias("record"),
+            no_end,
         )
         for records, state in ((halves, "prepared"), (parked, "parked"))
     ]
-    last = F.max_by(F.struct("alive", "group", "at", "shard", "offset"), "offset").alias("last")
-    return (
+    ends = outcomes.select(
+        "id",
+        F.explode(F.array(F.lit("prepared"), F.lit("parked"))).alias("state"),
+        F.lit(None).cast("bigint").alias("offset"),
+        F.lit(None).cast(known.schema["record"].dataType).alias("record"),
+        F.col("at").alias("ended"),
+    )
+    last = (
         known.unionAll(fresh[0])
         .unionAll(fresh[1])
+        .unionAll(ends)
         .groupBy("id", "state")
-        .agg(last)
-        .where("last.alive")
-        .select("id", "last.group", "state", F.col("last.at").alias("since"), "last.shard", "last.offset")
+        .agg(F.max_by("record", "offset").alias("last"), F.max("offset").alias("offset"), F.max("ended").alias("ended"))
+    )
+    used_again = F.col("last.at") >= F.col("ended") + horizon_ms
+    return last.where(F.col("last.alive") & (F.col("ended").isNull() | used_again)).select(
+        "id", "last.group", "state", F.col("last.at").alias("since"), "last.shard", "offset"
     )
