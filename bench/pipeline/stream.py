@@ -251,7 +251,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _rows(output: Path) -> tuple[int, int]:
     """Return how many rows the ledger has, and how many transactions."""
-    files = str(output / ledger.ENDED / "batch=*" / "*.parquet")
+    ended = output / ledger.ENDED
+    whole = [ledger.Span.of(each.name) for each in _names(ended) if (each / "_SUCCESS").exists()]
+    folders = ledger.standing(span for span in whole if span is not None)
+    files = [str(ended / span.name / "*.parquet") for span in folders]
     found = duckdb.execute("select count(*), count(distinct id) from read_parquet(?)", [files]).fetchone()
     return (0, 0) if found is None else (int(found[0]), int(found[1]))
 
