@@ -208,7 +208,7 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
     """Python and Spark's JVM are killed while files are half written, or where only Spark's own note is missing."""
     topics.write(0, 300)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    assert dying_process(topics, killed, table_format, moment) == -signal.SIGKILL
+    assert process(topics, killed, table_format, dying_ledger.__name__, moment) == -signal.SIGKILL
     assert batch_under_way(killed)
     run(spark, topics, killed, LedgerOptions(once=True, max_records=120, format=table_format))
     run(spark, topics, whole)
@@ -222,7 +222,7 @@ def batch_under_way(folder: Path) -> bool:
     return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
 
 
-def dying_process(topics: Topics, folder: Path, table_format: Format, moment: Moment) -> int:
+def process(topics: Topics, folder: Path, table_format: Format, *program: str) -> int:
     """Run the command as a user does and give its exit status."""
     options = {
         "--master": "local[2]",
@@ -238,9 +238,9 @@ def dying_process(topics: Topics, folder: Path, table_format: Format, moment: Mo
     }
     # Not the gateway of this process.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HALFWAY_", "PYSPARK_"))}
-    process = subprocess.Popen(
+    running = subprocess.Popen(
         [
-            *(sys.executable, "-m", dying_ledger.__name__, moment, "ledger", "--once"),
+            *(sys.executable, "-m", *program, "ledger", "--once"),
             *(part for pair in options.items() for part in pair),
             *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
         ],
@@ -248,11 +248,11 @@ def dying_process(topics: Topics, folder: Path, table_format: Format, moment: Mo
         start_new_session=True,
     )
     try:
-        return process.wait(300)
+        return running.wait(300)
     finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if running.returncode is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
@@ -476,6 +476,21 @@ def test_the_command_tells_what_it_does(
     assert "20 ended, 10 pending" in batch
     assert "20 outcomes written" in ended
     assert "not-to-be-told" not in result.stderr
+
+
+def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """Another one has gone on meanwhile: a batch that it has noted is not noted again."""
+    options = LedgerOptions(once=True, max_records=120)
+    topics.write(0, 300)
+
+    def overtake() -> None:
+        assert process(topics, tmp_path, "parquet", "halfway.pipeline") == 0
+
+    with dying("all written", overtake), pytest.raises(StreamingQueryException, match=r"(?i)concurrent"):
+        run(spark, topics, tmp_path, options)
+    run(spark, topics, tmp_path, options)
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
 
 
 def test_a_ledger_keeps_its_format(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
