@@ -192,9 +192,8 @@ def main(folder: Path) -> None:
     try:
         source = _source(spark, made_up(random.Random(SEED)))
         ledger_folder, audit_folder = Folder(spark, str(folder / "ledger")), Folder(spark, str(folder / "audit"))
-        ledger.Tables(spark, ledger_folder, PREFIX).write(
-            source.committed([PREFIX + kind for kind in ("half", "op", "parked")]), 0
-        )
+        tables = ledger.Tables(spark, ledger_folder, PREFIX, ledger.LedgerOptions(), lambda _: None)
+        tables.write(source.committed([PREFIX + kind for kind in ledger.KINDS]), 0)
         audit.run(spark, source, audit_folder, audit.AuditOptions())
         print(report.run(spark, ledger_folder, audit_folder, Folder(spark, str(folder / "report"))))
     finally:
