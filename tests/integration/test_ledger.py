@@ -189,8 +189,8 @@ def test_it_can_fail_at_any_moment_of_a_batch(
     spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
 ) -> None:
     """Again and again, each time in the batch after: no row is lost and none is doubled."""
-    topics.write(0, 300)
-    options = LedgerOptions(once=True, max_records=120, format=table_format)
+    topics.write(0, 100)
+    options = LedgerOptions(once=True, max_records=80, format=table_format)
     moments: tuple[Moment, ...] = ("begun", "first table written", "all written")
     for moment in moments:
         with dying(moment, die), pytest.raises(StreamingQueryException, match="DiedError"):
@@ -206,7 +206,7 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
     spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format, moment: Moment
 ) -> None:
     """Python and Spark's JVM are killed while files are half written, or where only Spark's own note is missing."""
-    topics.write(0, 300)
+    topics.write(0, 100)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     assert process(topics, killed, table_format, dying_ledger.__name__, moment) == -signal.SIGKILL
     assert batch_under_way(killed)
@@ -227,7 +227,7 @@ def process(topics: Topics, folder: Path, table_format: Format, *program: str) -
     options = {
         "--master": "local[2]",
         "--memory": "1g",
-        "--max-records": "120",
+        "--max-records": "80",
         "--output": str(folder),
         "--format": table_format,
     }
@@ -481,7 +481,7 @@ def test_the_command_tells_what_it_does(
 def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
     """Another one has gone on meanwhile: a batch that it has noted is not noted again."""
     options = LedgerOptions(once=True, max_records=120)
-    topics.write(0, 300)
+    topics.write(0, 100)
 
     def overtake() -> None:
         assert process(topics, tmp_path, "parquet", "halfway.pipeline") == 0

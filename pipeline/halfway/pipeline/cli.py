@@ -257,7 +257,7 @@ def sweep(
 def ledger(
     config: Path | None,
     output: str,
-    horizon_s: float,
+    horizon_s: float | None,
     *,
     once: bool,
     every_s: float,
@@ -270,6 +270,7 @@ def ledger(
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import ledger as job
 
+        horizon_s = horizon_s or access.times(file=config).outcome_horizon_s
         options = job.LedgerOptions(
             once=once,
             every_s=every_s,

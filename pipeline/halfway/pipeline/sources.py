@@ -151,7 +151,8 @@ def nothing(spark: SparkSession) -> DataFrame:
 
 def kafka_options(access: KafkaAccess, level: str) -> dict[str, str]:
     """Return the options of Spark's Kafka source; some are secret, and the session hides those."""
-    options = {f"kafka.{name}": value for name, value in access.java.items()}
+    # What ends with the marker of a Kafka transaction is read to its end only when a fetch has found nothing more.
+    options = {"kafka.fetch.max.wait.ms": "20"} | {f"kafka.{name}": value for name, value in access.java.items()}
     return options | {"kafka.isolation.level": level, "includeHeaders": "true"}
 
 

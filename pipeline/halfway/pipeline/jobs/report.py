@@ -58,16 +58,17 @@ def run(spark: SparkSession, ledger_folder: Folder | None, audit_folder: Folder 
     if audit_folder is not None:
         facts["audit"] = _of_audit(spark, audit_folder, output, tables)
     if ledger_folder is not None:
-        ended = ledger.ended(spark, ledger_folder)
-        if ended is None:
+        found = ledger.tables(spark, ledger_folder)
+        if found is None:
             raise SourceError(f"{ledger_folder.uri!r} holds no ledger: run halfway-pipeline ledger first")
+        ended, pending = found
         ended.persist()
         try:
             facts["ledger"] = _of_ledger(ended, output, tables, figures)
         finally:
             ended.unpersist()
         facts["ledger"]["quarantined"] = _quarantined(spark, ledger_folder)
-        _open_still(ledger.pending(spark, ledger_folder), output, facts, tables)
+        _open_still(pending, output, facts, tables)
     output.write(_page(facts, figures, tables), PAGE)
     return output.path(PAGE)
 
@@ -196,9 +197,7 @@ def _quarantined(spark: SparkSession, folder: Folder) -> int:
     return spark.read.parquet(*(folder.path(ledger.QUARANTINE, name) for name in done)).count()
 
 
-def _open_still(pending: DataFrame | None, output: Folder, facts: dict[str, Any], tables: dict[str, Table]) -> None:
-    if pending is None:
-        return
+def _open_still(pending: DataFrame, output: Folder, facts: dict[str, Any], tables: dict[str, Table]) -> None:
     pending.persist()
     try:
         states = {row["state"]: int(row["count"]) for row in pending.groupBy("state").count().collect()}
