@@ -5,11 +5,13 @@ what to install; nothing is skipped.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner, Result
 
+from halfway.pipeline import cli
 from halfway.pipeline.session import SparkOptions, session
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ LOCAL = SparkOptions(
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "4",
         "spark.default.parallelism": "2",
+        # Nor what compiling each plan would; the jobs that run as processes of their own do compile.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # Small data, many plans: what the second compiler and a parallel collector would win is less than they cost.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -43,6 +48,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.timeout(900))
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Give a function that runs `halfway-pipeline` with arguments and variables, in the session of the tests."""
+    monkeypatch.setattr(cli, "session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+
+    def run(*arguments: str, **variables: str) -> Result:
+        with monkeypatch.context() as patched:
+            for name, value in variables.items():
+                patched.setenv(name, value)
+            return CliRunner().invoke(cli.pipeline, arguments)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The command line of the Spark jobs, as a process: what it prints, how it exits, and what it says when it cannot."""
+"""The command line of the Spark jobs: what it prints, how it exits, and what it says when it cannot."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.acceptance.archives import write_archive
+from tests.fixtures_spark import Command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +42,7 @@ def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subp
 
 
 def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(
-    spark: "SparkSession", tmp_path: Path
+    spark: "SparkSession", command: Command, tmp_path: Path
 ) -> None:
     """From an archive to the page: counts by verdict as JSON, the exit status, and the anomaly with its evidence."""
     write_archive(spark, tmp_path / "archive", lost=["gone-1"], fine=["fine-1", "fine-2"])
@@ -51,8 +52,8 @@ def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(
     assert audited.returncode == 1, audited.stderr
     counts = json.loads(audited.stdout)
     assert {name: count for name, count in counts.items() if count} == {"committed_ok": 2, "lost": 1}
-    reported = pipeline("report", "--audit", str(tmp_path / "audit"), "--output", str(tmp_path / "report"), *SMALL)
-    assert reported.returncode == 0, reported.stderr
+    reported = command("report", "--audit", str(tmp_path / "audit"), "--output", str(tmp_path / "report"))
+    assert reported.exit_code == 0, reported.output
     page = (tmp_path / "report" / "report.html").read_text()
     assert "gone-1" in page
     assert "message 1 of orders missing" in page
@@ -83,13 +84,15 @@ def test_a_horizon_of_nothing_is_refused(tmp_path: Path) -> None:
     assert "--horizon-s" in failed.stderr
 
 
-def test_the_coordinators_file_says_when_a_transaction_is_due(spark: "SparkSession", tmp_path: Path) -> None:
+def test_the_coordinators_file_says_when_a_transaction_is_due(
+    spark: "SparkSession", command: Command, tmp_path: Path
+) -> None:
     """Of the file's own first check and horizon, the command line above them: as for the coordinator."""
     write_archive(spark, tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
     (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 86400\n")
-    job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--json", *SMALL)
+    job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--json")
     with_file = (*job, "--config", str(tmp_path / "halfway.toml"))
-    due = [json.loads(pipeline(*arguments).stdout)[0]["due"] for arguments in (job, with_file)]
+    due = [json.loads(command(*arguments).stdout)[0]["due"] for arguments in (job, with_file)]
     assert due == [1, 0]
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
-from click.testing import CliRunner
 from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # they are there
 from deltalake import DeltaTable
@@ -20,13 +19,14 @@ from pyspark.errors import StreamingQueryException
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
-from halfway.pipeline import cli, delta
+from halfway.pipeline import delta
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Progress, Span
 from tests.fixtures_kafka import Kafka
+from tests.fixtures_spark import Command
 from tests.integration import dying_ledger
 from tests.integration.dying_ledger import Moment, dying
 
@@ -201,16 +201,16 @@ def test_it_can_fail_at_any_moment_of_a_batch(
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
 
 
-@pytest.mark.parametrize("table_format, moment", [("parquet", "half written"), ("delta", "all written")])
 def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
-    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format, moment: Moment
+    spark: "SparkSession", topics: Topics, tmp_path: Path
 ) -> None:
-    """Python and Spark's JVM are killed while files are half written, or where only Spark's own note is missing."""
+    """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind."""
     topics.write(0, 100)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    assert process(topics, killed, table_format, dying_ledger.__name__, moment) == -signal.SIGKILL
+    moment: Moment = "half written"
+    assert process(topics, killed, dying_ledger.__name__, moment) == -signal.SIGKILL
     assert batch_under_way(killed)
-    run(spark, topics, killed, LedgerOptions(once=True, max_records=120, format=table_format))
+    run(spark, topics, killed, LedgerOptions(once=True, max_records=120))
     run(spark, topics, whole)
     assert ended_rows(spark, killed) == ended_rows(spark, whole)
     assert pending_ids(spark, killed) == pending_ids(spark, whole) == sorted(topics.pending)
@@ -222,14 +222,13 @@ def batch_under_way(folder: Path) -> bool:
     return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
 
 
-def process(topics: Topics, folder: Path, table_format: Format, *program: str) -> int:
+def process(topics: Topics, folder: Path, *program: str) -> int:
     """Run the command as a user does and give its exit status."""
     options = {
         "--master": "local[2]",
         "--memory": "1g",
         "--max-records": "80",
         "--output": str(folder),
-        "--format": table_format,
     }
     conf = {"spark.driver.extraJavaOptions": JVM, "spark.sql.shuffle.partitions": "2"}
     settings = {
@@ -457,17 +456,15 @@ def test_each_batch_is_told(spark: "SparkSession", topics: Topics, tmp_path: Pat
     assert batches[-1].pending == len(topics.pending)
 
 
-def test_the_command_tells_what_it_does(
-    spark: "SparkSession", topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_tells_what_it_does(command: Command, topics: Topics, tmp_path: Path) -> None:
     """Folder and topics, each batch, and at the end the outcomes; on stderr, and not the password."""
-    monkeypatch.setattr(cli, "session", lambda *_, **__: spark)
-    monkeypatch.setattr(spark, "stop", lambda: None)
-    monkeypatch.setenv("HALFWAY_KAFKA__BOOTSTRAP_SERVERS", topics.access.bootstrap_servers)
-    monkeypatch.setenv("HALFWAY_KAFKA_PREFIX", topics.access.prefix)
-    monkeypatch.setenv("HALFWAY_PIPELINE_KAFKA__SSL_KEY_PASSWORD", "not-to-be-told")
     topics.write(0, 30)
-    result = CliRunner().invoke(cli.pipeline, ["ledger", "--once", "--output", str(tmp_path)])
+    result = command(
+        *("ledger", "--once", "--output", str(tmp_path)),
+        HALFWAY_KAFKA__BOOTSTRAP_SERVERS=topics.access.bootstrap_servers,
+        HALFWAY_KAFKA_PREFIX=topics.access.prefix,
+        HALFWAY_PIPELINE_KAFKA__SSL_KEY_PASSWORD="not-to-be-told",
+    )
     assert (result.exit_code, result.stdout) == (0, "")
     begun, batch, ended = result.stderr.splitlines()
     assert str(tmp_path) in begun
@@ -484,7 +481,7 @@ def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics:
     topics.write(0, 100)
 
     def overtake() -> None:
-        assert process(topics, tmp_path, "parquet", "halfway.pipeline") == 0
+        assert process(topics, tmp_path, "halfway.pipeline") == 0
 
     with dying("all written", overtake), pytest.raises(StreamingQueryException, match=r"(?i)concurrent"):
         run(spark, topics, tmp_path, options)
