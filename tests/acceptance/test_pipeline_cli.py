@@ -107,7 +107,9 @@ def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path:
     given = {"audit": ("--config", str(tmp_path / file)), "sweep": ("--snapshot", str(tmp_path))}[job]
     command = [sys.executable, "-m", "halfway.pipeline", job, "--output", str(tmp_path), *given, *SMALL]
     # That it can be opened says that the job has opened it too: it waits for what is written there.
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) as process, (tmp_path / file).open("w"):
+    # The tests may run in the background, where a shell ignores the signal for all that it starts.
+    heeding = ["env", "--default-signal=INT", *command]
+    with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=environment()) as process, (tmp_path / file).open("w"):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=120)
     assert process.returncode == 130

@@ -121,6 +121,11 @@ AHEAD_MS = 60_000
 """How far the clocks of instances may differ; what lies further ahead was written by a clock that was wrong."""
 
 
+def is_of_wrong_clock(facts: Facts, now: int) -> bool:
+    """Whether what the next check is counted from lies in the future: to wait for that may take hours."""
+    return (facts.checked_at if facts.checked_at is not None and facts.attempts else facts.since) - now > AHEAD_MS
+
+
 def next_check_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
     """Return when the next check is due; `jitter` in [0, 1) spreads every check but the first."""
     if facts.checked_at is None or not facts.attempts:
@@ -159,10 +164,7 @@ def decide(
     """
     if now >= facts.since + round(policy.max_age_s * 1000):
         return _exhausted(policy, facts, f"older than max_age_s {policy.max_age_s:g}")
-    due = next_check_at(policy, facts, jitter=jitter)
-    asked = facts.since if facts.checked_at is None or not facts.attempts else facts.checked_at
-    if asked - now > AHEAD_MS:
-        due = now  # by a clock that was wrong: to wait until it is right may take hours
+    due = now if is_of_wrong_clock(facts, now) else next_check_at(policy, facts, jitter=jitter)
     if now >= due and facts.checks >= policy.max_checks:
         return _exhausted(policy, facts, f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})")
     if end_offset - facts.offset > reanchor_after:

@@ -266,7 +266,7 @@ class CheckDesk:
         """Put a transaction that is still pending back on the agenda of its shard as it is served now."""
         shard, entry = self._shards.find(number), self.pending(number, transaction_id)
         if shard is not None and entry is not None:
-            shard.agenda.put(transaction_id, look_at(self._groups, entry))
+            shard.agenda.put(transaction_id, look_at(self._groups, entry, self._clock.now_ms()))
 
     async def close(self) -> None:
         """Send no more checks, answer waiting polls, and let those in flight go."""

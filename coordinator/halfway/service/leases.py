@@ -150,4 +150,4 @@ class Leases:
         await self._checks.note(entry, attempt, now, None)
         shard, still = self._shards.find(number), self._checks.pending(number, entry.id)
         if shard is not None and still is not None:
-            shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, still)))
+            shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, still, self._clock.now_ms())))

@@ -301,7 +301,7 @@ class Preparing:
         if isinstance(entry, Pending):
             if entry.fingerprint == half.fingerprint:
                 self._shards.payloads.put(half)
-            shard.agenda.put(half.id, look_at(self._groups, entry))
+            shard.agenda.put(half.id, look_at(self._groups, entry, self._clock.now_ms()))
         return entry
 
     def _note_ambiguous(self, transaction_id: str) -> None:

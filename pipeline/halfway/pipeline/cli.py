@@ -87,6 +87,8 @@ class _Interruption:
     def watch(self) -> None:
         """Notice it from now on, and do what was done on it before."""
         before = signal.getsignal(signal.SIGINT)
+        if before is signal.SIG_IGN:
+            return
 
         def notice(number: int, frame: FrameType | None) -> None:
             self.seen = True

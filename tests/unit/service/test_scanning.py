@@ -4,7 +4,7 @@ import pytest
 
 from halfway.domain.errors import GroupInUseError, InvalidRequestError, UnknownGroupError
 from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Message
+from halfway.domain.records import CheckMode, Half, Message
 from halfway.domain.transaction import Outcome, State
 from halfway.service.requests import GroupSpec, ListQuery, ServiceLimits
 from tests.unit.service.world import SHARDS, World
@@ -178,5 +178,24 @@ async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_
     await world.scan()
     assert (await world.get(prepared.id)).checks == 0
     world.coordinator.clock_was_set()
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 1
+
+
+async def test_what_is_being_prepared_while_the_clock_is_set_right_is_asked_about_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stored with the former time, and acknowledged when everything had been looked at again."""
+    append = world.memory.half_log._append
+
+    async def set_right_meanwhile(shard: int, half: Half) -> int:
+        offset = await append(shard, half)
+        world.memory.clock.advance(-600)
+        world.coordinator.clock_was_set()
+        return offset
+
+    monkeypatch.setattr(world.memory.half_log, "_append", set_right_meanwhile)
+    world.memory.clock.advance(600)
+    prepared = await world.prepare()
     await world.scan()
     assert (await world.get(prepared.id)).checks == 1
