@@ -11,19 +11,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
+from tests.acceptance.archives import PREFIX, ListSource
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from halfway.pipeline.sources import Source
-
-PREFIX: Final = "_halfway."
 START: Final = 1_750_000_000_000 // 60_000 * 60_000
 LASTS_MS: Final = 70 * 60_000
 SEED: Final = 7
@@ -153,35 +148,6 @@ def _ended(service: Service, rng: random.Random) -> tuple[int, Cause, int]:
     return _CHECKED_AFTER_MS[check] + rng.randrange(20, 900), Cause.CHECK, check + 1
 
 
-def _source(spark: SparkSession, records: list[tuple[Any, ...]]) -> Source:
-    from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
-    from halfway.pipeline.sources import RECORD
-
-    frame = spark.createDataFrame(records, RECORD).persist()
-    now = START + LASTS_MS + 30_000
-    names = {PREFIX + kind for kind in ("half", "op", "parked", "groups")} | {record[2] for record in records}
-    parts = tuple(PartitionPin(partition=n, start=0, end=1 << 20, high=1 << 20, first_at=START) for n in range(3))
-
-    class MadeUp:
-        prefix = PREFIX
-        pins = Pins(at=now, topics={name: TopicPin(topic=name, at=now, partitions=parts) for name in names})
-
-        def pin(self, topics: Any) -> None: ...
-
-        def settle(self, topic: str) -> None: ...
-
-        def anew(self) -> MadeUp:
-            return self
-
-        def committed(self, topics: Any) -> DataFrame:
-            return frame.where(frame["topic"].isin(list(topics)))
-
-        def unsettled(self, topics: Any) -> DataFrame:  # noqa: ARG002 - everything is settled
-            return frame.limit(0)
-
-    return MadeUp()
-
-
 def main(folder: Path) -> None:
     """Write what `ledger`, `audit` and `report` write, below a folder."""
     from halfway.pipeline.folders import Folder
@@ -190,7 +156,7 @@ def main(folder: Path) -> None:
 
     spark = session("halfway-page", SparkOptions(conf={"spark.sql.shuffle.partitions": "4"}), kafka=False)
     try:
-        source = _source(spark, made_up(random.Random(SEED)))
+        source = ListSource(spark, made_up(random.Random(SEED)), at=START + LASTS_MS + 30_000)
         ledger_folder, audit_folder = Folder(spark, str(folder / "ledger")), Folder(spark, str(folder / "audit"))
         tables = ledger.Tables(spark, ledger_folder, PREFIX, ledger.LedgerOptions(), lambda _: None)
         tables.write(source.committed([PREFIX + kind for kind in ledger.KINDS]), 0)

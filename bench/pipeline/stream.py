@@ -27,7 +27,6 @@ from bench.rig import RigError
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.pipeline.jobs import ledger
 
-_KINDS: Final = ("half", "op", "parked")
 _LOOK_S: Final = 0.2
 _CATCH_UP_S: Final = 600.0
 _ASK_S: Final = 30.0
@@ -166,7 +165,7 @@ class _Topics:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-        new = [NewTopic(PREFIX + kind, SHARDS, 1, config={"cleanup.policy": "compact"}) for kind in _KINDS]
+        new = [NewTopic(PREFIX + kind, SHARDS, 1, config={"cleanup.policy": "compact"}) for kind in ledger.KINDS]
         for made in self._admin.create_topics(new).values():
             made.result(_ASK_S)
 
@@ -174,7 +173,7 @@ class _Topics:
         """Return how many records and markers there are."""
         asked = {
             TopicPartition(PREFIX + kind, partition): OffsetSpec.latest()  # type: ignore[no-untyped-call]
-            for kind in _KINDS
+            for kind in ledger.KINDS
             for partition in range(SHARDS)
         }
         return sum(told.result(_ASK_S).offset for told in self._admin.list_offsets(asked).values())

@@ -25,15 +25,16 @@ class ListSource:
 
     prefix = PREFIX
 
-    def __init__(self, spark: "SparkSession", records: Sequence[tuple[Any, ...]]) -> None:
-        self._frame = spark.createDataFrame(list(records), RECORD)
+    def __init__(self, spark: "SparkSession", records: Sequence[tuple[Any, ...]], *, at: int = AT + 60_000) -> None:
+        """Take records with the columns RECORD, pinned at a time in ms; their topics have lost nothing."""
+        self._frame = spark.createDataFrame(list(records), RECORD).persist()
         self._none = spark.createDataFrame([], RECORD)
-        names = (*(PREFIX + kind for kind in ("op", "half", "parked", "groups")), REAL)
-        partition = PartitionPin(partition=0, start=0, end=len(records), high=len(records), first_at=AT)
-        self.pins = Pins(
-            at=AT + 60_000,
-            topics={name: TopicPin(topic=name, at=AT + 60_000, partitions=(partition,)) for name in names},
+        names = {PREFIX + kind for kind in ("op", "half", "parked", "groups")} | {record[2] for record in records}
+        partitions = tuple(
+            PartitionPin(partition=number, start=0, end=len(records), high=len(records))
+            for number in sorted({record[3] for record in records})
         )
+        self.pins = Pins(at=at, topics={name: TopicPin(topic=name, at=at, partitions=partitions) for name in names})
 
     def pin(self, topics: Sequence[str]) -> None:
         """Change nothing."""

@@ -121,19 +121,26 @@ AHEAD_MS = 60_000
 """How far the clocks of instances may differ; what lies further ahead was written by a clock that was wrong."""
 
 
+def _last_attempt(facts: Facts) -> int | None:
+    """Return when the last attempt to check ended, of those that count since the asking began."""
+    return facts.checked_at if facts.attempts else None
+
+
 def is_of_wrong_clock(facts: Facts, now: int) -> bool:
     """Whether what the next check is counted from lies in the future: to wait for that may take hours."""
-    return (facts.checked_at if facts.checked_at is not None and facts.attempts else facts.since) - now > AHEAD_MS
+    last = _last_attempt(facts)
+    return (facts.since if last is None else last) - now > AHEAD_MS
 
 
 def next_check_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
     """Return when the next check is due; `jitter` in [0, 1) spreads every check but the first."""
-    if facts.checked_at is None or not facts.attempts:
+    last = _last_attempt(facts)
+    if last is None:
         first = facts.check_after_ms
         return facts.since + (round(policy.first_check_after_s * 1000) if first is None else first)
     doublings = min(facts.attempts - 1, 32)
     delay = min(policy.check_interval_s * 2.0**doublings, policy.max_interval_s)
-    return facts.checked_at + round(delay * 1000 * (1 + JITTER * (jitter - 0.5)))
+    return last + round(delay * 1000 * (1 + JITTER * (jitter - 0.5)))
 
 
 def next_look_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:

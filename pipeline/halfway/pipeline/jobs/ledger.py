@@ -211,7 +211,7 @@ class Tables:
     def _ended(self) -> DataFrame | None:
         if self._delta:
             return delta.read(self._spark, self._output.qualified(ENDED))
-        return _read(self._spark, self._output, standing(_whole(self._output, ENDED)))
+        return _read(self._spark, self._output, ENDED, standing(_whole(self._output, ENDED)))
 
     def _add(self, table: DataFrame, name: str, number: int) -> int:
         if self._delta:
@@ -281,20 +281,15 @@ def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] |
     pending = spark.read.schema(_PENDING_COLUMNS).parquet(output.path(PENDING, f"batch={batch}"))
     if in_delta:
         return delta.read(spark, output.qualified(ENDED), writer=stream, upto=batch), pending
-    ended = _read(spark, output, [span for span in standing(whole) if span.last <= batch])
+    ended = _read(spark, output, ENDED, [span for span in standing(whole) if span.last <= batch])
     return None if ended is None else (ended, pending)
 
 
-def ended(spark: SparkSession, output: Folder) -> DataFrame | None:
-    """Return the ledger's rows so far, None before its first batch."""
-    found = tables(spark, output)
-    return None if found is None else found[0]
-
-
-def pending(spark: SparkSession, output: Folder) -> DataFrame | None:
-    """Return what had not ended at the last batch that was finished, None before the first."""
-    found = tables(spark, output)
-    return None if found is None else found[1]
+def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
+    """Return the records that could not be read, None where there are none."""
+    if delta.LOG in output.names(QUARANTINE):
+        return delta.read(spark, output.qualified(QUARANTINE))
+    return _read(spark, output, QUARANTINE, _whole(output, QUARANTINE))
 
 
 @dataclass(frozen=True, order=True)
@@ -344,8 +339,8 @@ def _newest(spans: Iterable[Span]) -> int:
     return max((span.last for span in spans), default=-1)
 
 
-def _read(spark: SparkSession, output: Folder, spans: list[Span]) -> DataFrame | None:
-    return spark.read.parquet(*(output.path(ENDED, span.name) for span in spans)) if spans else None
+def _read(spark: SparkSession, output: Folder, table: str, spans: list[Span]) -> DataFrame | None:
+    return spark.read.parquet(*(output.path(table, span.name) for span in spans)) if spans else None
 
 
 def _stream(output: Folder) -> str:

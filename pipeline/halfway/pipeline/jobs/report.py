@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline import delta, plots
+from halfway.pipeline import plots
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, ledger
 from halfway.pipeline.transforms.rollup import CAUSES, OUTCOMES, rollup
@@ -67,7 +67,8 @@ def run(spark: SparkSession, ledger_folder: Folder | None, audit_folder: Folder 
             facts["ledger"] = _of_ledger(ended, output, tables, figures)
         finally:
             ended.unpersist()
-        facts["ledger"]["quarantined"] = _quarantined(spark, ledger_folder)
+        unread = ledger.quarantine(spark, ledger_folder)
+        facts["ledger"]["quarantined"] = 0 if unread is None else unread.count()
         _open_still(pending, output, facts, tables)
     output.write(_page(facts, figures, tables), PAGE)
     return output.path(PAGE)
@@ -185,16 +186,6 @@ def _latencies(ended: DataFrame, longest: int | None) -> tuple[list[float], dict
     for row in counted:
         counts.setdefault(row["cause"], [0] * _BINS)[int(row["bin"])] = int(row["count"])
     return edges, {_LABELS.get(cause, cause): each for cause, each in counts.items()}
-
-
-def _quarantined(spark: SparkSession, folder: Folder) -> int:
-    there = folder.names(ledger.QUARANTINE)
-    if delta.LOG in there:
-        return delta.read(spark, folder.path(ledger.QUARANTINE)).count()
-    done = [name for name in there if folder.exists(ledger.QUARANTINE, name, "_SUCCESS")]
-    if not done:
-        return 0
-    return spark.read.parquet(*(folder.path(ledger.QUARANTINE, name) for name in done)).count()
 
 
 def _open_still(pending: DataFrame, output: Folder, facts: dict[str, Any], tables: dict[str, Table]) -> None:

@@ -1,0 +1,153 @@
+"""What the tests of the ledger share: its topics on a real broker, a run, and what stands in its tables."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # they are there
+
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind
+from halfway.domain.transaction import Cause
+from halfway.kafka import codec
+from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.jobs import ledger
+from halfway.pipeline.jobs.ledger import Format, LedgerOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SHARDS = 2
+CREATED = 1_700_000_000_000
+MESSAGE = Message(topic="orders", key=b"k", value=b"v")
+FORMATS: tuple[Format, Format] = ("parquet", "delta")
+THREE_BATCHES = LedgerOptions(once=True, max_records=400)
+
+
+class Topics:
+    """half, op and parked under a prefix of their own, and the transactions written to them."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.access = KafkaAccess(java={"bootstrap.servers": bootstrap_servers}, prefix=f"_t{uuid4().hex[:12]}.")
+        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        new = [NewTopic(self.access.topic(kind), num_partitions=SHARDS) for kind in ("half", "op", "parked")]
+        for made in self._admin.create_topics(new).values():
+            made.result(20)
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": uuid4().hex})
+        self._producer.init_transactions(30)
+        self.ended: set[str] = set()
+        self.pending: set[str] = set()
+
+    def write(self, first: int, count: int) -> None:
+        """Prepare transactions and end two of three, then leave some in a Kafka transaction that is aborted."""
+        self._producer.begin_transaction()
+        for number in range(first, first + count):
+            name = f"tx-{number}"
+            self._half(name, number)
+            if number % 3:
+                self._end(name, number, OpKind.COMMITTED if number % 3 == 1 else OpKind.ROLLED_BACK)
+                self.ended.add(name)
+            else:
+                self.pending.add(name)
+        self._producer.commit_transaction(30)
+        self._producer.begin_transaction()
+        for number in range(first, first + count, 3):
+            self._end(f"tx-{number}", number, OpKind.COMMITTED)
+        self._producer.flush(30)
+        self._producer.abort_transaction(30)
+
+    def end_rest(self, *, tombstones: bool = True) -> None:
+        """End what is pending."""
+        self._producer.begin_transaction()
+        for name in self.pending:
+            self._end(name, int(name.removeprefix("tx-")), OpKind.ROLLED_BACK, tombstone=tombstones)
+        self._producer.commit_transaction(30)
+        self.ended |= self.pending
+        self.pending = set()
+
+    def write_outcome(self, number: int) -> None:
+        """Write an outcome alone, as a ledger sees it that reads op faster than half."""
+        self._producer.begin_transaction()
+        self._end(f"tx-{number}", number, OpKind.COMMITTED, tombstone=False)
+        self._producer.commit_transaction(30)
+        self.ended.add(f"tx-{number}")
+
+    def write_half(self, number: int) -> None:
+        """Write a half alone, of which the tombstone is gone or not there yet."""
+        self._producer.begin_transaction()
+        self._half(f"tx-{number}", number)
+        self._producer.commit_transaction(30)
+
+    def remove_ops(self) -> None:
+        """Remove what op holds, as retention does."""
+        ends = [TopicPartition(self.access.topic("op"), shard, OFFSET_END) for shard in range(SHARDS)]
+        for removed in self._admin.delete_records(ends).values():
+            removed.result(20)
+
+    def _half(self, name: str, number: int) -> None:
+        half = Half(
+            id=name,
+            group="g",
+            messages=(MESSAGE,),
+            prepared_at=CREATED + number,
+            since=CREATED + number,
+            fingerprint=b"f" * 16,
+        )
+        self._put("half", name, number, codec.encode_half(half), "prepared")
+
+    def _end(self, name: str, number: int, kind: OpKind, *, tombstone: bool = True) -> None:
+        op = Op(
+            kind=kind,
+            id=name,
+            group="g",
+            half_offset=0,
+            cause=Cause.PRODUCER,
+            prepared_at=CREATED + number,
+            at=round(time.time() * 1000),
+            messages=(MessageDigest.of(MESSAGE),),
+        )
+        state = "committed" if kind is OpKind.COMMITTED else "rolled_back"
+        self._put("op", name, number, codec.encode_op(op), state)
+        if tombstone:
+            self._put("half", name, number, None, state)
+
+    def _put(self, kind: str, name: str, number: int, value: bytes | None, state: str) -> None:
+        headers = codec.record_headers(kind, "g", state)
+        self._producer.produce(self.access.topic(kind), value, name.encode(), number % SHARDS, headers=headers)
+        self._producer.poll(0)
+
+
+def run(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions = THREE_BATCHES) -> None:
+    ledger.start(spark, topics.access, Folder(spark, str(folder)), options).awaitTermination()
+
+
+def tables(spark: "SparkSession", folder: Path) -> "tuple[DataFrame, DataFrame]":
+    """Give what has ended and what is pending."""
+    found = ledger.tables(spark, Folder(spark, str(folder)))
+    assert found is not None
+    return found
+
+
+def ended_ids(spark: "SparkSession", folder: Path) -> list[str]:
+    ended, _ = tables(spark, folder)
+    return sorted(row["id"] for row in ended.select("id").collect())
+
+
+def ended_rows(spark: "SparkSession", folder: Path) -> list[str]:
+    ended, _ = tables(spark, folder)
+    return sorted(map(repr, ended.collect()))
+
+
+def pending_ids(spark: "SparkSession", folder: Path) -> list[str]:
+    _, pending = tables(spark, folder)
+    return sorted(row["id"] for row in pending.select("id").collect())
+
+
+class DiedError(Exception):
+    """What a ledger of this process dies of."""
+
+
+def die() -> None:
+    raise DiedError

@@ -1,0 +1,115 @@
+"""The ledger fails and is killed at any moment: each outcome stands once all the same."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from halfway.pipeline.jobs import ledger
+from halfway.pipeline.jobs.ledger import Format, LedgerOptions
+from tests.integration import dying_ledger
+from tests.integration.dying_ledger import Moment, dying
+from tests.integration.ledgers import (
+    FORMATS,
+    Topics,
+    die,
+    ended_ids,
+    ended_rows,
+    pending_ids,
+    run,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_it_can_fail_at_any_moment_of_a_batch(
+    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
+) -> None:
+    """Again and again, each time in the batch after: no row is lost and none is doubled."""
+    topics.write(0, 100)
+    options = LedgerOptions(once=True, max_records=80, format=table_format)
+    moments: tuple[Moment, ...] = ("begun", "first table written", "all written")
+    for moment in moments:
+        with dying(moment, die), pytest.raises(StreamingQueryException, match="DiedError"):
+            run(spark, topics, tmp_path, options)
+        assert batch_under_way(tmp_path)
+    run(spark, topics, tmp_path, options)
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+
+
+def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
+    spark: "SparkSession", topics: Topics, tmp_path: Path
+) -> None:
+    """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind."""
+    topics.write(0, 100)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    moment: Moment = "half written"
+    assert process(topics, killed, dying_ledger.__name__, moment) == -signal.SIGKILL
+    assert batch_under_way(killed)
+    run(spark, topics, killed, LedgerOptions(once=True, max_records=120))
+    run(spark, topics, whole)
+    assert ended_rows(spark, killed) == ended_rows(spark, whole)
+    assert pending_ids(spark, killed) == pending_ids(spark, whole) == sorted(topics.pending)
+
+
+def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """Another one has gone on meanwhile: a batch that it has noted is not noted again."""
+    options = LedgerOptions(once=True, max_records=120)
+    topics.write(0, 100)
+
+    def overtake() -> None:
+        assert process(topics, tmp_path, "halfway.pipeline") == 0
+
+    with dying("all written", overtake), pytest.raises(StreamingQueryException, match=r"(?i)concurrent"):
+        run(spark, topics, tmp_path, options)
+    run(spark, topics, tmp_path, options)
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+
+
+def batch_under_way(folder: Path) -> bool:
+    """Whether a batch was begun and not noted as done."""
+    begun = [int(file.name) for file in (folder / ledger.CHECKPOINT / "offsets").iterdir() if file.name.isdigit()]
+    return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
+
+
+def process(topics: Topics, folder: Path, *program: str) -> int:
+    """Run the command as a user does and give its exit status."""
+    options = {
+        "--master": "local[2]",
+        "--memory": "1g",
+        "--max-records": "80",
+        "--output": str(folder),
+    }
+    conf = {"spark.driver.extraJavaOptions": JVM, "spark.sql.shuffle.partitions": "2"}
+    settings = {
+        "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,
+        "HALFWAY_KAFKA_PREFIX": topics.access.prefix,
+    }
+    # Not the gateway of this process.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HALFWAY_", "PYSPARK_"))}
+    running = subprocess.Popen(
+        [
+            *(sys.executable, "-m", *program, "ledger", "--once"),
+            *(part for pair in options.items() for part in pair),
+            *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
+        ],
+        env=inherited | settings,
+        start_new_session=True,
+    )
+    try:
+        return running.wait(300)
+    finally:
+        if running.returncode is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()

@@ -1,0 +1,156 @@
+"""The ledger's folder over months: merged, compacted, restored, and of one format."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
+
+from halfway.pipeline import delta
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.jobs import ledger
+from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Span
+from tests.integration.dying_ledger import dying
+from tests.integration.ledgers import FORMATS, DiedError, Topics, die, ended_ids, pending_ids, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_tables_and_checkpoint_stay_together(
+    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
+) -> None:
+    """Without the one, or with another state of it, the other is not gone on with; and the remedy helps."""
+    options = LedgerOptions(once=True, format=table_format)
+    checkpoint, older, newer = tmp_path / ledger.CHECKPOINT, tmp_path / "older", tmp_path / "newer"
+    topics.write(0, 30)
+    run(spark, topics, tmp_path, options)
+    shutil.copytree(checkpoint, older)
+    topics.write(30, 30)
+    run(spark, topics, tmp_path, options)
+    checkpoint.rename(newer)
+    refused(spark, topics, tmp_path, options)
+    older.rename(checkpoint)
+    refused(spark, topics, tmp_path, options)
+    shutil.rmtree(checkpoint)
+    newer.rename(checkpoint)
+    shutil.rmtree(tmp_path / ledger.PENDING)
+    refused(spark, topics, tmp_path, options)
+    for name in (ledger.ENDED, ledger.CHECKPOINT):
+        shutil.rmtree(tmp_path / name)
+    run(spark, topics, tmp_path, options)
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+
+
+def refused(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions) -> None:
+    there = ended_files(folder)
+    with pytest.raises(SourceError, match=r"take another folder, or delete .*ended.* _checkpoint") as error:
+        run(spark, topics, folder, options)
+    assert str(folder) in str(error.value)
+    assert ended_files(folder) == there
+
+
+def ended_files(folder: Path) -> list[Path]:
+    return sorted((folder / ledger.ENDED).rglob("*"))
+
+
+def test_batches_are_merged_and_read_once_wherever_that_ends(
+    spark: "SparkSession", topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it merges, with half of a merged folder written or half of the small ones deleted, too."""
+    monkeypatch.setattr(ledger, "WIDTHS", (2, 4))
+    ended, runs = tmp_path / ledger.ENDED, 0
+    seen: set[str] = set()
+
+    def batch(*, fails: bool = False) -> None:
+        nonlocal runs
+        topics.write(10 * runs, 3)
+        runs += 1
+        if fails:
+            with pytest.raises(StreamingQueryException, match="DiedError"):
+                run(spark, topics, tmp_path)
+            assert set(ended_ids(spark, tmp_path)) < topics.ended
+        run(spark, topics, tmp_path)
+        seen.update(name.name for name in ended.iterdir())
+        assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+        assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+
+    for _ in range(2):
+        batch()
+    with monkeypatch.context() as patched:
+        merge = ledger.Tables._merge_into
+
+        def half_written(self: ledger.Tables, merged: Span, spans: list[Span]) -> None:
+            merge(self, merged, spans)
+            (ended / merged.name / "_SUCCESS").unlink()
+            patched.undo()
+            raise DiedError
+
+        patched.setattr(ledger.Tables, "_merge_into", half_written)
+        batch(fails=True)
+    batch()
+    with monkeypatch.context() as patched:
+
+        def half_deleted(self: Folder, *parts: str) -> None:
+            next((tmp_path.joinpath(*parts)).glob("part-*")).unlink()
+            patched.undo()
+            raise DiedError
+
+        patched.setattr(Folder, "delete", half_deleted)
+        batch(fails=True)
+    for _ in range(4):
+        batch()
+    assert {"batch=0", "batch=0-1", "batch=0-3", "batch=4-7"} <= seen
+    assert "batch=0-1" not in {name.name for name in ended.iterdir()}
+    assert len(list(ended.iterdir())) < runs
+
+
+def test_a_merged_folder_does_not_grow_without_end(
+    spark: "SparkSession", topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that are large already stay as they are."""
+    monkeypatch.setattr(ledger, "WIDTHS", (2,))
+    monkeypatch.setattr(ledger, "LARGE_BYTES", 100)
+    topics.write(0, 60)
+    run(spark, topics, tmp_path, LedgerOptions(once=True, max_records=60))
+    names = {name.name for name in (tmp_path / ledger.ENDED).iterdir()}
+    assert len(names) > 2
+    assert names == {f"batch={number}" for number in range(len(names))}
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+
+
+def test_a_delta_table_can_be_compacted_between_batches(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """By deltalake's own means; the batch that was appended last is known still."""
+    options = LedgerOptions(once=True, max_records=120, format="delta")
+    topics.write(0, 150)
+    run(spark, topics, tmp_path, options)
+    topics.write(150, 30)
+    with dying("first table written", die, batch_of_run=1), pytest.raises(StreamingQueryException, match="DiedError"):
+        run(spark, topics, tmp_path, options)
+    DeltaTable(str(tmp_path / ledger.ENDED)).optimize.compact()
+    run(spark, topics, tmp_path, options)
+    assert len(DeltaTable(str(tmp_path / ledger.ENDED)).file_uris()) == 1
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+
+
+def test_delta_refuses_where_only_spark_could_write() -> None:
+    """A URI that deltalake does not know would become a folder of this machine."""
+    with pytest.raises(SourceError, match="cannot be written to wasbs: URIs"):
+        delta.demand("wasbs://container@account.blob.core.windows.net/ledger/ended")
+
+
+def test_a_ledger_keeps_its_format(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """Rows of one table never stand in two formats, of which a reader sees one."""
+    topics.write(0, 3)
+    once = {name: LedgerOptions(once=True, format=name) for name in FORMATS}
+    for first, second in (FORMATS, reversed(FORMATS)):
+        folder = tmp_path / first
+        run(spark, topics, folder, once[first])
+        assert ended_ids(spark, folder) == sorted(topics.ended)
+        with pytest.raises(SourceError, match="another format"):
+            run(spark, topics, folder, once[second])
