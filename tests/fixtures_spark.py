@@ -6,10 +6,12 @@ what to install; nothing is skipped.
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
+from py4j.java_gateway import java_import
 
 from halfway.pipeline import cli
 from halfway.pipeline.session import SparkOptions, session
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
 # pyspark.testing imports pandas on Spark, which warns where this is not set.
 os.environ.setdefault("PYARROW_IGNORE_TIMEZONE", "1")
+
+QUICK_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""For a JVM that does little: what a second compiler and a parallel collector would win is less than they cost."""
 
 LOCAL = SparkOptions(
     master="local[2]",
@@ -30,9 +37,10 @@ LOCAL = SparkOptions(
         # Nor what compiling each plan would; the jobs that run as processes of their own do compile.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # Small data, many plans: what the second compiler and a parallel collector would win is less than they cost.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": QUICK_JVM,
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.python.daemon.module": "tests.spark_daemon",
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[1]),
     },
 )
 
@@ -75,5 +83,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     conf = {**LOCAL.conf, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     with_folder = SparkOptions(master=LOCAL.master, memory=LOCAL.memory, conf=conf)
     started = session("halfway-tests", with_folder)
+    for name in ("org.apache.spark.api.python.PythonUtils", "org.apache.spark.sql.api.python.PythonSQLUtils"):
+        # PySpark names them without their packages, and each time all jars would be searched for them.
+        java_import(started._jvm, name)
     yield started
     started.stop()

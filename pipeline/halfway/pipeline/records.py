@@ -23,8 +23,7 @@ _HASH_DIGITS: Final = 32
 
 def header(name: str) -> Column:
     """Return the last value of a header as text, null where there is none."""
-    named = F.filter(F.col("headers"), lambda each: each["key"] == F.lit(name))
-    return F.try_element_at(named, F.lit(-1))["value"].cast("string")
+    return F.expr(f"cast(try_element_at(filter(headers, each -> each.key = '{name}'), -1).value as string)")
 
 
 def internal(records: DataFrame, kind: str) -> DataFrame:

@@ -65,6 +65,8 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
         # A parked record holds a whole payload: batches are bounded in bytes too.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
         "spark.sql.sources.partitionOverwriteMode": "static",
+        # Otherwise PySpark tells the JVM, with several calls, from which line of Python each column comes.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # A stage without rows would be cut out of the plan, and what was counted in it would never be told.
         "spark.sql.adaptive.optimizer.excludedRules": (
             "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, delta, records
@@ -221,9 +222,10 @@ class Tables:
         return self._overwrite(table, name, number)
 
     def _overwrite(self, table: DataFrame, name: str, number: int) -> int:
-        path = self._output.path(name, f"batch={number}")
-        table.write.mode("overwrite").parquet(path)
-        return self._spark.read.parquet(path).count()
+        written = Observation()
+        counted = table.observe(written, F.count(F.lit(1)).alias("rows"))
+        counted.write.mode("overwrite").parquet(self._output.path(name, f"batch={number}"))
+        return int(written.get["rows"])
 
     def _merge(self, number: int) -> None:
         """Merge what was finished before a batch into folders of many batches, so that there are never too many.
