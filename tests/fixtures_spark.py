@@ -27,20 +27,25 @@ QUICK_JVM = (
 )
 """For a JVM that does little: what a second compiler and a parallel collector would win is less than they cost."""
 
+QUICK = {
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    # Small data, many plans: so it is with compiling each of them.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.python.daemon.module": "tests.spark_daemon",
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+}
+"""For a job of the tests; those that spark-submit starts do compile."""
+
 LOCAL = SparkOptions(
     master="local[2]",
     memory="2g",
-    conf={
+    conf=QUICK
+    | {
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "4",
         "spark.default.parallelism": "2",
-        # Nor what compiling each plan would; the jobs that run as processes of their own do compile.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": QUICK_JVM,
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.python.daemon.module": "tests.spark_daemon",
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[1]),
     },
 )
 

@@ -1,6 +1,7 @@
 """The ledger fails and is killed at any moment: each outcome stands once all the same."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions
+from tests.fixtures_spark import QUICK
 from tests.integration import dying_ledger
 from tests.integration.dying_ledger import Moment, dying
 from tests.integration.ledgers import (
@@ -26,8 +28,6 @@ from tests.integration.ledgers import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
@@ -53,8 +53,7 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
     """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind."""
     topics.write(0, 100)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    moment: Moment = "half written"
-    assert process(topics, killed, dying_ledger.__name__, moment) == -signal.SIGKILL
+    assert process(topics, killed, "half written") == -signal.SIGKILL
     assert batch_under_way(killed)
     run(spark, topics, killed, LedgerOptions(once=True, max_records=120))
     run(spark, topics, whole)
@@ -64,17 +63,27 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
 
 def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
     """Another one has gone on meanwhile: a batch that it has noted is not noted again."""
+    folder, others = tmp_path / "folder", tmp_path / "others"
     options = LedgerOptions(once=True, max_records=120)
-    topics.write(0, 100)
+    topics.write(0, 30)
+    run(spark, topics, folder, options)
+    # One session does not run one stream twice: what the other one does to the folder, it does to a copy beforehand.
+    shutil.copytree(folder, others)
+    topics.write(30, 70)
+    run(spark, topics, others, options)
 
     def overtake() -> None:
-        assert process(topics, tmp_path, "halfway.pipeline") == 0
+        shutil.rmtree(folder)
+        shutil.copytree(others, folder)
 
-    with dying("all written", overtake), pytest.raises(StreamingQueryException, match=r"(?i)concurrent"):
-        run(spark, topics, tmp_path, options)
-    run(spark, topics, tmp_path, options)
-    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
-    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+    with (
+        dying("all written", overtake, batch_of_run=1),
+        pytest.raises(StreamingQueryException, match=r"(?i)concurrent"),
+    ):
+        run(spark, topics, folder, options)
+    run(spark, topics, folder, options)
+    assert ended_ids(spark, folder) == sorted(topics.ended)
+    assert pending_ids(spark, folder) == sorted(topics.pending)
 
 
 def batch_under_way(folder: Path) -> bool:
@@ -83,15 +92,15 @@ def batch_under_way(folder: Path) -> bool:
     return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
 
 
-def process(topics: Topics, folder: Path, *program: str) -> int:
-    """Run the command as a user does and give its exit status."""
+def process(topics: Topics, folder: Path, moment: Moment) -> int:
+    """Run the command as a user does, let it die at a moment, and give its exit status."""
     options = {
         "--master": "local[2]",
         "--memory": "1g",
         "--max-records": "80",
         "--output": str(folder),
     }
-    conf = {"spark.driver.extraJavaOptions": JVM, "spark.sql.shuffle.partitions": "2"}
+    conf = QUICK | {"spark.sql.shuffle.partitions": "2"}
     settings = {
         "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,
         "HALFWAY_KAFKA_PREFIX": topics.access.prefix,
@@ -100,7 +109,7 @@ def process(topics: Topics, folder: Path, *program: str) -> int:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HALFWAY_", "PYSPARK_"))}
     running = subprocess.Popen(
         [
-            *(sys.executable, "-m", *program, "ledger", "--once"),
+            *(sys.executable, "-m", dying_ledger.__name__, moment, "ledger", "--once"),
             *(part for pair in options.items() for part in pair),
             *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
         ],

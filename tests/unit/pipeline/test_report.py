@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +32,8 @@ FOUND = (
     f"evidence array<struct<topic: string, slot: int, problem: string, found: int, places: {PLACES}>>"
 )
 SPLIT = (UGLY, "shop", "shop")
+ACTIVE = ("=1+2", "+cmd", "-2+3", "@SUM(A1)", "\tx", "\rx")
+MATHEMATICAL = ("$\\frac{", "$a$", "店")
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -54,11 +55,22 @@ def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...]
     spark.createDataFrame(open_still, columns).write.parquet(str(folder / ledger.PENDING / "batch=0"))
 
 
-def test_the_page_shows_what_the_ledger_holds_and_needs_nothing_else(spark: "SparkSession", tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a report, made where the machine's clock shows another zone's time."""
+    folder = tmp_path_factory.mktemp("made")
+    write_ledger(spark, folder / "ledger")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        report.run(spark, Folder(spark, str(folder / "ledger")), None, Folder(spark, str(folder)))
+    time.tzset()
+    return folder
+
+
+def test_the_page_shows_what_the_ledger_holds_and_needs_nothing_else(made: Path) -> None:
     """Plots and tables stand in it; nothing is loaded from elsewhere; names of groups are text, whatever they are."""
-    write_ledger(spark, tmp_path / "ledger")
-    path = report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
-    page = Path(path).read_text()
+    page = (made / report.PAGE).read_text()
     assert page.count("<svg") == 4
     assert "<b>45</b>committed" in page
     assert "<b>45</b>rolled back" in page
@@ -69,36 +81,21 @@ def test_the_page_shows_what_the_ledger_holds_and_needs_nothing_else(spark: "Spa
     assert "@import" not in page
 
 
-def test_tables_stand_beside_the_page_as_csv(spark: "SparkSession", tmp_path: Path) -> None:
+def test_tables_stand_beside_the_page_as_csv(made: Path) -> None:
     """Each minute and group has its row, each group its percentiles."""
-    write_ledger(spark, tmp_path / "ledger")
-    report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
-    minutes = rows_of(tmp_path / "report" / "over_time.csv")
+    minutes = rows_of(made / "over_time.csv")
     assert {(row["minute"], row["group"]) for row in minutes} == {
         (f"2026-01-02 03:0{minute}", group) for minute in (4, 5, 6) for group in ("shop", UGLY)
     }
     assert sum(int(row["transactions"]) for row in minutes) == 90
-    groups = {row["group"]: row for row in rows_of(tmp_path / "report" / "groups.csv")}
+    groups = {row["group"]: row for row in rows_of(made / "groups.csv")}
     assert groups["shop"]["transactions"] == "60"
     assert float(groups[UGLY]["p50_ms"]) == 435.0
 
 
-@pytest.fixture
-def far_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the machine's clock show another zone's time."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "Asia/Tokyo")
-        time.tzset()
-        yield
-    time.tzset()
-
-
-@pytest.mark.usefixtures("far_away")
-def test_times_are_utc_wherever_the_report_is_made(spark: "SparkSession", tmp_path: Path) -> None:
+def test_times_are_utc_wherever_the_report_is_made(made: Path) -> None:
     """The page's own, and those of its plots."""
-    write_ledger(spark, tmp_path / "ledger")
-    path = report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
-    page = Path(path).read_text()
+    page = (made / report.PAGE).read_text()
     assert "from 2026-01-02 03:04:00 to 2026-01-02 03:06:58" in page
     assert re.search(r">03:0[456]", page)
     assert "12:0" not in page
@@ -115,23 +112,27 @@ def test_a_long_time_is_told_in_longer_steps(
     assert len({row[column] for row in rows}) == moments
 
 
-def test_no_name_is_a_formula_in_a_spreadsheet(spark: "SparkSession", tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def of_odd_names(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a report over groups whose names something could take for more than names."""
+    folder = tmp_path_factory.mktemp("odd")
+    write_ledger(spark, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"))
+    report.run(spark, Folder(spark, str(folder / "ledger")), None, Folder(spark, str(folder)))
+    return folder
+
+
+def test_no_name_is_a_formula_in_a_spreadsheet(of_odd_names: Path) -> None:
     """What a spreadsheet would run gets a quote before it; numbers stay numbers."""
-    active = ["=1+2", "+cmd", "-2+3", "@SUM(A1)", "\tx", "\rx"]
-    write_ledger(spark, tmp_path / "ledger", groups=(*active, "-12.5", "shop"))
-    report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
-    found = {row["group"] for row in rows_of(tmp_path / "report" / "groups.csv")}
-    assert found == {*(f"'{name}" for name in active), "-12.5", "shop"}
+    found = {row["group"] for row in rows_of(of_odd_names / "groups.csv")}
+    assert found == {*(f"'{name}" for name in ACTIVE), *MATHEMATICAL, "-12.5", "shop"}
 
 
-def test_a_groups_name_is_never_read_as_mathematics(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_groups_name_is_never_read_as_mathematics(of_odd_names: Path) -> None:
     """Dollar signs and backslashes stand in the plot as they are, and so does what the plot's own font lacks."""
-    write_ledger(spark, tmp_path / "ledger", groups=("$\\frac{", "$a$", "店"))
-    path = report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
-    plots = "".join(re.findall(r"<svg.*?</svg>", Path(path).read_text(), flags=re.DOTALL))
-    assert "$\\frac{</text>" in plots
-    assert "$a$</text>" in plots
-    assert "店</text>" in plots
+    page = (of_odd_names / report.PAGE).read_text()
+    plots = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    for name in MATHEMATICAL:
+        assert f"{name}</text>" in plots
 
 
 def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantined: int = 0) -> None:
