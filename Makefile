@@ -8,6 +8,8 @@ FAULTS ?=
 SEED ?=
 # Where the Spark jobs are packed to.
 PACKED ?= dist
+# What is not packed: it is large, and no job uses it.
+UNPACKED := */tests/* */pyarrow/include/* */pyarrow/*flight*
 # More arguments for pytest, the benchmark or the chaos run: make test ARGS="tests/unit -k policy"
 ARGS ?=
 
@@ -53,7 +55,7 @@ pack: $(STAMP) ## Pack the Spark jobs for spark-submit: dist/halfway-spark.tar.g
 	$(BIN)/python -m venv --without-pip $(PACKED)/pack/venv
 	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --require-hashes --requirement requirements/cluster.txt
 	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --no-deps $(PACKED)/pack/*.whl
-	$(BIN)/venv-pack --quiet --force --compress-level 1 --prefix $(PACKED)/pack/venv --output $(PACKED)/halfway-spark.tar.gz
+	$(BIN)/venv-pack --quiet --force --compress-level 1 $(UNPACKED:%=--exclude '%') --prefix $(PACKED)/pack/venv --output $(PACKED)/halfway-spark.tar.gz
 	$(BIN)/uv pip install --quiet --target $(PACKED)/pack/zip --no-deps --constraint requirements/cluster.txt fastavro $(PACKED)/pack/*.whl
 	find $(PACKED)/pack/zip -name '*.so' -delete
 	cd $(PACKED)/pack/zip && rm -f ../../halfway-spark.zip && $(abspath $(BIN))/python -m zipfile -c ../../halfway-spark.zip fastavro halfway

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 # pyspark.testing imports pandas on Spark, which warns where this is not set.
 os.environ.setdefault("PYARROW_IGNORE_TIMEZONE", "1")
 
-QUICK_JVM = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 """For a JVM that does little: what a second compiler and a parallel collector would win is less than they cost."""
 
 QUICK = {

@@ -46,9 +46,7 @@ def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(
 ) -> None:
     """From an archive to the page: counts by verdict as JSON, the exit status, and the anomaly with its evidence."""
     write_archive(spark, tmp_path / "archive", lost=["gone-1"], fine=["fine-1", "fine-2"])
-    audited = command(
-        "audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json"
-    )
+    audited = command("audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json")
     assert audited.exit_code == 1, audited.stderr
     counts = json.loads(audited.stdout)
     assert {name: count for name, count in counts.items() if count} == {"committed_ok": 2, "lost": 1}

@@ -17,6 +17,7 @@ from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.sources import SnapshotSource
 from tests.acceptance.archives import write_archive
+from tests.fixtures_spark import QUICK_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = Path(pyspark.__file__).parent
 PROGRAM = Path(halfway.pipeline.__path__[0], "__main__.py")
-SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FINE, LOST, DOUBLED = [f"fine-{n}" for n in range(200)], ["gone-1", "gone-2"], ["twice-1"]
 
 pytestmark = pytest.mark.timeout(600)
@@ -66,7 +66,7 @@ def spark_submit(
     names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     conf = {
-        "spark.executor.extraJavaOptions": SMALL,
+        "spark.executor.extraJavaOptions": QUICK_JVM,
         "spark.pyspark.driver.python": sys.executable,
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
@@ -75,7 +75,7 @@ def spark_submit(
     return subprocess.run(
         [
             str(SPARK / "bin" / "spark-submit"),
-            *("--master", f"local-cluster[{workers},1,1024]", "--driver-java-options", SMALL),
+            *("--master", f"local-cluster[{workers},1,1024]", "--driver-java-options", QUICK_JVM),
             *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
             *given,
             str(PROGRAM),

@@ -20,9 +20,19 @@ if TYPE_CHECKING:
 def test_each_outcome_is_written_once_and_pending_is_replaced(
     spark: "SparkSession", topics: Topics, tmp_path: Path
 ) -> None:
-    """Over several batches and starts: a row when it ends, what has not ended stands apart, aborted writes nowhere."""
+    """Over several batches and starts: a row when it ends, what has not ended stands apart, aborted writes nowhere.
+
+    Each batch is told: what it read and wrote, and what is pending after it.
+    """
     topics.write(0, 300)
-    run(spark, topics, tmp_path)
+    batches: list[Progress] = []
+    folder = Folder(spark, str(tmp_path))
+    ledger.start(spark, topics.access, folder, THREE_BATCHES, done=batches.append).awaitTermination()
+    assert [one.batch for one in batches] == list(range(len(batches)))
+    assert len(batches) > 1
+    assert sum(one.ended for one in batches) == len(topics.ended)
+    assert sum(one.records for one in batches) == 300 + 2 * len(topics.ended)
+    assert batches[-1].pending == len(topics.pending)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
     topics.write(300, 150)
@@ -58,14 +68,13 @@ def test_an_outcome_counts_whose_tombstone_was_never_seen(
 ) -> None:
     """Kafka has removed it while the ledger did not run: the outcome is enough, whenever it was read."""
     topics.write(0, 30)
-    run(spark, topics, tmp_path)
-    topics.end_rest(tombstones=False)
-    run(spark, topics, tmp_path)
-    assert pending_ids(spark, tmp_path) == []
     topics.write_outcome(100)
     run(spark, topics, tmp_path)
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+    topics.end_rest(tombstones=False)
     topics.write_half(100)
     run(spark, topics, tmp_path)
+    assert pending_ids(spark, tmp_path) == []
     topics.write(200, 3)
     run(spark, topics, tmp_path)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
@@ -95,19 +104,6 @@ def test_outcomes_that_were_removed_before_they_were_read_are_told(
     (warning,) = warnings
     # With each outcome, the marker of its Kafka transaction.
     assert f"removed up to {2 * missed} records of {topics.access.topic('op')}" in warning
-
-
-def test_each_batch_is_told(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
-    """What it read and wrote, and what is pending after it."""
-    topics.write(0, 300)
-    batches: list[Progress] = []
-    folder = Folder(spark, str(tmp_path))
-    ledger.start(spark, topics.access, folder, THREE_BATCHES, done=batches.append).awaitTermination()
-    assert [one.batch for one in batches] == list(range(len(batches)))
-    assert len(batches) > 1
-    assert sum(one.ended for one in batches) == len(topics.ended)
-    assert sum(one.records for one in batches) == 300 + 2 * len(topics.ended)
-    assert batches[-1].pending == len(topics.pending)
 
 
 def test_the_command_tells_what_it_does(command: Command, topics: Topics, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_tables_and_checkpoint_stay_together(
+def test_tables_and_checkpoint_and_format_stay_together(
     spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
 ) -> None:
     """Without the one, or with another state of it, the other is not gone on with; and the remedy helps."""
@@ -45,6 +45,10 @@ def test_tables_and_checkpoint_stay_together(
     run(spark, topics, tmp_path, options)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+    # Rows of one table never stand in two formats, of which a reader sees one.
+    (other,) = {*FORMATS} - {table_format}
+    with pytest.raises(SourceError, match="another format"):
+        run(spark, topics, tmp_path, LedgerOptions(once=True, format=other))
 
 
 def refused(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions) -> None:
@@ -127,9 +131,9 @@ def test_a_merged_folder_does_not_grow_without_end(
 def test_a_delta_table_can_be_compacted_between_batches(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
     """By deltalake's own means; the batch that was appended last is known still."""
     options = LedgerOptions(once=True, max_records=120, format="delta")
-    topics.write(0, 150)
+    topics.write(0, 75)
     run(spark, topics, tmp_path, options)
-    topics.write(150, 30)
+    topics.write(75, 30)
     with dying("first table written", die, batch_of_run=1), pytest.raises(StreamingQueryException, match="DiedError"):
         run(spark, topics, tmp_path, options)
     DeltaTable(str(tmp_path / ledger.ENDED)).optimize.compact()
@@ -142,15 +146,3 @@ def test_delta_refuses_where_only_spark_could_write() -> None:
     """A URI that deltalake does not know would become a folder of this machine."""
     with pytest.raises(SourceError, match="cannot be written to wasbs: URIs"):
         delta.demand("wasbs://container@account.blob.core.windows.net/ledger/ended")
-
-
-def test_a_ledger_keeps_its_format(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
-    """Rows of one table never stand in two formats, of which a reader sees one."""
-    topics.write(0, 3)
-    once = {name: LedgerOptions(once=True, format=name) for name in FORMATS}
-    for first, second in (FORMATS, reversed(FORMATS)):
-        folder = tmp_path / first
-        run(spark, topics, folder, once[first])
-        assert ended_ids(spark, folder) == sorted(topics.ended)
-        with pytest.raises(SourceError, match="another format"):
-            run(spark, topics, folder, once[second])
