@@ -17,7 +17,7 @@ from uuid import UUID
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
-from tests.acceptance.archives import PREFIX, ListSource
+from tests.acceptance.archives import PREFIX, write_records
 
 START: Final = 1_750_000_000_000 // 60_000 * 60_000
 LASTS_MS: Final = 70 * 60_000
@@ -153,10 +153,12 @@ def main(folder: Path) -> None:
     from halfway.pipeline.folders import Folder
     from halfway.pipeline.jobs import audit, ledger, report
     from halfway.pipeline.session import SparkOptions, session
+    from halfway.pipeline.sources import SnapshotSource
 
     spark = session("halfway-page", SparkOptions(conf={"spark.sql.shuffle.partitions": "4"}), kafka=False)
     try:
-        source = ListSource(spark, made_up(random.Random(SEED)), at=START + LASTS_MS + 30_000)
+        write_records(folder / "archive", made_up(random.Random(SEED)), at=START + LASTS_MS + 30_000)
+        source = SnapshotSource(spark, Folder(spark, str(folder / "archive")))
         ledger_folder, audit_folder = Folder(spark, str(folder / "ledger")), Folder(spark, str(folder / "audit"))
         tables = ledger.Tables(spark, ledger_folder, PREFIX, ledger.LedgerOptions(), lambda _: None)
         tables.write(source.committed([PREFIX + kind for kind in ledger.KINDS]), 0)

@@ -1,59 +1,55 @@
-"""Archives of small histories, written without a broker."""
+"""Archives of small histories, written without a broker and without Spark."""
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
-from halfway.pipeline.folders import Folder
 from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
-from halfway.pipeline.sources import RECORD, archive
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 PREFIX = "_halfway."
 AT = 1_700_000_000_000
 REAL = "orders"
+RECORD = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
 
 
-class ListSource:
-    """A source that holds its records itself."""
-
-    prefix = PREFIX
-
-    def __init__(self, spark: "SparkSession", records: Sequence[tuple[Any, ...]], *, at: int = AT + 60_000) -> None:
-        """Take records with the columns RECORD, pinned at a time in ms; their topics have lost nothing."""
-        self._frame = spark.createDataFrame(list(records), RECORD).persist()
-        self._none = spark.createDataFrame([], RECORD)
-        names = {PREFIX + kind for kind in ("op", "half", "parked", "groups")} | {record[2] for record in records}
-        partitions = tuple(
-            PartitionPin(partition=number, start=0, end=len(records), high=len(records))
-            for number in sorted({record[3] for record in records})
-        )
-        self.pins = Pins(at=at, topics={name: TopicPin(topic=name, at=at, partitions=partitions) for name in names})
-
-    def pin(self, topics: Sequence[str]) -> None:
-        """Change nothing."""
-
-    def settle(self, topic: str) -> None:
-        """Change nothing."""
-
-    def anew(self) -> "ListSource":
-        return self
-
-    def committed(self, topics: Sequence[str]) -> "DataFrame":
-        return self._frame.where(self._frame["topic"].isin(list(topics)))
-
-    def unsettled(self, topics: Sequence[str]) -> "DataFrame":
-        return self._none
+def write_records(folder: Path, records: Sequence[tuple[Any, ...]], *, at: int) -> None:
+    """Write records with the columns RECORD as an archive made at a time in ms; its topics have lost nothing."""
+    names = {PREFIX + kind for kind in ("op", "half", "parked", "groups")} | {record[2] for record in records}
+    partitions = tuple(
+        PartitionPin(partition=number, start=0, end=len(records), high=len(records))
+        for number in sorted({record[3] for record in records})
+    )
+    for name in {record[2] for record in records}:
+        rows = [dict(zip(RECORD.names, record, strict=True)) for record in records if record[2] == name]
+        for row in rows:
+            row["headers"] = [{"key": key, "value": value} for key, value in row["headers"]]
+        there = folder / "committed" / f"topic={name}"
+        there.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, RECORD).drop_columns("topic"), there / "part-0.parquet")
+    pins = Pins(at=at, topics={name: TopicPin(topic=name, at=at, partitions=partitions) for name in names})
+    (folder / "archive.json").write_text(json.dumps({"prefix": PREFIX}))
+    (folder / "offsets.json").write_text(pins.to_json())
 
 
 def write_archive(
-    spark: "SparkSession",
     folder: Path,
     *,
     fine: Sequence[str],
@@ -86,5 +82,4 @@ def write_archive(
         records += [(message.key, message.value, REAL, copy, offset, moment, of_message) for copy in range(copies)]
     of_half = codec.record_headers(codec.KIND_HALF, "shop", "prepared")
     records += [(name.encode(), b"", PREFIX + "half", 0, n, moment, of_half) for n, name in enumerate(open_still)]
-    source = ListSource(spark, records)
-    archive(source, list(source.pins.topics), Folder(spark, str(folder)))
+    write_records(folder, records, at=AT + 60_000)

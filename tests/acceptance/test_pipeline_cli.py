@@ -7,15 +7,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.acceptance.archives import write_archive
 from tests.fixtures_spark import Command
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SMALL = ("--memory", "1g", "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
 
@@ -41,11 +37,9 @@ def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subp
     )
 
 
-def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(
-    spark: "SparkSession", command: Command, tmp_path: Path
-) -> None:
+def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(command: Command, tmp_path: Path) -> None:
     """From an archive to the page: counts by verdict as JSON, the exit status, and the anomaly with its evidence."""
-    write_archive(spark, tmp_path / "archive", lost=["gone-1"], fine=["fine-1", "fine-2"])
+    write_archive(tmp_path / "archive", lost=["gone-1"], fine=["fine-1", "fine-2"])
     audited = command("audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json")
     assert audited.exit_code == 1, audited.stderr
     counts = json.loads(audited.stdout)
@@ -82,11 +76,9 @@ def test_a_horizon_of_nothing_is_refused(tmp_path: Path) -> None:
     assert "--horizon-s" in failed.stderr
 
 
-def test_the_coordinators_file_says_when_a_transaction_is_due(
-    spark: "SparkSession", command: Command, tmp_path: Path
-) -> None:
+def test_the_coordinators_file_says_when_a_transaction_is_due(command: Command, tmp_path: Path) -> None:
     """Of the file's own first check and horizon, the command line above them: as for the coordinator."""
-    write_archive(spark, tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
+    write_archive(tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
     (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 86400\n")
     job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--json")
     with_file = (*job, "--config", str(tmp_path / "halfway.toml"))

@@ -6,28 +6,24 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 
 import halfway.pipeline
-from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.jobs.audit import AuditOptions
-from halfway.pipeline.sources import SnapshotSource
 from tests.acceptance.archives import write_archive
-from tests.fixtures_spark import QUICK_JVM
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.fixtures_spark import QUICK, QUICK_JVM
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = Path(pyspark.__file__).parent
 PROGRAM = Path(halfway.pipeline.__path__[0], "__main__.py")
 FINE, LOST, DOUBLED = [f"fine-{n}" for n in range(200)], ["gone-1", "gone-2"], ["twice-1"]
+FOUND = {"committed_ok": len(FINE), "lost": len(LOST), "doubled": len(DOUBLED)}
 
-pytestmark = pytest.mark.timeout(600)
+# One after the other, beside the tests that share a session.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("spark-submit")]
 
 
 @pytest.fixture(scope="module")
@@ -41,30 +37,45 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def snapshot(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("submitted") / "snapshot"
-    write_archive(spark, folder, fine=FINE, lost=LOST, doubled=DOUBLED)
+    write_archive(folder, fine=FINE, lost=LOST, doubled=DOUBLED)
     return folder
 
 
 @pytest.fixture(scope="module")
-def local(spark: "SparkSession", snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Give the rows of an audit in the local session of the tests."""
+def local(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Give the rows of an audit by the command itself, in a local session."""
     folder = tmp_path_factory.mktemp("local")
-    audit.run(spark, SnapshotSource(spark, Folder(spark, str(snapshot))), Folder(spark, str(folder)), AuditOptions())
-    return rows(spark, folder)
+    job = ["audit", "--snapshot", str(snapshot), "--output", str(folder), "--json", "--master", "local[1]"]
+    conf = QUICK | {"spark.sql.shuffle.partitions": "2"}
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "halfway.pipeline", *job, *options],
+        env=without_spark(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert audited(done) == FOUND
+    return rows(folder)
 
 
-def rows(spark: "SparkSession", folder: Path) -> list[str]:
-    return sorted(map(repr, spark.read.parquet(str(folder / audit.VERDICTS)).collect()))
+def rows(folder: Path) -> list[str]:
+    return sorted(map(repr, pq.read_table(folder / audit.VERDICTS).to_pylist()))
+
+
+def without_spark() -> dict[str, str]:
+    """Give this process' variables without what is set for Spark: in the tests' own, its gateway runs already."""
+    names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(names)}
 
 
 def spark_submit(
     workers: int, given: list[str], job: list[str], settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Submit a job to a master with workers of one core each, every one a process of its own, as a user would."""
-    names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     conf = {
         "spark.executor.extraJavaOptions": QUICK_JVM,
         "spark.pyspark.driver.python": sys.executable,
@@ -81,7 +92,7 @@ def spark_submit(
             str(PROGRAM),
             *job,
         ],
-        env={**environment, "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**without_spark(), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
         timeout=500,
@@ -96,18 +107,18 @@ def audited(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
 
 
 def test_two_workers_with_a_packed_environment_give_the_rows_of_a_local_session(
-    spark: "SparkSession", snapshot: Path, local: list[str], packed: Path, tmp_path: Path
+    snapshot: Path, local: list[str], packed: Path, tmp_path: Path
 ) -> None:
     """Python and its packages come with --archives: nothing of halfway lies on the workers."""
     given = ["--archives", f"{packed / 'halfway-spark.tar.gz'}#halfway"]
     job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path), "--json"]
     done = spark_submit(2, given, job, {"spark.pyspark.python": "./halfway/bin/python"})
-    assert audited(done) == {"committed_ok": len(FINE), "lost": len(LOST), "doubled": len(DOUBLED)}
-    assert rows(spark, tmp_path) == local
+    assert audited(done) == FOUND
+    assert rows(tmp_path) == local
 
 
 def test_a_zip_is_enough_where_the_workers_have_pyarrow(
-    spark: "SparkSession", snapshot: Path, local: list[str], packed: Path, tmp_path: Path
+    snapshot: Path, local: list[str], packed: Path, tmp_path: Path
 ) -> None:
     """What --py-files brings is plain Python: the jobs, and the decoder without its compiled part."""
     bare = tmp_path / "bare"
@@ -118,5 +129,5 @@ def test_a_zip_is_enough_where_the_workers_have_pyarrow(
     given = ["--py-files", str(packed / "halfway-spark.zip")]
     job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path / "audit"), "--json"]
     done = spark_submit(1, given, job, {"spark.pyspark.python": str(bare / "bin" / "python")})
-    assert audited(done) == {"committed_ok": len(FINE), "lost": len(LOST), "doubled": len(DOUBLED)}
-    assert rows(spark, tmp_path / "audit") == local
+    assert audited(done) == FOUND
+    assert rows(tmp_path / "audit") == local

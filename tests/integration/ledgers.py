@@ -135,11 +135,6 @@ def ended_ids(spark: "SparkSession", folder: Path) -> list[str]:
     return sorted(row["id"] for row in ended.select("id").collect())
 
 
-def ended_rows(spark: "SparkSession", folder: Path) -> list[str]:
-    ended, _ = tables(spark, folder)
-    return sorted(map(repr, ended.collect()))
-
-
 def pending_ids(spark: "SparkSession", folder: Path) -> list[str]:
     _, pending = tables(spark, folder)
     return sorted(row["id"] for row in pending.select("id").collect())

@@ -5,9 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
@@ -18,10 +20,10 @@ from tests.integration import dying_ledger
 from tests.integration.dying_ledger import Moment, dying
 from tests.integration.ledgers import (
     FORMATS,
+    SHARDS,
     Topics,
     die,
     ended_ids,
-    ended_rows,
     pending_ids,
     run,
 )
@@ -47,18 +49,22 @@ def test_it_can_fail_at_any_moment_of_a_batch(
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
 
 
-def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(
-    spark: "SparkSession", topics: Topics, tmp_path: Path
-) -> None:
+@pytest.mark.xdist_group("spark-submit")
+@pytest.mark.timeout(300)
+def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topics: Topics, tmp_path: Path) -> None:
     """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind."""
     topics.write(0, 100)
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    assert process(topics, killed, "half written") == -signal.SIGKILL
-    assert batch_under_way(killed)
-    run(spark, topics, killed, LedgerOptions(once=True, max_records=120))
-    run(spark, topics, whole)
-    assert ended_rows(spark, killed) == ended_rows(spark, whole)
-    assert pending_ids(spark, killed) == pending_ids(spark, whole) == sorted(topics.pending)
+    assert process(topics, tmp_path, dying_ledger.__name__, "half written") == -signal.SIGKILL
+    assert batch_under_way(tmp_path)
+    assert process(topics, tmp_path, "halfway.pipeline", max_records=1_000) == 0
+    ended = rows(tmp_path / ledger.ENDED, "batch=*")
+    assert [row["id"] for row in ended] == sorted(topics.ended)
+    for row in ended:
+        number = int(row["id"].removeprefix("tx-"))
+        assert row["outcome"] == ("committed" if number % 3 == 1 else "rolled_back")
+        assert row["shard"] == number % SHARDS
+    newest = max(int(folder.name.removeprefix("batch=")) for folder in (tmp_path / ledger.PENDING).iterdir())
+    assert [row["id"] for row in rows(tmp_path / ledger.PENDING, f"batch={newest}")] == sorted(topics.pending)
 
 
 def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
@@ -92,12 +98,18 @@ def batch_under_way(folder: Path) -> bool:
     return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
 
 
-def process(topics: Topics, folder: Path, moment: Moment) -> int:
-    """Run the command as a user does, let it die at a moment, and give its exit status."""
+def rows(table: Path, folders: str) -> list[dict[str, Any]]:
+    """Give what stands in a table, as any reader of Parquet finds it."""
+    files = sorted(table.glob(f"{folders}/part-*.parquet"))
+    return sorted((row for file in files for row in pq.ParquetFile(file).read().to_pylist()), key=itemgetter("id"))
+
+
+def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) -> int:
+    """Run the command as a user does and give its exit status."""
     options = {
         "--master": "local[2]",
         "--memory": "1g",
-        "--max-records": "80",
+        "--max-records": str(max_records),
         "--output": str(folder),
     }
     conf = QUICK | {"spark.sql.shuffle.partitions": "2"}
@@ -109,7 +121,7 @@ def process(topics: Topics, folder: Path, moment: Moment) -> int:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HALFWAY_", "PYSPARK_"))}
     running = subprocess.Popen(
         [
-            *(sys.executable, "-m", dying_ledger.__name__, moment, "ledger", "--once"),
+            *(sys.executable, "-m", *program, "ledger", "--once"),
             *(part for pair in options.items() for part in pair),
             *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
         ],

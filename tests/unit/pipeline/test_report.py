@@ -101,15 +101,20 @@ def test_times_are_utc_wherever_the_report_is_made(made: Path) -> None:
     assert "12:0" not in page
 
 
-@pytest.mark.parametrize("step, column, moments", [(3_600, "hour", 90), (86_400, "day", 90)])
-def test_a_long_time_is_told_in_longer_steps(
-    spark: "SparkSession", tmp_path: Path, step: int, column: str, moments: int
-) -> None:
+@pytest.mark.parametrize(
+    "lasts, step", [(180, "minute"), (90 * 3_600, "hour"), (90 * 86_400, "day"), (3_650 * 86_400, "day")]
+)
+def test_a_long_time_is_told_in_longer_steps(lasts: int, step: str) -> None:
     """A year by the minute would be half a million rows for each group."""
-    write_ledger(spark, tmp_path / "ledger", step=step)
+    assert report._step(lasts) == step
+
+
+def test_what_happened_over_months_is_told_by_the_day(spark: "SparkSession", tmp_path: Path) -> None:
+    """One row for each day and group."""
+    write_ledger(spark, tmp_path / "ledger", step=86_400)
     report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
     rows = rows_of(tmp_path / "report" / "over_time.csv")
-    assert len({row[column] for row in rows}) == moments
+    assert len({row["day"] for row in rows}) == len(rows) == 90
 
 
 @pytest.fixture(scope="module")
