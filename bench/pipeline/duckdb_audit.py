@@ -82,8 +82,12 @@ from (select id, count(outcome) as ends, count_if(expected) as expected, bool_or
 """  # noqa: S608 - no input of anybody's stands in it
 
 
-def audit(snapshot: Path, output: Path, *, processes: int) -> dict[str, int]:
-    """Judge an archive, write the verdicts as Parquet and return how many there are of each."""
+def audit(snapshot: Path, output: Path, *, processes: int, memory: str | None = None) -> dict[str, int]:
+    """Judge an archive, write the verdicts as Parquet and return how many there are of each.
+
+    Beyond `memory` (as DuckDB is told it: 1GB) it writes to disk; without one it takes what the machine has.
+    """
+    settings: dict[str, str | bool | int | float | list[str]] = {} if memory is None else {"memory_limit": memory}
     committed = snapshot / "committed"
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         named = Path(scratch, "named")
@@ -96,7 +100,7 @@ def audit(snapshot: Path, output: Path, *, processes: int) -> dict[str, int]:
         else:
             list(map(_decode, ops, decoded))
         # A path is given as a literal: a variable is needed while the views are made.
-        with duckdb.connect(config={"temp_directory": scratch}) as database:
+        with duckdb.connect(config=settings | {"temp_directory": scratch}) as database:
             for name, pattern in (
                 ("half", committed / "topic=_halfway.half" / "*.parquet"),
                 ("named", named / "*.parquet"),
@@ -145,4 +149,6 @@ def _rows(op: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(audit(Path(sys.argv[1]), Path(sys.argv[2]), processes=os.cpu_count() or 1)))
+    _, archive, judged, *most = sys.argv
+    processors = os.cpu_count() or 1
+    print(json.dumps(audit(Path(archive), Path(judged), processes=processors, memory=next(iter(most), None))))

@@ -35,6 +35,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = JOBS
     folder: Path
     memory: str = "4g"
+    """Of Spark."""
+    duckdb_memory: str | None = None
+    """Of DuckDB; None: what the machine has."""
     seed: int = 1
     keep: bool = False
 
@@ -74,14 +77,14 @@ def scale(wanted: Scale, say: Callable[[str], None]) -> Costs:
             say(f"{count:,} halves (seed {wanted.seed}): {size / _MIB:,.0f} MiB written in {took:.0f} s")
         for job in wanted.jobs:
             say(f"{job} of {count:,} halves")
-            costs.append(run(job, count, archive, folder / "scratch", wanted.memory))
+            costs.append(run(job, count, archive, folder / "scratch", wanted))
         if not wanted.keep:
             shutil.rmtree(archive)
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     return Costs(costs=costs, growth=growth(costs))
 
 
-def run(job: Job, halves: int, archive: Path, scratch: Path, memory: str) -> Cost:
+def run(job: Job, halves: int, archive: Path, scratch: Path, wanted: Scale) -> Cost:
     """Run one job over an archive and check what it says."""
     output, events = scratch / job, scratch / f"{job}-events"
     for folder in (output, events):
@@ -89,12 +92,13 @@ def run(job: Job, halves: int, archive: Path, scratch: Path, memory: str) -> Cos
     events.mkdir(parents=True)
     if job == "duckdb":
         command = ["bench.pipeline.duckdb_audit", str(archive), str(output.with_suffix(".parquet"))]
+        command += [] if wanted.duckdb_memory is None else [wanted.duckdb_memory]
     else:
         log = {"enabled": "true", "dir": events.as_uri(), "rolling.enabled": "false", "compress": "false"}
         conf = [part for name, value in log.items() for part in ("--conf", f"spark.eventLog.{name}={value}")]
         local = f"spark.local.dir={scratch / 'local'}"
         command = ["halfway.pipeline", job, "--snapshot", str(archive), "--output", str(output), "--json"]
-        command += ["--memory", memory, "--conf", local, *conf]
+        command += ["--memory", wanted.memory, "--conf", local, *conf]
     printed, seconds, used = _measured([sys.executable, "-m", *command])
     _demand(job, halves, json.loads(printed))
     shuffled = _shuffled(events)
