@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_END, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # they are there
+from confluent_kafka import OFFSET_END, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]  # they are there
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
@@ -81,10 +81,23 @@ class Topics:
         self._producer.commit_transaction(30)
 
     def remove_ops(self) -> None:
-        """Remove what op holds, as retention does."""
+        """Remove what op holds, as retention does, the markers of its Kafka transactions too."""
+        # They come a moment after what they end.
+        deadline = time.monotonic() + 30
+        while self._op_ends(IsolationLevel.READ_COMMITTED) != self._op_ends(IsolationLevel.READ_UNCOMMITTED):
+            assert time.monotonic() < deadline, "a Kafka transaction does not end"
+            time.sleep(0.05)
         ends = [TopicPartition(self.access.topic("op"), shard, OFFSET_END) for shard in range(SHARDS)]
         for removed in self._admin.delete_records(ends).values():
             removed.result(20)
+
+    def _op_ends(self, level: IsolationLevel) -> list[int]:
+        asked = {
+            TopicPartition(self.access.topic("op"), shard): OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            for shard in range(SHARDS)
+        }
+        told = self._admin.list_offsets(asked, isolation_level=level)
+        return [told[partition].result(20).offset for partition in asked]
 
     def _half(self, name: str, number: int) -> None:
         half = Half(
