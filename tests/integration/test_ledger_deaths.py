@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 def test_it_can_fail_at_any_moment_of_a_batch(
     spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
 ) -> None:
-    """Again and again in the same batch, the second of three: no row is lost and none is doubled."""
-    topics.write(0, 100)
+    """Again and again in the same batch, the second: no row is lost and none is doubled."""
+    topics.write(0, 60)
     options = LedgerOptions(once=True, max_records=120, format=table_format)
     moments: tuple[tuple[Moment, int], ...] = (("begun", 2), ("first table written", 1), ("all written", 1))
     for moment, batch in moments:
@@ -75,7 +75,7 @@ def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics:
     run(spark, topics, folder, options)
     # One session does not run one stream twice: what the other one does to the folder, it does to a copy beforehand.
     shutil.copytree(folder, others)
-    topics.write(30, 70)
+    topics.write(30, 40)
     run(spark, topics, others, options)
 
     def overtake() -> None:
