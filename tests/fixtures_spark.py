@@ -5,7 +5,7 @@ what to install; nothing is skipped.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,17 @@ LOCAL = SparkOptions(
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     },
 )
+
+
+def without_spark() -> dict[str, str]:
+    """Give this process' variables for a job that is a process of its own: in this one Spark's gateway runs already."""
+    names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(names)}
+
+
+def as_options(conf: Mapping[str, str]) -> list[str]:
+    """Give Spark's configuration as the command line takes it."""
+    return [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist must see the mark

@@ -11,25 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.archives import write_archive
-from tests.fixtures_spark import Command
+from tests.fixtures_spark import Command, without_spark
 
 SMALL = ("--memory", "1g", "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def environment() -> dict[str, str]:
-    # In this process Spark's gateway runs already; the other one starts its own.
-    gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_ENV_LOADED")
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_") and name not in gateway
-    }
-
-
 def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "halfway.pipeline", *arguments],
-        env=environment() | dict(settings or {}),
+        env=without_spark() | dict(settings or {}),
         capture_output=True,
         text=True,
         timeout=280,
@@ -99,7 +91,7 @@ def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path:
     # That it can be opened says that the job has opened it too: it waits for what is written there.
     # The tests may run in the background, where a shell ignores the signal for all that it starts.
     heeding = ["env", "--default-signal=INT", *command]
-    with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=environment()) as process, (tmp_path / file).open("w"):
+    with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=without_spark()) as process, (tmp_path / file).open("w"):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=120)
     assert process.returncode == 130

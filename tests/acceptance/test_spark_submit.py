@@ -1,7 +1,6 @@
 """The jobs through spark-submit on a cluster of processes: what they need is brought along, the rows are the same."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ import pytest
 import halfway.pipeline
 from halfway.pipeline.jobs import audit
 from tests.acceptance.archives import write_archive
-from tests.fixtures_spark import QUICK, QUICK_JVM
+from tests.fixtures_spark import QUICK, QUICK_JVM, as_options, without_spark
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = Path(pyspark.__file__).parent
@@ -49,9 +48,8 @@ def local(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]
     folder = tmp_path_factory.mktemp("local")
     job = ["audit", "--snapshot", str(snapshot), "--output", str(folder), "--json", "--master", "local[1]"]
     conf = QUICK | {"spark.sql.shuffle.partitions": "2"}
-    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     done = subprocess.run(
-        [sys.executable, "-m", "halfway.pipeline", *job, *options],
+        [sys.executable, "-m", "halfway.pipeline", *job, *as_options(conf)],
         env=without_spark(),
         capture_output=True,
         text=True,
@@ -64,12 +62,6 @@ def local(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]
 
 def rows(folder: Path) -> list[str]:
     return sorted(map(repr, pq.read_table(folder / audit.VERDICTS).to_pylist()))
-
-
-def without_spark() -> dict[str, str]:
-    """Give this process' variables without what is set for Spark: in the tests' own, its gateway runs already."""
-    names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
-    return {name: value for name, value in os.environ.items() if not name.startswith(names)}
 
 
 def spark_submit(
@@ -87,7 +79,7 @@ def spark_submit(
         [
             str(SPARK / "bin" / "spark-submit"),
             *("--master", f"local-cluster[{workers},1,1024]", "--driver-java-options", QUICK_JVM),
-            *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
+            *as_options(conf),
             *given,
             str(PROGRAM),
             *job,

@@ -15,11 +15,12 @@ from pyspark.errors import StreamingQueryException
 
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions
-from tests.fixtures_spark import QUICK
+from tests.fixtures_spark import QUICK, as_options, without_spark
 from tests.integration import dying_ledger
 from tests.integration.dying_ledger import Moment, dying
 from tests.integration.ledgers import (
     FORMATS,
+    MESSAGE,
     SHARDS,
     Topics,
     die,
@@ -62,7 +63,10 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topi
     for row in ended:
         number = int(row["id"].removeprefix("tx-"))
         assert row["outcome"] == ("committed" if number % 3 == 1 else "rolled_back")
+        assert (row["group"], row["cause"], row["checks"]) == ("g", "producer", 0)
+        assert (row["topics"], row["messages"], row["size"]) == ([MESSAGE.topic], 1, 2)
         assert row["shard"] == number % SHARDS
+    assert len({(row["shard"], row["op_offset"]) for row in ended}) == len(ended)
     newest = max(int(folder.name.removeprefix("batch=")) for folder in (tmp_path / ledger.PENDING).iterdir())
     assert [row["id"] for row in rows(tmp_path / ledger.PENDING, f"batch={newest}")] == sorted(topics.pending)
 
@@ -117,15 +121,13 @@ def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) 
         "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,
         "HALFWAY_KAFKA_PREFIX": topics.access.prefix,
     }
-    # Not the gateway of this process.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HALFWAY_", "PYSPARK_"))}
     running = subprocess.Popen(
         [
             *(sys.executable, "-m", *program, "ledger", "--once"),
             *(part for pair in options.items() for part in pair),
-            *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
+            *as_options(conf),
         ],
-        env=inherited | settings,
+        env=without_spark() | settings,
         start_new_session=True,
     )
     try:
