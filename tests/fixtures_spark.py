@@ -25,15 +25,15 @@ os.environ.setdefault("PYARROW_IGNORE_TIMEZONE", "1")
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 """For a JVM that does little: what a second compiler and a parallel collector would win is less than they cost."""
 
-QUICK = {
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""For small data and many plans: so it is with compiling each of them."""
+
+QUICK = INTERPRETED | {
     "spark.driver.extraJavaOptions": QUICK_JVM,
-    # Small data, many plans: so it is with compiling each of them.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.python.daemon.module": "tests.spark_daemon",
     "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[1]),
 }
-"""For a job of the tests; those that spark-submit starts do compile."""
+"""For a job of the tests."""
 
 LOCAL = SparkOptions(
     master="local[2]",
@@ -97,8 +97,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     conf = {**LOCAL.conf, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     with_folder = SparkOptions(master=LOCAL.master, memory=LOCAL.memory, conf=conf)
     started = session("halfway-tests", with_folder)
-    for name in ("org.apache.spark.api.python.PythonUtils", "org.apache.spark.sql.api.python.PythonSQLUtils"):
+    for name in ("api.python.PythonUtils", "sql.api.python.PythonSQLUtils", "sql.functions"):
         # PySpark names them without their packages, and each time all jars would be searched for them.
-        java_import(started._jvm, name)
+        java_import(started._jvm, f"org.apache.spark.{name}")
     yield started
     started.stop()

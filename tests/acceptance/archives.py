@@ -1,8 +1,9 @@
 """Archives of small histories, written without a broker and without Spark."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,18 @@ import pyarrow.parquet as pq
 from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
+from halfway.pipeline.jobs.audit import VERDICTS
 from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
 
 PREFIX = "_halfway."
 AT = 1_700_000_000_000
 REAL = "orders"
+HISTORY: Mapping[str, Sequence[str]] = {
+    "fine": [f"fine-{number}" for number in range(200)],
+    "lost": ["gone-1", "gone-2"],
+    "doubled": ["twice-1"],
+}
+"""What is audited in a local session and on a cluster; its rows must be the same."""
 RECORD = pa.schema(
     [
         ("key", pa.binary()),
@@ -59,7 +67,7 @@ def write_archive(
 ) -> None:
     """Archive committed transactions of one message each: those of `lost` stand nowhere, those of `doubled` twice.
 
-    Those of `open_still` have no outcome.
+    Those of `open_still` have no outcome. `verdicts_of` gives what an audit must write of the others.
     """
     moment = datetime.fromtimestamp(AT / 1000, UTC)
     message = Message(topic=REAL, key=b"k", value=b"v")
@@ -83,3 +91,39 @@ def write_archive(
     of_half = codec.record_headers(codec.KIND_HALF, "shop", "prepared")
     records += [(name.encode(), b"", PREFIX + "half", 0, n, moment, of_half) for n, name in enumerate(open_still)]
     write_records(folder, records, at=AT + 60_000)
+
+
+def verdicts_of(*, fine: Sequence[str], lost: Sequence[str] = (), doubled: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Give the rows of an audit of the archive that `write_archive` writes of the same ids, in the order of ids."""
+    rows = []
+    for offset, name in enumerate((*fine, *doubled, *lost)):
+        verdict, problem, found = "committed_ok", "", 1
+        if name in lost:
+            verdict, problem, found = "lost", "missing", 0
+        if name in doubled:
+            verdict, problem, found = "doubled", "doubled", 2
+        places = [{"partition": copy, "offset": offset} for copy in range(found)]
+        evidence = [{"topic": REAL, "slot": 1, "problem": problem, "found": found, "places": places}]
+        rows.append(
+            {
+                "id": name,
+                "life": 0,
+                "verdict": verdict,
+                "anomalies": [verdict] if problem else [],
+                "group": "shop",
+                "cause": "producer",
+                "topics": [REAL],
+                "expected": 1,
+                "found": found,
+                "prepared_at": AT - 10,
+                "ended_at": AT,
+                "evidence": evidence if problem else None,
+            }
+        )
+    return sorted(rows, key=itemgetter("id"))
+
+
+def verdicts_in(folder: Path) -> list[dict[str, Any]]:
+    """Give the rows that an audit has written, in the order of ids."""
+    rows: list[dict[str, Any]] = pq.read_table(folder / VERDICTS).to_pylist()
+    return sorted(rows, key=itemgetter("id"))

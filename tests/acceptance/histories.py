@@ -40,6 +40,16 @@ async def write_history(rest: Rest, topics: tuple[str, ...], *, count: int, seed
     history = History(topics=topics)
     (await rest.put_group("shop", topics=topics, policy=QUIET)).expect(200, 201)
     (await rest.put_group("parking", topics=topics, policy=PARK_AT_ONCE)).expect(200, 201)
+    async with asyncio.TaskGroup() as parts:
+        # Each takes what is random from its own seed: which of them comes first is not known.
+        for part in (_parked, _given_up, _checked):
+            parts.create_task(part(rest, history, random.Random(rng.random())))
+        parts.create_task(_ended(rest, history, random.Random(rng.random()), count))
+    return history
+
+
+async def _ended(rest: Rest, history: History, rng: random.Random, count: int) -> None:
+    topics = history.topics
     for start in range(0, count, BATCH):
         wanted = [_messages(rng, topics) for _ in range(min(BATCH, count - start))]
         own_ids = [f"client-{start + n}-{uuid4().hex[:8]}" if rng.random() < 0.3 else None for n in range(len(wanted))]
@@ -53,10 +63,6 @@ async def write_history(rest: Rest, topics: tuple[str, ...], *, count: int, seed
         assert {item["status"] for item in ended["end"]} == {200}
         verdicts = {"commit": "committed_ok", "rollback": "rolled_back_ok", None: "pending"}
         history.expected |= {name: verdicts[how] for name, how in zip(ids, outcomes, strict=True)}
-    await _parked(rest, history, rng)
-    await _given_up(rest, history, rng)
-    await _checked(rest, history, rng)
-    return history
 
 
 def _messages(rng: random.Random, topics: Sequence[str]) -> list[Json]:
@@ -92,10 +98,12 @@ async def _parked(rest: Rest, history: History, rng: random.Random) -> None:
 async def _given_up(rest: Rest, history: History, rng: random.Random) -> None:
     giving_up = PARK_AT_ONCE | {"on_exhausted": "rollback"}
     (await rest.put_group("giving-up", topics=history.topics, policy=giving_up)).expect(200, 201)
+    ids = []
     for _ in range(3):
         messages = _messages(rng, history.topics)
-        name = await rest.prepared("giving-up", messages)
-        history.messages[name] = messages
+        ids.append(await rest.prepared("giving-up", messages))
+        history.messages[ids[-1]] = messages
+    for name in ids:
         await rest.until(name, "rolled_back")
         history.expected[name] = "rolled_back_ok"
 
@@ -209,6 +217,12 @@ class Rogue:
             codec.KIND_OP, "shop", "committed" if kind is OpKind.COMMITTED else "rolled_back"
         )
         self._producer.produce(self._prefix + "op", codec.encode_op(op), name.encode(), shard, headers=headers)
+
+    def commit(self, name: str, what: Message) -> None:
+        """Write an outcome and the message that it names."""
+        self.op(name, OpKind.COMMITTED, [what])
+        self.message(name, what, 1, 1)
+        self.flush()
 
     def flush(self) -> None:
         assert self._producer.flush(30) == 0

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.archives import write_archive
-from tests.fixtures_spark import Command, without_spark
+from tests.acceptance.archives import HISTORY, verdicts_in, verdicts_of, write_archive
+from tests.fixtures_spark import QUICK, Command, as_options, without_spark
 
-SMALL = ("--memory", "1g", "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
+SMALL = ("--memory", "1g", "--master", "local[1]", *as_options(QUICK | {"spark.sql.shuffle.partitions": "1"}))
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,11 +31,12 @@ def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subp
 
 def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(command: Command, tmp_path: Path) -> None:
     """From an archive to the page: counts by verdict as JSON, the exit status, and the anomaly with its evidence."""
-    write_archive(tmp_path / "archive", lost=["gone-1"], fine=["fine-1", "fine-2"])
+    write_archive(tmp_path / "archive", **HISTORY)
     audited = command("audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json")
     assert audited.exit_code == 1, audited.stderr
     counts = json.loads(audited.stdout)
-    assert {name: count for name, count in counts.items() if count} == {"committed_ok": 2, "lost": 1}
+    assert {name: count for name, count in counts.items() if count} == {"committed_ok": 200, "lost": 2, "doubled": 1}
+    assert verdicts_in(tmp_path / "audit") == verdicts_of(**HISTORY)
     reported = command("report", "--audit", str(tmp_path / "audit"), "--output", str(tmp_path / "report"))
     assert reported.exit_code == 0, reported.output
     page = (tmp_path / "report" / "report.html").read_text()

@@ -6,20 +6,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pyspark
 import pytest
 
 import halfway.pipeline
-from halfway.pipeline.jobs import audit
-from tests.acceptance.archives import write_archive
-from tests.fixtures_spark import QUICK, QUICK_JVM, as_options, without_spark
+from tests.acceptance.archives import HISTORY, verdicts_in, verdicts_of, write_archive
+from tests.fixtures_spark import INTERPRETED, QUICK_JVM, as_options, without_spark
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = Path(pyspark.__file__).parent
 PROGRAM = Path(halfway.pipeline.__path__[0], "__main__.py")
-FINE, LOST, DOUBLED = [f"fine-{n}" for n in range(200)], ["gone-1", "gone-2"], ["twice-1"]
-FOUND = {"committed_ok": len(FINE), "lost": len(LOST), "doubled": len(DOUBLED)}
+FOUND = {"committed_ok": 200, "lost": 2, "doubled": 1}
+EXPECTED = verdicts_of(**HISTORY)
+"""What a local session gives too: test_pipeline_cli.py runs the same job there."""
 
 # One after the other, beside the tests that share a session.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("spark-submit")]
@@ -38,30 +37,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("submitted") / "snapshot"
-    write_archive(folder, fine=FINE, lost=LOST, doubled=DOUBLED)
+    write_archive(folder, **HISTORY)
     return folder
-
-
-@pytest.fixture(scope="module")
-def local(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Give the rows of an audit by the command itself, in a local session."""
-    folder = tmp_path_factory.mktemp("local")
-    job = ["audit", "--snapshot", str(snapshot), "--output", str(folder), "--json", "--master", "local[1]"]
-    conf = QUICK | {"spark.sql.shuffle.partitions": "2"}
-    done = subprocess.run(
-        [sys.executable, "-m", "halfway.pipeline", *job, *as_options(conf)],
-        env=without_spark(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert audited(done) == FOUND
-    return rows(folder)
-
-
-def rows(folder: Path) -> list[str]:
-    return sorted(map(repr, pq.read_table(folder / audit.VERDICTS).to_pylist()))
 
 
 def spark_submit(
@@ -99,19 +76,17 @@ def audited(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
 
 
 def test_two_workers_with_a_packed_environment_give_the_rows_of_a_local_session(
-    snapshot: Path, local: list[str], packed: Path, tmp_path: Path
+    snapshot: Path, packed: Path, tmp_path: Path
 ) -> None:
     """Python and its packages come with --archives: nothing of halfway lies on the workers."""
     given = ["--archives", f"{packed / 'halfway-spark.tar.gz'}#halfway"]
     job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path), "--json"]
     done = spark_submit(2, given, job, {"spark.pyspark.python": "./halfway/bin/python"})
     assert audited(done) == FOUND
-    assert rows(tmp_path) == local
+    assert verdicts_in(tmp_path) == EXPECTED
 
 
-def test_a_zip_is_enough_where_the_workers_have_pyarrow(
-    snapshot: Path, local: list[str], packed: Path, tmp_path: Path
-) -> None:
+def test_a_zip_is_enough_where_the_workers_have_pyarrow(snapshot: Path, packed: Path, tmp_path: Path) -> None:
     """What --py-files brings is plain Python: the jobs, and the decoder without its compiled part."""
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
@@ -120,6 +95,6 @@ def test_a_zip_is_enough_where_the_workers_have_pyarrow(
     subprocess.run(install, check=True, timeout=120)
     given = ["--py-files", str(packed / "halfway-spark.zip")]
     job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path / "audit"), "--json"]
-    done = spark_submit(1, given, job, {"spark.pyspark.python": str(bare / "bin" / "python")})
+    done = spark_submit(1, given, job, {**INTERPRETED, "spark.pyspark.python": str(bare / "bin" / "python")})
     assert audited(done) == FOUND
-    assert rows(tmp_path / "audit") == local
+    assert verdicts_in(tmp_path / "audit") == EXPECTED

@@ -23,7 +23,7 @@ SHARDS = 2
 CREATED = 1_700_000_000_000
 MESSAGE = Message(topic="orders", key=b"k", value=b"v")
 FORMATS: tuple[Format, Format] = ("parquet", "delta")
-THREE_BATCHES = LedgerOptions(once=True, max_records=400)
+ONCE = LedgerOptions(once=True, max_records=400)
 
 
 class Topics:
@@ -67,12 +67,13 @@ class Topics:
         self.ended |= self.pending
         self.pending = set()
 
-    def write_outcome(self, number: int) -> None:
-        """Write an outcome alone, as a ledger sees it that reads op faster than half."""
+    def write_outcomes(self, *numbers: int) -> None:
+        """Write outcomes alone, as a ledger sees them that reads op faster than half."""
         self._producer.begin_transaction()
-        self._end(f"tx-{number}", number, OpKind.COMMITTED, tombstone=False)
+        for number in numbers:
+            self._end(f"tx-{number}", number, OpKind.COMMITTED, tombstone=False)
         self._producer.commit_transaction(30)
-        self.ended.add(f"tx-{number}")
+        self.ended |= {f"tx-{number}" for number in numbers}
 
     def write_half(self, number: int) -> None:
         """Write a half alone, of which the tombstone is gone or not there yet."""
@@ -132,7 +133,7 @@ class Topics:
         self._producer.poll(0)
 
 
-def run(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions = THREE_BATCHES) -> None:
+def run(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions = ONCE) -> None:
     ledger.start(spark, topics.access, Folder(spark, str(folder)), options).awaitTermination()
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions
 from tests.fixtures_spark import QUICK, as_options, without_spark
@@ -37,17 +38,34 @@ if TYPE_CHECKING:
 def test_it_can_fail_at_any_moment_of_a_batch(
     spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
 ) -> None:
-    """Again and again in the same batch, the second: no row is lost and none is doubled."""
+    """Again and again in the same batch, the first and the second: no row is lost and none is doubled.
+
+    Whoever reads meanwhile sees the tables of the batch before, also while only one of them has the next one.
+    """
     topics.write(0, 60)
+    prepared = topics.ended | topics.pending
+    topics.end_rest()
+    topics.write_half(100)
     options = LedgerOptions(once=True, max_records=120, format=table_format)
-    moments: tuple[tuple[Moment, int], ...] = (("begun", 2), ("first table written", 1), ("all written", 1))
-    for moment, batch in moments:
+
+    def fail(moment: Moment, batch: int) -> None:
         with dying(moment, die, batch_of_run=batch), pytest.raises(StreamingQueryException, match="DiedError"):
             run(spark, topics, tmp_path, options)
         assert batch_under_way(tmp_path)
+
+    fail("first table written", 1)
+    assert ledger.tables(spark, Folder(spark, str(tmp_path))) is None
+    fail("begun", 2)
+    ended, pending = seen = ended_ids(spark, tmp_path), pending_ids(spark, tmp_path)
+    assert len({*ended, *pending}) == len(ended) + len(pending)
+    assert {*ended, *pending} <= prepared
+    assert topics.ended & {*pending}, "what the second batch ends is pending before it"
+    fail("first table written", 1)
+    assert (ended_ids(spark, tmp_path), pending_ids(spark, tmp_path)) == seen
+    fail("all written", 1)
     run(spark, topics, tmp_path, options)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
-    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+    assert pending_ids(spark, tmp_path) == ["tx-100"]
 
 
 @pytest.mark.xdist_group("spark-submit")

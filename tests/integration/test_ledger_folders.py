@@ -1,6 +1,7 @@
 """The ledger's folder over months: merged, compacted, restored, and of one format."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from halfway.pipeline import delta
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
-from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Span
+from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Progress, Span
 from tests.integration.dying_ledger import dying
 from tests.integration.ledgers import FORMATS, DiedError, Topics, die, ended_ids, pending_ids, run
 
@@ -68,49 +69,50 @@ def test_batches_are_merged_and_read_once_wherever_that_ends(
 ) -> None:
     """Killed while it merges, with half of a merged folder written or half of the small ones deleted, too."""
     monkeypatch.setattr(ledger, "WIDTHS", (2, 4))
-    ended, runs = tmp_path / ledger.ENDED, 0
-    seen: set[str] = set()
+    options = LedgerOptions(once=True, max_records=36)
+    folder, ended = Folder(spark, str(tmp_path)), tmp_path / ledger.ENDED
+    merge, delete = ledger.Tables._merge_into, Folder.delete
+    reads: list[list[str]] = []
 
-    def batch(*, fails: bool = False) -> None:
-        nonlocal runs
-        topics.write(10 * runs, 3)
-        runs += 1
-        if fails:
+    def look() -> set[str]:
+        reads.append(ended_ids(spark, tmp_path))
+        return {name.name for name in ended.iterdir()}
+
+    def half_written(self: ledger.Tables, merged: Span, spans: list[Span]) -> None:
+        merge(self, merged, spans)
+        (ended / merged.name / "_SUCCESS").unlink()
+        raise DiedError
+
+    def half_deleted(self: Folder, *parts: str) -> None:
+        if parts[0] != ledger.ENDED:
+            return delete(self, *parts)
+        next((tmp_path.joinpath(*parts)).glob("part-*")).unlink()
+        raise DiedError
+
+    topics.write(0, 60)
+    for owner, name, fails in ((ledger.Tables, "_merge_into", half_written), (Folder, "delete", half_deleted)):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, fails)
             with pytest.raises(StreamingQueryException, match="DiedError"):
-                run(spark, topics, tmp_path)
-            assert set(ended_ids(spark, tmp_path)) < topics.ended
-        run(spark, topics, tmp_path)
-        seen.update(name.name for name in ended.iterdir())
-        assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+                run(spark, topics, tmp_path, options)
+        assert {"batch=0", "batch=0-1", "batch=1"} <= look()
 
-    for _ in range(2):
-        batch()
-    with monkeypatch.context() as patched:
-        merge = ledger.Tables._merge_into
+    def done(_: Progress) -> None:
+        look()
 
-        def half_written(self: ledger.Tables, merged: Span, spans: list[Span]) -> None:
-            merge(self, merged, spans)
-            (ended / merged.name / "_SUCCESS").unlink()
-            patched.undo()
-            raise DiedError
-
-        patched.setattr(ledger.Tables, "_merge_into", half_written)
-        batch(fails=True)
-    batch()
-    with monkeypatch.context() as patched:
-
-        def half_deleted(self: Folder, *parts: str) -> None:
-            next((tmp_path.joinpath(*parts)).glob("part-*")).unlink()
-            patched.undo()
-            raise DiedError
-
-        patched.setattr(Folder, "delete", half_deleted)
-        batch(fails=True)
-    for _ in range(4):
-        batch()
-    assert {"batch=0", "batch=0-1", "batch=0-3", "batch=4-7"} <= seen
-    assert "batch=0-1" not in {name.name for name in ended.iterdir()}
-    assert len(list(ended.iterdir())) < runs
+    ledger.start(spark, topics.access, folder, options, done=done).awaitTermination()
+    assert {"batch=0-1", "batch=2-3", "batch=0-3"} <= look()
+    # As the eighth batch would: what the four first stand in together is old enough.
+    later = ledger.Tables(spark, folder, topics.access.prefix, options, lambda _: None)
+    later._merge(8)
+    assert {name.name for name in ended.iterdir()}.isdisjoint({"batch=0", "batch=0-1", "batch=2-3"})
+    table = later._ended(spark)
+    assert table is not None
+    reads.append(sorted(row["id"] for row in table.collect()))
+    for earlier, afterwards in pairwise(reads):
+        assert {*earlier} <= {*afterwards}
+        assert len({*afterwards}) == len(afterwards)
+    assert reads[-1] == reads[-2] == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
 
 

@@ -36,12 +36,13 @@ def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> int:
     """
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+    # In any case: what is noted while the rows are made has to be told.
+    table = rows.toArrow()
     if DeltaTable.is_deltatable(uri):
         last = DeltaTable(uri).transaction_version(writer)
         if last is not None and last >= batch:
             return 0
     properties = CommitProperties(app_transactions=[Transaction(writer, batch)])
-    table = rows.toArrow()
     write_deltalake(uri, table, mode="append", commit_properties=properties)
     return int(table.num_rows)
 

@@ -25,7 +25,10 @@ class Folder:
         context = spark.sparkContext
         # Untyped: py4j builds its classes while it runs.
         self._gateway: Any = context._gateway  # noqa: SLF001 - the documented way into Spark's JVM from Python
-        self._jvm: Any = context._jvm  # noqa: SLF001
+        jvm: Any = context._jvm  # noqa: SLF001
+        self._jvm = jvm
+        # Found once: for each part of a name py4j asks the JVM, which looks through all its jars.
+        self._make_path = jvm.org.apache.hadoop.fs.Path
         self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self.uri = uri.rstrip("/")
 
@@ -120,7 +123,7 @@ class Folder:
             stream.close()
 
     def _at(self, *parts: str) -> tuple[Any, Any]:
-        path = self._jvm.org.apache.hadoop.fs.Path(self.path(*parts))
+        path = self._make_path(self.path(*parts))
         return path, path.getFileSystem(self._configuration)
 
 

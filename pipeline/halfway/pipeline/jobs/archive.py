@@ -23,12 +23,11 @@ def run(source: sources.Source, output: Folder, topics: Sequence[str]) -> Pins:
     source.pin([op])
     reading.demand(source, ["op"])
     source.pin(others)
-    outcomes = reading.decoded_outcomes(reading.InternalTopic(source, "op").records)
+    outcomes = reading.decoded_outcomes(reading.InternalTopic(source.committed([op]), "op").records)
     registered = reading.groups(source)
     try:
         real = reading.real_topics(outcomes, registered, source.prefix, topics)
     finally:
-        outcomes.unpersist()
         registered.unpersist()
     source.pin(real)
     reading.demand_given(source, topics)

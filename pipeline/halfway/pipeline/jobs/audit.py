@@ -64,13 +64,15 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
     op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
     source.pin([op_topic])
     reading.demand(source, ["op"])
-    op = reading.InternalTopic(source, "op")
+    op = reading.InternalTopic(source.committed([op_topic]), "op")
     with ExitStack() as held:
-        outcomes = reading.decoded_outcomes(op.records)
+        # On disk: kept in memory, they take away what sorting needs.
+        outcomes = reading.decoded_outcomes(op.records).persist(StorageLevel.DISK_ONLY)
         held.callback(outcomes.unpersist)
         source.pin([half_topic, parked_topic, source.prefix + "groups"])
         reading.demand(source, ["half", "parked"])
-        half, parked = reading.InternalTopic(source, "half"), reading.InternalTopic(source, "parked")
+        half = reading.InternalTopic(source.committed([half_topic]), "half")
+        parked = reading.InternalTopic(source.committed([parked_topic]), "parked")
         registered, kept = reading.groups(source), reading.decoded_parked(parked.records)
         held.callback(registered.unpersist)
         held.callback(kept.unpersist)

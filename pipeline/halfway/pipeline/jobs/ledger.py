@@ -153,15 +153,15 @@ class Tables:
         try:
             count = kept.count()
             files = 1 if count <= _SMALL_BATCH else 2
-            told = {kind: records.internal(self._of(kept, kind), kind) for kind in KINDS}
-            outcomes = reading.decoded_outcomes(told["op"].where(F.col("fault").isNull()))
+            told = {kind: reading.InternalTopic(self._of(kept, kind), kind) for kind in KINDS}
+            outcomes, has_errors = reading.noting(reading.decoded_outcomes(told["op"].records), "error")
             ended = self._add(transform.ledger(outcomes).coalesce(files), ENDED, number)
-            open_still = self._pending_after(number, told)
+            open_still = self._pending_after(number, {kind: topic.records for kind, topic in told.items()})
             pending = self._overwrite(open_still.coalesce(files), PENDING, number)
-            wrong = reading.all_of([*map(decoding.faulty, told.values()), decoding.quarantined(outcomes)])
-            if wrong is not None and not wrong.isEmpty():
+            undecoded = decoding.quarantined(outcomes) if has_errors() else None
+            wrong = reading.all_of([*(topic.faulty() for topic in told.values()), undecoded])
+            if wrong is not None:
                 self._add(wrong.coalesce(files), QUARANTINE, number)
-            outcomes.unpersist()
         finally:
             kept.unpersist()
         # The one before stays: the batch that follows may have to be done again from this one, and this from that.
@@ -184,15 +184,17 @@ class Tables:
 
     def _pending_after(self, number: int, told: dict[str, DataFrame]) -> DataFrame:
         outcomes = records.outcomes(told["op"]).select("id", "at")
+        # The stream's own session: what is noted in it is told only to what runs in it.
+        spark = outcomes.sparkSession
         if number == 0:
-            before = self._spark.createDataFrame([], _PENDING_COLUMNS)
+            before = spark.createDataFrame([], _PENDING_COLUMNS)
         else:
             folder = f"batch={number - 1}"
             if not self._output.exists(PENDING, folder, _DONE):
                 raise SourceError(
                     f"there is no {self._output.path(PENDING, folder)}, which batch {number} goes on from"
                 )
-            before = self._spark.read.schema(_PENDING_COLUMNS).parquet(self._output.path(PENDING, folder))
+            before = spark.read.schema(_PENDING_COLUMNS).parquet(self._output.path(PENDING, folder))
             if not self._started:
                 outcomes = outcomes.unionAll(self._outcomes_since(before))
         return transform.pending(before, told["half"], told["parked"], outcomes, horizon_ms=self._horizon_ms)
@@ -202,17 +204,18 @@ class Tables:
 
         A ledger that did not run for longer than Kafka keeps a tombstone never sees it, wherever it stood in op.
         """
+        spark = pending.sparkSession
         oldest = pending.agg(F.min("since")).collect()[0][0]
-        table = None if oldest is None else self._ended()
+        table = None if oldest is None else self._ended(spark)
         if table is None:
-            return self._spark.createDataFrame([], "id string, at bigint")
+            return spark.createDataFrame([], "id string, at bigint")
         recent = F.col("ended_at") > F.timestamp_millis(F.lit(oldest - self._horizon_ms))
         return table.where(recent).select("id", F.unix_millis("ended_at").alias("at"))
 
-    def _ended(self) -> DataFrame | None:
+    def _ended(self, spark: SparkSession) -> DataFrame | None:
         if self._delta:
-            return delta.read(self._spark, self._output.qualified(ENDED))
-        return _read(self._spark, self._output, ENDED, standing(_whole(self._output, ENDED)))
+            return delta.read(spark, self._output.qualified(ENDED))
+        return _read(spark, self._output, ENDED, standing(_whole(self._output, ENDED)))
 
     def _add(self, table: DataFrame, name: str, number: int) -> int:
         if self._delta:

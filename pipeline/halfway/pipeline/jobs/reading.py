@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
@@ -13,7 +12,7 @@ from halfway.pipeline import decoding, records
 from halfway.pipeline.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from halfway.pipeline.sources import Source
 
@@ -36,21 +35,30 @@ def demand_given(source: Source, topics: Sequence[str]) -> None:
 class InternalTopic:
     """The records of half, op or parked, and how many of them halfway cannot have written."""
 
-    def __init__(self, source: Source, kind: str) -> None:
-        """Describe the reading; nothing is read yet."""
-        self._told = records.internal(source.committed([source.prefix + kind]), kind)
-        self._faults = Observation()
-        fault = F.count_if(F.col("fault").isNotNull()).alias("faults")
-        self.records = self._told.observe(self._faults, fault).where(F.col("fault").isNull())
+    def __init__(self, read: DataFrame, kind: str) -> None:
+        """Describe what is told of the records that a source has read; nothing is read yet."""
+        self._told = records.internal(read, kind)
+        told, self._has_faults = noting(self._told, "fault")
+        self.records = told.where(F.col("fault").isNull())
         """Those that can be used."""
 
     def faulty(self) -> DataFrame | None:
         """Return the others, None where there are none; call it after the records have been used."""
-        return decoding.faulty(self._told) if self._faults.get.get("faults", 1) else None
+        return decoding.faulty(self._told) if self._has_faults() else None
+
+
+def noting(frame: DataFrame, column: str) -> tuple[DataFrame, Callable[[], bool]]:
+    """Return a frame, and what tells whether any row of it had a value in a column.
+
+    That is found out while the frame is used, without another reading; it can be asked only afterwards.
+    """
+    noted = Observation()
+    there = F.count_if(F.col(column).isNotNull()).alias("there")
+    return frame.observe(noted, there), lambda: bool(noted.get.get("there", 1))
 
 
 def decoded_outcomes(ops: DataFrame) -> DataFrame:
-    """Return the outcomes among op records decoded, and kept, since they are used more than once.
+    """Return the outcomes among op records decoded.
 
     One whose value tells of another id, or of no outcome, has an `error` like one that could not be decoded.
     """
@@ -64,8 +72,7 @@ def decoded_outcomes(ops: DataFrame) -> DataFrame:
         .when(F.col("id") != F.col("key"), F.lit("the value tells of another id than the key"))
         .when(~final, F.concat(F.lit("the header tells of an outcome, the value says "), "kind"))
     )
-    # On disk: kept in memory, it takes away what sorting needs.
-    return decoded.withColumn("error", error).persist(StorageLevel.DISK_ONLY)
+    return decoded.withColumn("error", error)
 
 
 def decoded_parked(parked: DataFrame) -> DataFrame:

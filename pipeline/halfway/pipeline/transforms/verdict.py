@@ -136,19 +136,9 @@ def _events(
         .withColumns({"begin": F.col("prepared_at"), "until": F.col("prepared_at")}),
         "unsettled": unsettled.withColumn("begin", F.col("at")),
     }
-    return reduce(DataFrame.unionAll, (_shaped(frame, source) for source, frame in named.items()))
-
-
-def _shaped(frame: DataFrame, source: str) -> DataFrame:
-    columns = []
-    for column in columns_of(_EVENT):
-        if column.name == "source":
-            columns.append(F.lit(source).alias("source"))
-        elif column.name in frame.columns:
-            columns.append(F.col(column.name).cast(column.dataType).alias(column.name))
-        else:
-            columns.append(F.lit(None).cast(column.dataType).alias(column.name))
-    return frame.select(*columns)
+    shape = columns_of(_EVENT)
+    shaped = (frame.withColumn("source", F.lit(source)).to(shape) for source, frame in named.items())
+    return reduce(DataFrame.unionAll, shaped)
 
 
 def _with_lives(events: DataFrame, horizon_ms: int) -> DataFrame:
@@ -307,8 +297,7 @@ def _judged(transactions: DataFrame, limits: Limits) -> DataFrame:
         .otherwise("expired_unknown")
     )
     return (
-        transactions.withColumn("anomalies", anomalies)
-        .withColumn("settled", settled)
+        transactions.withColumns({"anomalies": anomalies, "settled": settled})
         .withColumn("verdict", verdict)
         .withColumn("anomalies", F.when(F.col("verdict").isin(*ANOMALIES), F.col("anomalies")).otherwise(F.array()))
         .select(
