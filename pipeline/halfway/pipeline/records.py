@@ -26,10 +26,11 @@ def header(name: str) -> Column:
     return F.expr(f"cast(try_element_at(filter(headers, each -> each.key = '{name}'), -1).value as string)")
 
 
-def internal(records: DataFrame, kind: str) -> DataFrame:
+def internal(records: DataFrame, kind: str | Column) -> DataFrame:
     """Return the records of half, op or parked with id, state, group, time (`at`, ms) and whether they are `alive`.
 
-    Barriers are left out. A record that halfway cannot have written has its `fault`; the others have null there.
+    `kind` is that of the topic, which a record's own must be. Barriers are left out. A record that halfway cannot have
+    written has its `fault`; the others have null there.
     """
     told = records.select(
         F.col("key").cast("string").alias("id"),

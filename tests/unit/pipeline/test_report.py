@@ -109,21 +109,19 @@ def test_a_long_time_is_told_in_longer_steps(lasts: int, step: str) -> None:
     assert report._step(lasts) == step
 
 
-def test_what_happened_over_months_is_told_by_the_day(spark: "SparkSession", tmp_path: Path) -> None:
-    """One row for each day and group."""
-    write_ledger(spark, tmp_path / "ledger", step=86_400)
-    report.run(spark, Folder(spark, str(tmp_path / "ledger")), None, Folder(spark, str(tmp_path / "report")))
-    rows = rows_of(tmp_path / "report" / "over_time.csv")
-    assert len({row["day"] for row in rows}) == len(rows) == 90
-
-
 @pytest.fixture(scope="module")
 def of_odd_names(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a report over groups whose names something could take for more than names."""
+    """Give the folder of a report over months, and groups whose names something could take for more than names."""
     folder = tmp_path_factory.mktemp("odd")
-    write_ledger(spark, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"))
+    write_ledger(spark, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"), step=86_400)
     report.run(spark, Folder(spark, str(folder / "ledger")), None, Folder(spark, str(folder)))
     return folder
+
+
+def test_what_happened_over_months_is_told_by_the_day(of_odd_names: Path) -> None:
+    """One row for each day and group."""
+    rows = rows_of(of_odd_names / "over_time.csv")
+    assert len({row["day"] for row in rows}) == len(rows) == 90
 
 
 def test_no_name_is_a_formula_in_a_spreadsheet(of_odd_names: Path) -> None:

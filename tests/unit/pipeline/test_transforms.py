@@ -24,6 +24,11 @@ def moment(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC).replace(tzinfo=None)
 
 
+def of_kinds(spark: "SparkSession", **rows: list[tuple[Any, ...]]) -> "DataFrame":
+    """Give the records of several topics in one frame."""
+    return spark.createDataFrame([(*row, kind) for kind in rows for row in rows[kind]], RECORDS + ", kind string")
+
+
 def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
     """Times, latency, topics and size are told; one that cannot be decoded is left out, one read twice stands once."""
     committed = ("a", "g", "COMMITTED", "producer", 1_000, 3_500, 1, [("y", 3), ("x", 4), ("y", 5)], 2, 7, None)
@@ -61,8 +66,7 @@ def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(spa
     parked = [("parks", "g", True, 12, 0, 4, None)]
     after = ledger.pending(
         before,
-        spark.createDataFrame(halves, RECORDS),
-        spark.createDataFrame(parked, RECORDS),
+        of_kinds(spark, half=halves, parked=parked),
         spark.createDataFrame([], OUTCOMES),
         horizon_ms=HORIZON,
     )
@@ -95,8 +99,7 @@ def test_an_outcome_ends_what_is_pending_though_its_tombstone_is_gone(spark: "Sp
     ended = ("known", "parked", "used-again", "again-at-once", "new", "never-seen")
     after = ledger.pending(
         before,
-        spark.createDataFrame(halves, RECORDS),
-        spark.createDataFrame([], RECORDS),
+        of_kinds(spark, half=halves),
         spark.createDataFrame([*((name, 2_000) for name in ended), ("again-at-once", 2_001)], OUTCOMES),
         horizon_ms=HORIZON,
     )

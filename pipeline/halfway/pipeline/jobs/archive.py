@@ -23,7 +23,7 @@ def run(source: sources.Source, output: Folder, topics: Sequence[str]) -> Pins:
     source.pin([op])
     reading.demand(source, ["op"])
     source.pin(others)
-    outcomes = reading.decoded_outcomes(reading.InternalTopic(source.committed([op]), "op").records)
+    outcomes = reading.decoded_outcomes(reading.InternalRecords(source.committed([op]), "op").records)
     registered = reading.groups(source)
     try:
         real = reading.real_topics(outcomes, registered, source.prefix, topics)

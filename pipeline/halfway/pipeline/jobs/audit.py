@@ -64,15 +64,15 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
     op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
     source.pin([op_topic])
     reading.demand(source, ["op"])
-    op = reading.InternalTopic(source.committed([op_topic]), "op")
+    op = reading.InternalRecords(source.committed([op_topic]), "op")
     with ExitStack() as held:
         # On disk: kept in memory, they take away what sorting needs.
         outcomes = reading.decoded_outcomes(op.records).persist(StorageLevel.DISK_ONLY)
         held.callback(outcomes.unpersist)
         source.pin([half_topic, parked_topic, source.prefix + "groups"])
         reading.demand(source, ["half", "parked"])
-        half = reading.InternalTopic(source.committed([half_topic]), "half")
-        parked = reading.InternalTopic(source.committed([parked_topic]), "parked")
+        half = reading.InternalRecords(source.committed([half_topic]), "half")
+        parked = reading.InternalRecords(source.committed([parked_topic]), "parked")
         registered, kept = reading.groups(source), reading.decoded_parked(parked.records)
         held.callback(registered.unpersist)
         held.callback(kept.unpersist)

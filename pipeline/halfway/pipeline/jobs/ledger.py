@@ -40,6 +40,7 @@ WIDTHS: Final = (100, 10_000)
 LARGE_BYTES: Final = 16 << 20
 """Folders that hold more on average are not worth being merged."""
 _FILE_BYTES: Final = 256 << 20
+_KIND: Final = max(map(len, KINDS))
 _SMALL_BATCH: Final = 250_000
 _STREAM: Final = "metadata"
 _LOOKS: Final = 10
@@ -153,13 +154,15 @@ class Tables:
         try:
             count = kept.count()
             files = 1 if count <= _SMALL_BATCH else 2
-            told = {kind: reading.InternalTopic(self._of(kept, kind), kind) for kind in KINDS}
-            outcomes, has_errors = reading.noting(reading.decoded_outcomes(told["op"].records), "error")
+            is_op = F.col("topic") == self._prefix + "op"
+            op = reading.InternalRecords(kept.where(is_op), "op")
+            others = reading.InternalRecords(kept.where(~is_op), F.substring("topic", len(self._prefix) + 1, _KIND))
+            outcomes, has_errors = reading.noting(reading.decoded_outcomes(op.records), "error")
             ended = self._add(transform.ledger(outcomes).coalesce(files), ENDED, number)
-            open_still = self._pending_after(number, {kind: topic.records for kind, topic in told.items()})
+            open_still = self._pending_after(number, others.records, records.outcomes(op.records).select("id", "at"))
             pending = self._overwrite(open_still.coalesce(files), PENDING, number)
             undecoded = decoding.quarantined(outcomes) if has_errors() else None
-            wrong = reading.all_of([*(topic.faulty() for topic in told.values()), undecoded])
+            wrong = reading.all_of([op.faulty(), others.faulty(), undecoded])
             if wrong is not None:
                 self._add(wrong.coalesce(files), QUARANTINE, number)
         finally:
@@ -179,13 +182,9 @@ class Tables:
         is_op = F.col("topic") == self._prefix + "op"
         return batch.withColumn("value", F.when(is_op, F.col("value")).otherwise(nothing))
 
-    def _of(self, batch: DataFrame, kind: str) -> DataFrame:
-        return batch.where(F.col("topic") == self._prefix + kind)
-
-    def _pending_after(self, number: int, told: dict[str, DataFrame]) -> DataFrame:
-        outcomes = records.outcomes(told["op"]).select("id", "at")
+    def _pending_after(self, number: int, told: DataFrame, outcomes: DataFrame) -> DataFrame:
         # The stream's own session: what is noted in it is told only to what runs in it.
-        spark = outcomes.sparkSession
+        spark = told.sparkSession
         if number == 0:
             before = spark.createDataFrame([], _PENDING_COLUMNS)
         else:
@@ -197,7 +196,7 @@ class Tables:
             before = spark.read.schema(_PENDING_COLUMNS).parquet(self._output.path(PENDING, folder))
             if not self._started:
                 outcomes = outcomes.unionAll(self._outcomes_since(before))
-        return transform.pending(before, told["half"], told["parked"], outcomes, horizon_ms=self._horizon_ms)
+        return transform.pending(before, told, outcomes, horizon_ms=self._horizon_ms)
 
     def _outcomes_since(self, pending: DataFrame) -> DataFrame:
         """Return the outcomes in the table that can be those of what is pending.

@@ -14,6 +14,8 @@ from halfway.pipeline.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pyspark.sql import Column
+
     from halfway.pipeline.sources import Source
 
 
@@ -32,11 +34,11 @@ def demand_given(source: Source, topics: Sequence[str]) -> None:
         raise SourceError(f"there is no topic {', '.join(missing)}, which --topic names")
 
 
-class InternalTopic:
-    """The records of half, op or parked, and how many of them halfway cannot have written."""
+class InternalRecords:
+    """Records of half, op or parked, and whether there are some that halfway cannot have written."""
 
-    def __init__(self, read: DataFrame, kind: str) -> None:
-        """Describe what is told of the records that a source has read; nothing is read yet."""
+    def __init__(self, read: DataFrame, kind: str | Column) -> None:
+        """Describe what is told of records that have the kind of their topic; nothing is read yet."""
         self._told = records.internal(read, kind)
         told, self._has_faults = noting(self._told, "fault")
         self.records = told.where(F.col("fault").isNull())

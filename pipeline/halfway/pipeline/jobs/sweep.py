@@ -36,7 +36,7 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     for topic in topics:
         source.pin([topic])
     reading.demand(source, ["op", "half"])
-    op, half = (reading.InternalTopic(source.committed([source.prefix + kind]), kind) for kind in ("op", "half"))
+    op, half = (reading.InternalRecords(source.committed([source.prefix + kind]), kind) for kind in ("op", "half"))
     registered = reading.groups(source)
     open_still = transform.unresolved(half.records, records.outcomes(op.records), horizon_ms=options.horizon_ms)
     open_still.write.mode("overwrite").parquet(output.path(UNRESOLVED))

@@ -40,10 +40,8 @@ def ledger(decoded: DataFrame) -> DataFrame:
     )
 
 
-def pending(
-    before: DataFrame, halves: DataFrame, parked: DataFrame, outcomes: DataFrame, *, horizon_ms: int
-) -> DataFrame:
-    """Return what has not ended: what had not before, with new records of half, parked and op applied to it.
+def pending(before: DataFrame, records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
+    """Return what has not ended: what had not before, with new records of half and parked, and outcomes, applied to it.
 
     In each topic the last record of an id wins, and a tombstone removes it. An outcome (id, at) removes it too, since
     Kafka does not keep tombstones for ever; except one that is a horizon older than the record: then a client has used
@@ -53,16 +51,13 @@ def pending(
     no_end = F.lit(None).cast("bigint").alias("ended")
     record = F.struct(F.lit(True).alias("alive"), "group", F.col("since").alias("at"), "shard").alias("record")
     known = before.select("id", "state", "offset", record, no_end)
-    fresh = [
-        records.where(F.col("fault").isNull()).select(
-            "id",
-            F.lit(state).alias("state"),
-            "offset",
-            F.struct("alive", "group", "at", F.col("partition").alias("shard")).alias("record"),
-            no_end,
-        )
-        for records, state in ((halves, "prepared"), (parked, "parked"))
-    ]
+    fresh = records.where(F.col("fault").isNull()).select(
+        "id",
+        F.when(F.col("kind") == "parked", "parked").otherwise("prepared").alias("state"),
+        "offset",
+        F.struct("alive", "group", "at", F.col("partition").alias("shard")).alias("record"),
+        no_end,
+    )
     ends = outcomes.select(
         "id",
         F.explode(F.array(F.lit("prepared"), F.lit("parked"))).alias("state"),
@@ -71,8 +66,7 @@ def pending(
         F.col("at").alias("ended"),
     )
     last = (
-        known.unionAll(fresh[0])
-        .unionAll(fresh[1])
+        known.unionAll(fresh)
         .unionAll(ends)
         .groupBy("id", "state")
         .agg(F.max_by("record", "offset").alias("last"), F.max("offset").alias("offset"), F.max("ended").alias("ended"))
