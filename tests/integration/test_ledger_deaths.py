@@ -129,12 +129,12 @@ def rows(table: Path, folders: str) -> list[dict[str, Any]]:
 def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) -> int:
     """Run the command as a user does and give its exit status."""
     options = {
-        "--master": "local[2]",
+        "--master": "local[1]",
         "--memory": "1g",
         "--max-records": str(max_records),
         "--output": str(folder),
     }
-    conf = QUICK | {"spark.sql.shuffle.partitions": "2"}
+    conf = QUICK | {"spark.sql.shuffle.partitions": "1"}
     settings = {
         "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,
         "HALFWAY_KAFKA_PREFIX": topics.access.prefix,

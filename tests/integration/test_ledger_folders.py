@@ -13,7 +13,7 @@ from halfway.pipeline import delta
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
-from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Progress, Span
+from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Span
 from tests.integration.dying_ledger import dying
 from tests.integration.ledgers import FORMATS, DiedError, Topics, die, ended_ids, pending_ids, run
 
@@ -96,11 +96,7 @@ def test_batches_are_merged_and_read_once_wherever_that_ends(
             with pytest.raises(StreamingQueryException, match="DiedError"):
                 run(spark, topics, tmp_path, options)
         assert {"batch=0", "batch=0-1", "batch=1"} <= look()
-
-    def done(_: Progress) -> None:
-        look()
-
-    ledger.start(spark, topics.access, folder, options, done=done).awaitTermination()
+    run(spark, topics, tmp_path, options)
     assert {"batch=0-1", "batch=2-3", "batch=0-3"} <= look()
     # As the eighth batch would: what the four first stand in together is old enough.
     later = ledger.Tables(spark, folder, topics.access.prefix, options, lambda _: None)
@@ -109,9 +105,8 @@ def test_batches_are_merged_and_read_once_wherever_that_ends(
     table = later._ended(spark)
     assert table is not None
     reads.append(sorted(row["id"] for row in table.collect()))
-    for earlier, afterwards in pairwise(reads):
-        assert {*earlier} <= {*afterwards}
-        assert len({*afterwards}) == len(afterwards)
+    assert all(len({*found}) == len(found) for found in reads)
+    assert all({*earlier} <= {*afterwards} for earlier, afterwards in pairwise(reads))
     assert reads[-1] == reads[-2] == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
 

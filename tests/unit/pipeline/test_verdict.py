@@ -106,6 +106,13 @@ class Scenario:
 
 
 SCENARIOS: dict[str, Scenario] = {}
+OLD = Facts(provable_since=NOW - 5 * HOUR, op_whole_since=((2, 0), (3, NOW - 20 * HOUR), (4, NOW - 5 * HOUR)))
+"""Messages and ops have been deleted by age."""
+CLEANED = Facts(
+    op_whole_since=((0, NOW - HOUR - HORIZON + 1),),
+    last_of_keys=(("k1", NOW - HOUR - 5), ("k2", NOW - 2 * HOUR), ("k3", None)),
+)
+"""Messages have been replaced, and ops deleted by age, in the last hour."""
 
 
 def scenario(
@@ -245,7 +252,7 @@ def what_stands_in_an_unsettled_part_is_not_judged(history: History) -> None:
 
 @scenario(
     [("a-old", "expired_unknown"), ("b-new", "lost"), ("c-old-and-there", "committed_ok")],
-    facts=Facts(provable_since=NOW - 5 * HOUR),
+    facts=OLD,
 )
 def messages_that_their_topic_has_deleted_by_age_are_not_lost(history: History) -> None:
     """A message is missing only where its topic must still have it; where it need not, nothing is proved either."""
@@ -263,7 +270,7 @@ def messages_that_their_topic_has_deleted_by_age_are_not_lost(history: History) 
         ("d-new", "pending"),
         ("e-old-and-gone", "expired_unknown"),
     ],
-    facts=Facts(op_whole_since=((0, NOW - 20 * HOUR), (1, NOW - 5 * HOUR), (2, 0))),
+    facts=OLD,
 )
 def messages_whose_op_was_deleted_by_age_are_not_leaked(history: History) -> None:
     """Op markers are kept for a time, and what is older is unknown; a half that stands has not ended, however old."""
@@ -274,13 +281,13 @@ def messages_whose_op_was_deleted_by_age_are_not_leaked(history: History) -> Non
     history.half("e-old-and-gone", alive=False, at=NOW - 10 * HOUR)
 
 
-@scenario([(SERVER_MADE, "leaked")], facts=Facts(op_whole_since=((3, NOW - 20 * HOUR), (4, NOW - 5 * HOUR))))
+@scenario([(SERVER_MADE, "leaked")], facts=OLD)
 def the_shard_of_an_id_that_halfway_made_tells_since_when_its_op_must_be_there(history: History) -> None:
     """What another shard has deleted by age proves nothing about this one."""
     history.message(SERVER_MADE, 1, 1, at=NOW - 10 * HOUR)
 
 
-@scenario([("a", "expired_unknown")], facts=Facts(op_whole_since=((0, NOW - HOUR - HORIZON + 1),)))
+@scenario([("a", "expired_unknown")], facts=CLEANED)
 def a_late_tombstone_outlives_its_op(history: History) -> None:
     """A stray half is buried up to a horizon after the outcome, which may be deleted a horizon earlier."""
     history.half("a", alive=False)
@@ -288,7 +295,7 @@ def a_late_tombstone_outlives_its_op(history: History) -> None:
 
 @scenario(
     [("a-replaced", "committed_ok"), ("b-lost", "lost"), ("c-by-another-clock", "committed_ok")],
-    facts=Facts(last_of_keys=(("k1", NOW - HOUR - 5), ("k2", NOW - 2 * HOUR), ("k3", None))),
+    facts=CLEANED,
 )
 def a_message_that_a_later_one_of_its_key_replaced_is_not_lost(history: History) -> None:
     """In a compacted topic only the last record of a key must stand; clocks differ, and others' times tell nothing."""
