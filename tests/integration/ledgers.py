@@ -81,6 +81,14 @@ class Topics:
         self._half(f"tx-{number}", number)
         self._producer.commit_transaction(30)
 
+    def write_garbage(self) -> None:
+        """Write a record into each topic that nobody can read; the one in op says that it is an outcome."""
+        self._producer.begin_transaction()
+        for kind in ("half", "parked"):
+            self._producer.produce(self.access.topic(kind), b"garbage", b"who-knows", 0)
+        self._put("op", "damaged", 0, b"garbage", "committed")
+        self._producer.commit_transaction(30)
+
     def remove_ops(self) -> None:
         """Remove what op holds, as retention does, the markers of its Kafka transactions too."""
         # They come a moment after what they end.
@@ -152,6 +160,21 @@ def ended_ids(spark: "SparkSession", folder: Path) -> list[str]:
 def pending_ids(spark: "SparkSession", folder: Path) -> list[str]:
     _, pending = tables(spark, folder)
     return sorted(row["id"] for row in pending.select("id").collect())
+
+
+def unreadable(spark: "SparkSession", folder: Path) -> list[tuple[str, str]]:
+    """Give kind of topic and error of what stands in quarantine."""
+    found = ledger.quarantine(spark, Folder(spark, str(folder)))
+    rows = found.collect() if found is not None else []
+    return sorted((row["topic"].rpartition(".")[2], row["error"]) for row in rows)
+
+
+GARBAGE = [
+    ("half", "no header halfway-kind"),
+    ("op", "ValueError: not in Avro single-object encoding where a op record was expected"),
+    ("parked", "no header halfway-kind"),
+]
+"""What `write_garbage` leaves there."""
 
 
 class DiedError(Exception):

@@ -7,7 +7,7 @@ from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions, Progress
 from tests.fixtures_spark import Command
-from tests.integration.ledgers import SHARDS, Topics, ended_ids, pending_ids, run
+from tests.integration.ledgers import SHARDS, Topics, ended_ids, pending_ids, run, unreadable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +37,7 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
     run(spark, topics, tmp_path)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == []
+    assert unreadable(spark, tmp_path) == []
 
 
 def test_an_outcome_counts_whose_tombstone_was_never_seen(

@@ -21,6 +21,7 @@ from tests.integration import dying_ledger
 from tests.integration.dying_ledger import Moment, dying
 from tests.integration.ledgers import (
     FORMATS,
+    GARBAGE,
     MESSAGE,
     SHARDS,
     Topics,
@@ -28,6 +29,7 @@ from tests.integration.ledgers import (
     ended_ids,
     pending_ids,
     run,
+    unreadable,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +42,10 @@ def test_it_can_fail_at_any_moment_of_a_batch(
 ) -> None:
     """Again and again in the same batch, the first and the second: no row is lost and none is doubled.
 
-    Whoever reads meanwhile sees the tables of the batch before, also while only one of them has the next one.
+    What nobody can read is put into quarantine, once too, and stops nothing. Whoever reads meanwhile sees the tables of
+    the batch before, also while only one of them has the next one.
     """
+    topics.write_garbage()
     topics.write(0, 60)
     prepared = topics.ended | topics.pending
     topics.end_rest()
@@ -66,6 +70,7 @@ def test_it_can_fail_at_any_moment_of_a_batch(
     run(spark, topics, tmp_path, options)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == ["tx-100"]
+    assert unreadable(spark, tmp_path) == GARBAGE
 
 
 @pytest.mark.xdist_group("spark-submit")
