@@ -40,8 +40,8 @@ LOCAL = SparkOptions(
     memory="2g",
     conf=QUICK
     | {
-        "spark.sql.shuffle.partitions": "4",
-        "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "4",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
         "spark.default.parallelism": "2",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     },

@@ -3,7 +3,9 @@
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
@@ -24,7 +26,7 @@ from halfway.kafka import codec
 from halfway.pipeline.access import KafkaAccess, load
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.jobs.audit import AuditOptions
+from halfway.pipeline.jobs.audit import AuditOptions, Summary
 from halfway.pipeline.sources import KafkaSource
 from tests.acceptance.guarded_kafka import USERS, GuardedKafka, credentials
 from tests.acceptance.topics import Cluster, Record
@@ -211,20 +213,55 @@ def _of(records: list[Record], ids: list[str]) -> list[Record]:
     return [record for record in records if record.key in keys]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """An audit, with the coordinator's own settings, of a user who may only read."""
+
+    folder: Path
+    summary: Summary
+    told: str
+    """What this process has printed and logged meanwhile, with the plan of a reading."""
+
+
+@pytest.fixture(scope="module")
+def audited(
+    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], tmp_path_factory: pytest.TempPathFactory
+) -> Audited:
+    kafka, _ = cleaned
+    rights = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
+    for topic in TOPICS:
+        kafka.allow("entitled", ResourceType.TOPIC, topic, *rights)
+    settings = {
+        "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": kafka.guarded_servers,
+        "HALFWAY_KAFKA_PREFIX": PREFIX,
+        **credentials("entitled", USERS["entitled"]),
+    }
+    folder, told, everything = tmp_path_factory.mktemp("entitled"), StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(told), everything.level
+    everything.addHandler(handler)
+    everything.setLevel(logging.DEBUG)
+    try:
+        with redirect_stdout(told), redirect_stderr(told):
+            source = KafkaSource(spark, load(settings))
+            summary = audit.run(spark, source, Folder(spark, str(folder)), AuditOptions(grace_ms=0))
+            source.committed(["kept"]).explain(mode="extended")
+    finally:
+        everything.removeHandler(handler)
+        everything.setLevel(level)
+    return Audited(folder=folder, summary=summary, told=told.getvalue())
+
+
 def test_what_kafka_has_removed_is_no_anomaly(
-    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], tmp_path: Path
+    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], audited: Audited
 ) -> None:
     """With halves, tombstones, old ops and messages gone, each verdict is right or says that it cannot be known.
 
     And what is lost, leaked or gone all the same is found.
     """
-    kafka, writer = cleaned
-    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
-    source = KafkaSource(spark, access)
-    summary = audit.run(spark, source, Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
-    assert anomalies(spark, tmp_path) == writer.planted
-    assert summary.quarantined == 0
-    rows = spark.read.parquet(str(tmp_path / audit.VERDICTS)).orderBy("id", "life").collect()
+    _, writer = cleaned
+    assert anomalies(spark, audited.folder) == writer.planted
+    assert audited.summary.quarantined == 0
+    rows = spark.read.parquet(str(audited.folder / audit.VERDICTS)).orderBy("id", "life").collect()
     # Of an id that was used twice the last use has the whole story.
     found = {row["id"]: row["verdict"] for row in rows if row["id"] not in writer.planted}
     gone = writer.expected.keys() - found.keys()
@@ -239,29 +276,15 @@ def anomalies(spark: "SparkSession", folder: Path) -> dict[str, str]:
 
 
 def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
-    spark: "SparkSession",
-    cleaned: tuple[GuardedKafka, Writer],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    cleaned: tuple[GuardedKafka, Writer], audited: Audited
 ) -> None:
     """With the coordinator's own settings, a password and three rights on topics; the password stands in no output."""
-    kafka, writer = cleaned
-    rights = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
-    for topic in TOPICS:
-        kafka.allow("entitled", ResourceType.TOPIC, topic, *rights)
-    settings = {
-        "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": kafka.guarded_servers,
-        "HALFWAY_KAFKA_PREFIX": PREFIX,
-        **credentials("entitled", USERS["entitled"]),
-    }
-    with caplog.at_level(logging.DEBUG):
-        source = KafkaSource(spark, load(settings))
-        summary = audit.run(spark, source, Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
-        source.committed(["kept"]).explain(mode="extended")
-    assert summary.anomalies == len(writer.planted)
-    shown = "".join((*capfd.readouterr(), caplog.text, *(file.read_text() for file in tmp_path.glob("*.json"))))
-    assert USERS["entitled"] not in shown
+    _, writer = cleaned
+    assert audited.summary.anomalies == len(writer.planted)
+    assert "Physical Plan" in audited.told
+    files = list(audited.folder.glob("*.json"))
+    assert files
+    assert USERS["entitled"] not in "".join((audited.told, *(file.read_text() for file in files)))
 
 
 def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
