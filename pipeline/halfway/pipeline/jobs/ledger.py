@@ -19,7 +19,7 @@ from halfway.pipeline.sources import COLUMNS, KafkaSource, kafka_options
 from halfway.pipeline.transforms import ledger as transform
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from halfway.pipeline.access import KafkaAccess
@@ -40,7 +40,6 @@ WIDTHS: Final = (100, 10_000)
 LARGE_BYTES: Final = 16 << 20
 """Folders that hold more on average are not worth being merged."""
 _FILE_BYTES: Final = 256 << 20
-_KIND: Final = max(map(len, KINDS))
 _SMALL_BATCH: Final = 250_000
 _STREAM: Final = "metadata"
 _LOOKS: Final = 10
@@ -154,9 +153,9 @@ class Tables:
         try:
             count = kept.count()
             files = 1 if count <= _SMALL_BATCH else 2
-            is_op = F.col("topic") == self._prefix + "op"
-            op = reading.InternalRecords(kept.where(is_op), "op")
-            others = reading.InternalRecords(kept.where(~is_op), F.substring("topic", len(self._prefix) + 1, _KIND))
+            kind = F.substr("topic", F.lit(len(self._prefix) + 1))
+            op = reading.InternalRecords(kept.where(self._is_op()), "op")
+            others = reading.InternalRecords(kept.where(~self._is_op()), kind)
             outcomes, has_errors = reading.noting(reading.decoded_outcomes(op.records), "error")
             ended = self._add(transform.ledger(outcomes).coalesce(files), ENDED, number)
             open_still = self._pending_after(number, others.records, records.outcomes(op.records).select("id", "at"))
@@ -179,8 +178,10 @@ class Tables:
     def _without_payloads(self, batch: DataFrame) -> DataFrame:
         """Keep the values of op only: of the others it matters whether there is one."""
         nothing = F.when(F.col("value").isNotNull(), F.lit(bytearray()))
-        is_op = F.col("topic") == self._prefix + "op"
-        return batch.withColumn("value", F.when(is_op, F.col("value")).otherwise(nothing))
+        return batch.withColumn("value", F.when(self._is_op(), F.col("value")).otherwise(nothing))
+
+    def _is_op(self) -> Column:
+        return F.col("topic") == self._prefix + "op"
 
     def _pending_after(self, number: int, told: DataFrame, outcomes: DataFrame) -> DataFrame:
         # The stream's own session: what is noted in it is told only to what runs in it.
