@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEED = 20
-COUNT = 3_000
+COUNT = 2_000
 NO_GRACE = AuditOptions(grace_ms=0)
 BEHIND = "behind-what-hangs"
 """Its message cannot be read yet: it stands behind a Kafka transaction that was left open."""

@@ -1,11 +1,13 @@
 """The ledger's folder over months: merged, compacted, restored, and of one format."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 
 from halfway.pipeline import delta
@@ -13,19 +15,15 @@ from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Span
-from tests.integration.dying_ledger import dying
-from tests.integration.ledgers import FORMATS, DiedError, Topics, die, ended_ids, pending_ids, run
+from tests.integration.ledgers import DiedError, Topics, ended_ids, pending_ids, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
-def test_tables_and_checkpoint_and_format_stay_together(
-    spark: "SparkSession", topics: Topics, tmp_path: Path, table_format: Format
-) -> None:
+def test_tables_and_checkpoint_stay_together(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
     """Without the one, or with another state of it, the other is not gone on with; and the remedy helps."""
-    options = LedgerOptions(once=True, format=table_format)
+    options = LedgerOptions(once=True)
     checkpoint, older, newer = tmp_path / ledger.CHECKPOINT, tmp_path / "older", tmp_path / "newer"
     topics.write(0, 30)
     run(spark, topics, tmp_path, options)
@@ -45,10 +43,23 @@ def test_tables_and_checkpoint_and_format_stay_together(
     run(spark, topics, tmp_path, options)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
-    # Rows of one table never stand in two formats, of which a reader sees one.
-    (other,) = {*FORMATS} - {table_format}
-    with pytest.raises(SourceError, match="another format"):
-        run(spark, topics, tmp_path, LedgerOptions(once=True, format=other))
+    refused_in_another_format(spark, topics, tmp_path, "delta")
+
+
+def test_a_delta_table_stays_with_its_checkpoint(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """And is never gone on with in Parquet."""
+    options = LedgerOptions(once=True, format="delta")
+    topics.write(0, 30)
+    run(spark, topics, tmp_path, options)
+    refused_in_another_format(spark, topics, tmp_path, "parquet")
+    shutil.rmtree(tmp_path / ledger.CHECKPOINT)
+    refused(spark, topics, tmp_path, options)
+
+
+def refused_in_another_format(spark: "SparkSession", topics: Topics, folder: Path, other: Format) -> None:
+    """Rows of one table never stand in two formats, of which a reader sees one."""
+    with pytest.raises(SourceError, match=f"another format than {other}"):
+        run(spark, topics, folder, LedgerOptions(once=True, format=other))
 
 
 def refused(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions) -> None:
@@ -113,31 +124,20 @@ def test_batches_are_merged_and_read_once_wherever_that_ends(
 
 
 def test_a_merged_folder_does_not_grow_without_end(
-    spark: "SparkSession", topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches that are large already stay as they are."""
+    """Batches that are large already stay as they are, beside others that are merged."""
     monkeypatch.setattr(ledger, "WIDTHS", (2,))
-    monkeypatch.setattr(ledger, "LARGE_BYTES", 100)
-    topics.write(0, 60)
-    run(spark, topics, tmp_path, LedgerOptions(once=True, max_records=60))
-    names = {name.name for name in (tmp_path / ledger.ENDED).iterdir()}
-    assert len(names) > 2
-    assert names == {f"batch={number}" for number in range(len(names))}
-    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
-
-
-def test_a_delta_table_can_be_compacted_between_batches(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
-    """By deltalake's own means; the batch that was appended last is known still."""
-    options = LedgerOptions(once=True, max_records=120, format="delta")
-    topics.write(0, 75)
-    run(spark, topics, tmp_path, options)
-    topics.write(75, 30)
-    with dying("first table written", die, batch_of_run=1), pytest.raises(StreamingQueryException, match="DiedError"):
-        run(spark, topics, tmp_path, options)
-    DeltaTable(str(tmp_path / ledger.ENDED)).optimize.compact()
-    run(spark, topics, tmp_path, options)
-    assert len(DeltaTable(str(tmp_path / ledger.ENDED)).file_uris()) == 1
-    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+    monkeypatch.setattr(ledger, "LARGE_BYTES", 10_000)
+    tables = ledger.Tables(spark, Folder(spark, str(tmp_path)), "_halfway.", LedgerOptions(), lambda _: None)
+    ended = tmp_path / ledger.ENDED
+    for number, size in enumerate((20_000, 20_000, 1, 1)):
+        folder = ended / f"batch={number}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"id": [os.urandom(size).hex()]}), folder / "part-0.parquet")
+        (folder / "_SUCCESS").touch()
+    tables._merge(4)
+    assert {name.name for name in ended.iterdir()} == {"batch=0", "batch=1", "batch=2", "batch=3", "batch=2-3"}
 
 
 def test_delta_refuses_where_only_spark_could_write() -> None:
