@@ -162,7 +162,10 @@ class Rogue:
         return planted
 
     def plant_garbage(self, history: History) -> None:
-        """Write records into op and half that nobody can read; one of them is an outcome, and its message is there."""
+        """Write records that nobody can read into all topics but the real ones.
+
+        One of them is an outcome, whose message is there, and one a transaction that was parked.
+        """
         for kind in ("op", "half"):
             self._producer.produce(self._prefix + kind, b"\x00garbage", b"who-knows", 0)
         headers = codec.record_headers("op", "shop", "committed")
@@ -170,6 +173,13 @@ class Rogue:
         (named,) = as_messages([message(history.topics[0], "1", key="k")])
         self.message("damaged", named, 1, 1)
         history.expected["damaged"] = "pending"
+        self._producer.produce(
+            self._prefix + "half", None, b"parked", 0, headers=codec.record_headers("half", "shop", "parked")
+        )
+        headers = codec.record_headers("parked", "shop", "parked")
+        self._producer.produce(self._prefix + "parked", b"\xc3\x01garbage-in-avro", b"parked", 0, headers=headers)
+        history.expected["parked"] = "parked"
+        self._producer.produce(self._prefix + "groups", b"\xc3\x01garbage-in-avro", b"garbled", 0)
         self.flush()
 
     def abort(self, history: History) -> None:

@@ -18,15 +18,15 @@ from checker.records import AnyRecord
 from halfway.domain.records import Message
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.folders import Folder
-from halfway.pipeline.jobs import archive, audit, sweep
+from halfway.pipeline.jobs import audit, sweep
 from halfway.pipeline.jobs.audit import AuditOptions
-from halfway.pipeline.pins import Pins
-from halfway.pipeline.sources import KafkaSource, SnapshotSource
+from halfway.pipeline.sources import KafkaSource
 from tests.acceptance.coordinator_process import CoordinatorProcess
 from tests.acceptance.histories import History, Rogue, as_messages, events, write_history
 from tests.acceptance.rest_client import Rest
 from tests.acceptance.topics import Cluster
 from tests.fixtures_kafka import Kafka
+from tests.fixtures_spark import Command
 from tests.unit.pipeline.test_agreement import shown
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ COUNT = 2_000
 NO_GRACE = AuditOptions(grace_ms=0)
 BEHIND = "behind-what-hangs"
 """Its message cannot be read yet: it stands behind a Kafka transaction that was left open."""
+UNREADABLE = ["groups", "half", "op", "op", "parked"]
 LATECOMER = "written-after-the-audit"
 
 
@@ -52,6 +53,12 @@ class World:
     """What callers asked and were told, for the checker."""
     written: list[AnyRecord]
     """The topics as the checker reads them, without what nobody can read."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The coordinator's own, as variables."""
+        servers = self.access.java["bootstrap.servers"]
+        return {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": servers, "HALFWAY_KAFKA_PREFIX": self.access.prefix}
 
 
 @pytest.fixture(scope="module")
@@ -133,29 +140,31 @@ def test_what_cannot_be_read_is_put_into_quarantine(audited: Path) -> None:
     """Records of nobody's making stop no audit; each is told by topic, partition, offset and error."""
     found = rows(audited, audit.QUARANTINE)
     errors = sorted((row["topic"].rpartition(".")[2], row["error"]) for row in found)
-    assert [topic for topic, _ in errors] == ["half", "op", "op"]
+    assert [topic for topic, _ in errors] == UNREADABLE
     assert all(row["offset"] >= 0 and row["partition"] == 0 for row in found)
     assert any("unknown schema fingerprint" in error for _, error in errors)
 
 
-def test_the_same_offsets_give_the_same_rows(
-    spark: "SparkSession", world: World, audited: Path, tmp_path: Path
-) -> None:
+def test_the_same_offsets_give_the_same_rows(command: Command, world: World, audited: Path, tmp_path: Path) -> None:
     """An audit over the offsets of an earlier one reads the same, whatever was written since."""
     world.rogue.commit(LATECOMER, _any_message(world.history))
-    pins = Pins.from_json((audited / audit.OFFSETS).read_text())
-    audit.run(spark, KafkaSource(spark, world.access, pins), Folder(spark, str(tmp_path)), NO_GRACE)
+    offsets = ("--offsets", str(audited / audit.OFFSETS))
+    again = command("audit", *offsets, "--grace-s", "0", "--output", str(tmp_path), **world.settings)
+    assert again.exit_code == 1, again.output
     first, second = (sorted(map(repr, rows(folder, audit.VERDICTS))) for folder in (audited, tmp_path))
     assert first == second
 
 
-def test_an_archive_gives_the_same_verdicts(spark: "SparkSession", world: World, audited: Path, tmp_path: Path) -> None:
+def test_an_archive_gives_the_same_verdicts(command: Command, world: World, audited: Path, tmp_path: Path) -> None:
     """What was archived in Parquet can be audited without Kafka."""
-    pins = Pins.from_json((audited / audit.OFFSETS).read_text())
-    kept = Folder(spark, str(tmp_path / "archive"))
-    archive.run(KafkaSource(spark, world.access, pins), kept, ())
-    audit.run(spark, SnapshotSource(spark, kept), Folder(spark, str(tmp_path / "audit")), NO_GRACE)
-    first, second = (sorted(map(repr, rows(folder, audit.VERDICTS))) for folder in (audited, tmp_path / "audit"))
+    kept = str(tmp_path / "archive")
+    archived = command("archive", "--output", kept, **world.settings)
+    assert archived.exit_code == 0, archived.output
+    assert {line.partition(":")[0] for line in archived.stdout.splitlines()} >= {*world.history.topics}
+    again = command("audit", "--snapshot", kept, "--grace-s", "0", "--output", str(tmp_path / "audit"))
+    assert again.exit_code == 1, again.output
+    found = (rows(folder, audit.VERDICTS) for folder in (audited, tmp_path / "audit"))
+    first, second = (sorted(repr(row) for row in each if row["id"] != LATECOMER) for each in found)
     assert first == second
 
 
@@ -170,13 +179,15 @@ def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", wor
     assert sum(row["pending"] for row in counts) == len(found)
     assert {row["group"] for row in counts} == {"shop", "parking"}
     assert sum(row["due"] for row in counts) == 0, "the group's own first check is in an hour"
+    wrong = sorted(row["topic"].rpartition(".")[2] for row in rows(tmp_path, sweep.QUARANTINE))
+    assert wrong == ["groups", "half", "op"], "what is not decoded is not damaged"
 
 
 def test_the_summary_counts_every_verdict(world: World, audited: Path) -> None:
     """What is printed adds up to what was written."""
     summary = json.loads((audited / audit.SUMMARY).read_text())
     assert sum(summary[name] for name in set(world.history.expected.values())) == len(world.history.expected)
-    assert summary["quarantined"] == 3
+    assert summary["quarantined"] == len(UNREADABLE)
 
 
 def _any_message(history: History) -> Message:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from halfway.pipeline.transforms.verdict import ANOMALIES, FINE
 from tests.acceptance.archives import HISTORY, verdicts_in, verdicts_of, write_archive
 from tests.fixtures_spark import QUICK, Command, as_options, without_spark
 
@@ -45,6 +46,17 @@ def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(co
     assert "gone-1" in (tmp_path / "report" / "anomalies.csv").read_text()
 
 
+def test_audit_exits_0_where_all_is_well_and_prints_a_table(command: Command, tmp_path: Path) -> None:
+    """Each verdict with its count, and nothing about anomalies."""
+    write_archive(tmp_path / "archive", fine=["fine-1", "fine-2"], open_still=["open-1"])
+    audited = command("audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"))
+    assert (audited.exit_code, audited.stderr) == (0, "")
+    header, *lines = (line.split() for line in audited.stdout.splitlines())
+    assert header == ["verdict", "transactions"]
+    counts = dict.fromkeys((*FINE, *ANOMALIES), "0") | {"committed_ok": "2", "pending": "1"}
+    assert lines == [[name, count] for name, count in counts.items()]
+
+
 def test_without_java_the_command_says_what_to_install(tmp_path: Path) -> None:
     """Exit status 2 and one line with the remedy, no traceback."""
     settings = {"JAVA_HOME": str(tmp_path), "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9"}
@@ -70,13 +82,14 @@ def test_a_horizon_of_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_coordinators_file_says_when_a_transaction_is_due(command: Command, tmp_path: Path) -> None:
-    """Of the file's own first check and horizon, the command line above them: as for the coordinator."""
+    """By its first check; the command line is above it, as for the coordinator."""
     write_archive(tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
     (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 86400\n")
     job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--json")
     with_file = (*job, "--config", str(tmp_path / "halfway.toml"))
-    due = [json.loads(command(*arguments).stdout)[0]["due"] for arguments in (job, with_file)]
-    assert due == [1, 0]
+    told = (*with_file, "--due-after-s", "1")
+    due = [json.loads(command(*arguments).stdout)[0]["due"] for arguments in (job, with_file, told)]
+    assert due == [1, 0, 1]
 
 
 @pytest.mark.parametrize(

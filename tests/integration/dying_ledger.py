@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from halfway.pipeline import cli
-from halfway.pipeline.jobs.ledger import ENDED, Tables
+from halfway.pipeline.jobs.ledger import ENDED, QUARANTINE, Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Moment = Literal["begun", "half written", "first table written", "all written"]
+Moment = Literal["half written", "first table written", "quarantine begun", "all written"]
 _LOOK_S = 0.0005
 
 
@@ -35,8 +35,6 @@ def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> 
 
     def dying_write(self: Tables, batch: "DataFrame", number: int) -> None:
         batches.append(number)
-        if len(batches) == batch_of_run and moment == "begun":
-            die()
         if len(batches) == batch_of_run and moment == "half written":
             unfinished = Path(self._output.path(ENDED, f"batch={number}", "_temporary"))
             threading.Thread(target=_die_when_there, args=[unfinished, die], daemon=True).start()
@@ -46,6 +44,8 @@ def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> 
             die()
 
     def dying_add(self: Tables, table: "DataFrame", name: str, number: int) -> int:
+        if len(batches) == batch_of_run and moment == "quarantine begun" and name == QUARANTINE:
+            die()
         rows = add(self, table, name, number)
         if len(batches) == batch_of_run and moment == "first table written":
             die()

@@ -8,7 +8,7 @@ from uuid import uuid4
 from confluent_kafka import OFFSET_END, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]  # they are there
 
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
 from halfway.pipeline.access import KafkaAccess
@@ -75,6 +75,22 @@ class Topics:
         self._producer.commit_transaction(30)
         self.ended |= {f"tx-{number}" for number in numbers}
 
+    def park(self, number: int) -> None:
+        """Park what is pending, as the coordinator does that has asked for long enough."""
+        name = f"tx-{number}"
+        parked = Parked(half=self._prepared(name, number), reason="exhausted", parked_at=CREATED, checks=15)
+        self._producer.begin_transaction()
+        self._put("parked", name, number, codec.encode_parked(parked), "parked")
+        self._put("half", name, number, None, "parked")
+        self._producer.commit_transaction(30)
+
+    def resume(self, number: int) -> None:
+        """Take up again what is parked."""
+        self._producer.begin_transaction()
+        self._half(f"tx-{number}", number)
+        self._put("parked", f"tx-{number}", number, None, "prepared")
+        self._producer.commit_transaction(30)
+
     def write_half(self, number: int) -> None:
         """Write a half alone, of which the tombstone is gone or not there yet."""
         self._producer.begin_transaction()
@@ -109,7 +125,10 @@ class Topics:
         return [told[partition].result(20).offset for partition in asked]
 
     def _half(self, name: str, number: int) -> None:
-        half = Half(
+        self._put("half", name, number, codec.encode_half(self._prepared(name, number)), "prepared")
+
+    def _prepared(self, name: str, number: int) -> Half:
+        return Half(
             id=name,
             group="g",
             messages=(MESSAGE,),
@@ -117,7 +136,6 @@ class Topics:
             since=CREATED + number,
             fingerprint=b"f" * 16,
         )
-        self._put("half", name, number, codec.encode_half(half), "prepared")
 
     def _end(self, name: str, number: int, kind: OpKind, *, tombstone: bool = True) -> None:
         op = Op(
@@ -160,6 +178,12 @@ def ended_ids(spark: "SparkSession", folder: Path) -> list[str]:
 def pending_ids(spark: "SparkSession", folder: Path) -> list[str]:
     _, pending = tables(spark, folder)
     return sorted(row["id"] for row in pending.select("id").collect())
+
+
+def parked_ids(spark: "SparkSession", folder: Path) -> list[str]:
+    """Give, of what is pending, what halfway has stopped asking about."""
+    _, pending = tables(spark, folder)
+    return sorted(row["id"] for row in pending.where("state = 'parked'").select("id").collect())
 
 
 def unreadable(spark: "SparkSession", folder: Path) -> list[tuple[str, str]]:

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halfway.pipeline import delta
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions, Progress
 from tests.fixtures_spark import Command
-from tests.integration.ledgers import SHARDS, Topics, ended_ids, pending_ids, run, unreadable
+from tests.integration.ledgers import SHARDS, Topics, ended_ids, parked_ids, pending_ids, run, unreadable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,9 +19,12 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
 ) -> None:
     """Over several batches and starts: a row when it ends, what has not ended stands apart, aborted writes nowhere.
 
-    Each batch is told: what it read and wrote, and what is pending after it.
+    What is parked is pending until it is ended, resumed or not. Each batch is told: what it read and wrote, and what is
+    pending after it.
     """
     topics.write(0, 150)
+    for number in (0, 3, 6):
+        topics.park(number)
     batches: list[Progress] = []
     folder = Folder(spark, str(tmp_path))
     few = LedgerOptions(once=True, max_records=220)
@@ -28,11 +32,13 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
     assert [one.batch for one in batches] == list(range(len(batches)))
     assert len(batches) > 1
     assert sum(one.ended for one in batches) == len(topics.ended)
-    assert sum(one.records for one in batches) == 150 + 2 * len(topics.ended)
+    assert sum(one.records for one in batches) == 150 + 2 * len(topics.ended) + 2 * 3
     assert batches[-1].pending == len(topics.pending)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+    assert parked_ids(spark, tmp_path) == ["tx-0", "tx-3", "tx-6"]
     topics.write(150, 50)
+    topics.resume(3)
     topics.end_rest()
     run(spark, topics, tmp_path)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
@@ -77,16 +83,20 @@ def test_outcomes_that_were_removed_before_they_were_read_are_told(
     topics.write_outcomes(*range(100, 100 + missed))
     topics.remove_ops()
     once()
+    once()
     (warning,) = warnings
     # In both shards, the marker of their Kafka transaction too.
     assert f"removed up to {missed + SHARDS} records of {topics.access.topic('op')}" in warning
 
 
 def test_the_command_tells_what_it_does(command: Command, topics: Topics, tmp_path: Path) -> None:
-    """Folder and topics, each batch, and at the end the outcomes; on stderr, and not the password."""
+    """Folder and topics, each batch, and at the end the outcomes; on stderr, and not the password.
+
+    It writes the format that it was asked for.
+    """
     topics.write(0, 30)
     result = command(
-        *("ledger", "--once", "--output", str(tmp_path)),
+        *("ledger", "--once", "--format", "delta", "--output", str(tmp_path)),
         HALFWAY_KAFKA__BOOTSTRAP_SERVERS=topics.access.bootstrap_servers,
         HALFWAY_KAFKA_PREFIX=topics.access.prefix,
         HALFWAY_PIPELINE_KAFKA__SSL_KEY_PASSWORD="not-to-be-told",
@@ -99,3 +109,4 @@ def test_the_command_tells_what_it_does(command: Command, topics: Topics, tmp_pa
     assert "20 ended, 10 pending" in batch
     assert "20 outcomes written" in ended
     assert "not-to-be-told" not in result.stderr
+    assert delta.LOG in {file.name for file in (tmp_path / ledger.ENDED).iterdir()}

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from tests.fixtures_spark import QUICK, as_options, without_spark
 from tests.integration import dying_ledger
 from tests.integration.dying_ledger import Moment, dying
 from tests.integration.ledgers import (
+    CREATED,
     FORMATS,
     GARBAGE,
     MESSAGE,
@@ -35,6 +37,9 @@ from tests.integration.ledgers import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+SECRET = "not-to-be-told"
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
@@ -52,6 +57,7 @@ def test_it_can_fail_at_any_moment_of_a_batch(
     prepared = topics.ended | topics.pending
     topics.end_rest()
     topics.write_half(100)
+    topics.write_garbage()
     options = LedgerOptions(once=True, max_records=120, format=table_format)
 
     def fail(moment: Moment, batch: int) -> None:
@@ -61,12 +67,13 @@ def test_it_can_fail_at_any_moment_of_a_batch(
 
     fail("first table written", 1)
     assert ledger.tables(spark, Folder(spark, str(tmp_path))) is None
-    fail("begun", 2)
+    fail("quarantine begun", 1)
+    fail("all written", 1)
     ended, pending = seen = ended_ids(spark, tmp_path), pending_ids(spark, tmp_path)
     assert len({*ended, *pending}) == len(ended) + len(pending)
     assert {*ended, *pending} <= prepared
     assert topics.ended & {*pending}, "what the second batch ends is pending before it"
-    fail("first table written", 1)
+    fail("first table written", 2)
     assert (ended_ids(spark, tmp_path), pending_ids(spark, tmp_path)) == seen
     fail("all written", 1)
     if table_format == "delta":
@@ -74,16 +81,33 @@ def test_it_can_fail_at_any_moment_of_a_batch(
     run(spark, topics, tmp_path, options)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == ["tx-100"]
-    assert unreadable(spark, tmp_path) == GARBAGE
+    assert unreadable(spark, tmp_path) == sorted(GARBAGE * 2)
+
+
+def test_what_kafka_removes_between_two_attempts_takes_no_row_away(
+    spark: "SparkSession", topics: Topics, tmp_path: Path
+) -> None:
+    """A batch that is repeated can find fewer records than before; what was written of it stays."""
+    topics.write(0, 30)
+    with dying("first table written", die, batch_of_run=1), pytest.raises(StreamingQueryException, match="DiedError"):
+        run(spark, topics, tmp_path)
+    topics.remove_ops()
+    run(spark, topics, tmp_path)
+    assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
 
 
 @pytest.mark.xdist_group("spark-submit")
 @pytest.mark.timeout(300)
 def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topics: Topics, tmp_path: Path) -> None:
-    """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind."""
+    """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind.
+
+    None of the two tells the password.
+    """
     topics.write(0, 100)
     assert process(topics, tmp_path, dying_ledger.__name__, "half written") == -signal.SIGKILL
     assert batch_under_way(tmp_path)
+    assert list((tmp_path / ledger.ENDED).glob("batch=*/_temporary")), "nothing was half written"
     assert process(topics, tmp_path, "halfway.pipeline", max_records=1_000) == 0
     ended = rows(tmp_path / ledger.ENDED, "batch=*")
     assert [row["id"] for row in ended] == sorted(topics.ended)
@@ -91,9 +115,12 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topi
         number = int(row["id"].removeprefix("tx-"))
         assert row["outcome"] == ("committed" if number % 3 == 1 else "rolled_back")
         assert (row["group"], row["cause"], row["checks"]) == ("g", "producer", 0)
+        assert row["prepared_at"].replace(tzinfo=UTC) == datetime.fromtimestamp((CREATED + number) / 1000, UTC)
+        assert row["ended_at"] - row["prepared_at"] == timedelta(milliseconds=row["latency_ms"])
         assert (row["topics"], row["messages"], row["size"]) == ([MESSAGE.topic], 1, 2)
         assert row["shard"] == number % SHARDS
     assert len({(row["shard"], row["op_offset"]) for row in ended}) == len(ended)
+    assert SECRET not in (tmp_path / "told").read_text()
     newest = max(int(folder.name.removeprefix("batch=")) for folder in (tmp_path / ledger.PENDING).iterdir())
     assert [row["id"] for row in rows(tmp_path / ledger.PENDING, f"batch={newest}")] == sorted(topics.pending)
 
@@ -151,16 +178,17 @@ def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) 
     settings = {
         "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,
         "HALFWAY_KAFKA_PREFIX": topics.access.prefix,
+        "HALFWAY_PIPELINE_KAFKA__SSL_KEY_PASSWORD": SECRET,
     }
-    running = subprocess.Popen(
-        [
-            *(sys.executable, "-m", *program, "ledger", "--once"),
-            *(part for pair in options.items() for part in pair),
-            *as_options(conf),
-        ],
-        env=without_spark() | settings,
-        start_new_session=True,
-    )
+    command = [
+        *(sys.executable, "-m", *program, "ledger", "--once"),
+        *(part for pair in options.items() for part in pair),
+        *as_options(conf),
+    ]
+    with (folder / "told").open("a") as told:
+        running = subprocess.Popen(
+            command, env=without_spark() | settings, stdout=told, stderr=told, start_new_session=True
+        )
     try:
         return running.wait(300)
     finally:

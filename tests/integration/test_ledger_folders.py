@@ -25,17 +25,23 @@ def test_tables_and_checkpoint_stay_together(spark: "SparkSession", topics: Topi
     """Without the one, or with another state of it, the other is not gone on with; and the remedy helps."""
     options = LedgerOptions(once=True)
     checkpoint, older, newer = tmp_path / ledger.CHECKPOINT, tmp_path / "older", tmp_path / "newer"
+    ended, away = tmp_path / ledger.ENDED, tmp_path / "away"
     topics.write(0, 30)
     run(spark, topics, tmp_path, options)
     shutil.copytree(checkpoint, older)
     topics.write(30, 30)
     run(spark, topics, tmp_path, options)
+    refused_in_another_format(spark, topics, tmp_path, "delta")
     checkpoint.rename(newer)
     refused(spark, topics, tmp_path, options)
     older.rename(checkpoint)
     refused(spark, topics, tmp_path, options)
     shutil.rmtree(checkpoint)
     newer.rename(checkpoint)
+    for missing in (ended, *ended.iterdir()):
+        missing.rename(away)
+        refused(spark, topics, tmp_path, options)
+        away.rename(missing)
     shutil.rmtree(tmp_path / ledger.PENDING)
     refused(spark, topics, tmp_path, options)
     for name in (ledger.ENDED, ledger.CHECKPOINT):
@@ -43,7 +49,6 @@ def test_tables_and_checkpoint_stay_together(spark: "SparkSession", topics: Topi
     run(spark, topics, tmp_path, options)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
     assert pending_ids(spark, tmp_path) == sorted(topics.pending)
-    refused_in_another_format(spark, topics, tmp_path, "delta")
 
 
 def test_a_delta_table_stays_with_its_checkpoint(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
@@ -52,8 +57,9 @@ def test_a_delta_table_stays_with_its_checkpoint(spark: "SparkSession", topics: 
     topics.write(0, 30)
     run(spark, topics, tmp_path, options)
     refused_in_another_format(spark, topics, tmp_path, "parquet")
-    shutil.rmtree(tmp_path / ledger.CHECKPOINT)
-    refused(spark, topics, tmp_path, options)
+    for missing in (ledger.ENDED, ledger.CHECKPOINT):
+        shutil.rmtree(tmp_path / missing)
+        refused(spark, topics, tmp_path, options)
 
 
 def refused_in_another_format(spark: "SparkSession", topics: Topics, folder: Path, other: Format) -> None:
@@ -64,7 +70,7 @@ def refused_in_another_format(spark: "SparkSession", topics: Topics, folder: Pat
 
 def refused(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions) -> None:
     there = ended_files(folder)
-    with pytest.raises(SourceError, match=r"take another folder, or delete .*ended.* _checkpoint") as error:
+    with pytest.raises(SourceError, match=r"take another folder, or delete .* _checkpoint") as error:
         run(spark, topics, folder, options)
     assert str(folder) in str(error.value)
     assert ended_files(folder) == there
@@ -136,7 +142,8 @@ def test_a_merged_folder_does_not_grow_without_end(
         folder.mkdir(parents=True)
         pq.write_table(pa.table({"id": [os.urandom(size).hex()]}), folder / "part-0.parquet")
         (folder / "_SUCCESS").touch()
-    tables._merge(4)
+    for number in range(1, 5):
+        tables._merge(number)
     assert {name.name for name in ended.iterdir()} == {"batch=0", "batch=1", "batch=2", "batch=3", "batch=2-3"}
 
 

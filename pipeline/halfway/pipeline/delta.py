@@ -47,6 +47,14 @@ def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> int:
     return int(table.num_rows)
 
 
+def appended(uri: str, *, writer: str) -> int:
+    """Return the last batch that a writer has appended, -1 where there is none."""
+    from deltalake import DeltaTable
+
+    last = DeltaTable(uri).transaction_version(writer) if DeltaTable.is_deltatable(uri) else None
+    return -1 if last is None else int(last)
+
+
 def newest(uri: str, *, writer: str | None) -> int:
     """Return the last batch that a writer has appended; of a writer that is not known, one after all others."""
     from deltalake import DeltaTable

@@ -53,14 +53,15 @@ class Folder:
             return []
         return sorted(str(status.getPath().getName()) for status in system.listStatus(path))
 
-    def matching(self, table: str, folder: str, file: str) -> dict[tuple[str, str], int]:
-        """Return folder, name and size of the files in a table's folders whose names fit the patterns."""
+    def holding(self, table: str, folder: str, file: str) -> list[str]:
+        """Return the names of a table's folders that fit a pattern and hold a file."""
         path, system = self._at(table, folder, file)
-        found = {}
-        for status in system.globStatus(path) or ():
-            at = status.getPath()
-            found[str(at.getParent().getName()), str(at.getName())] = int(status.getLen())
-        return found
+        return sorted(str(status.getPath().getParent().getName()) for status in system.globStatus(path) or ())
+
+    def size(self, *parts: str) -> int:
+        """Return how many bytes the files in a folder have together."""
+        path, system = self._at(*parts)
+        return int(system.getContentSummary(path).getLength())
 
     def delete(self, *parts: str) -> None:
         """Remove it with all that is in it; nothing happens where it is not there."""

@@ -3,10 +3,11 @@
 import csv
 import json
 import re
+import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -57,11 +58,19 @@ def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...]
 
 @pytest.fixture(scope="module")
 def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a report, made where the machine's clock shows another zone's time."""
+    """Give the folder of a report, made where the machine's clock shows another zone's time, of a ledger that runs."""
     folder = tmp_path_factory.mktemp("made")
+    of_ledger = report._of_ledger
+
+    def while_it_runs(*given: Any) -> dict[str, Any]:
+        # Two batches later.
+        shutil.rmtree(folder / "ledger" / ledger.PENDING / "batch=0")
+        return of_ledger(*given)
+
     write_ledger(spark, folder / "ledger")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "Asia/Tokyo")
+        patch.setattr(report, "_of_ledger", while_it_runs)
         time.tzset()
         report.run(spark, Folder(spark, str(folder / "ledger")), None, Folder(spark, str(folder)))
     time.tzset()

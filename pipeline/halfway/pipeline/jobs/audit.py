@@ -89,7 +89,8 @@ def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptio
         judged = verdict.verdicts(
             ops=verdict.of_ops(outcomes.where(F.col("error").isNull())),
             halves=half.records,
-            parked=kept.where(F.col("error").isNull()),
+            # That it is parked is told without decoding it.
+            parked=kept,
             messages=messages,
             # An op that cannot be read tells that there is an outcome, not what it names.
             unsettled=_unsettled(source, op_topic, names).unionAll(unreadable),

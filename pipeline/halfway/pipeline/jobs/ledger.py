@@ -82,8 +82,9 @@ def start(
     """Start the stream; `done` is called after each batch.
 
     Each batch stands in the tables once, whenever the job was killed: Spark's checkpoint repeats a batch that was not
-    finished with the same records. In Parquet a batch has folders of its own and overwrites what an attempt at it has
-    left there; a Delta table knows the last batch that was appended, and is not given it again.
+    finished with the same records, or with fewer where Kafka has removed some meanwhile. So what a table has of it
+    whole stays: in Parquet a batch has folders of its own, and overwrites only what is unfinished there; a Delta table
+    knows the last batch that was appended, and is not given it again.
 
     Raises:
         SourceError: the folder's tables cannot be gone on with, or a topic is not there.
@@ -142,7 +143,7 @@ class Tables:
         there = output.names(ENDED)
         if any(map(_BATCH.match, there)) if self._delta else delta.LOG in there:
             raise SourceError(f"{output.uri!r} holds a ledger of another format than {options.format}")
-        _demand_whole(output)
+        _demand_whole(output, in_delta=self._delta)
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Write one batch; doing it again, whole or after a part of it, leaves the same."""
@@ -222,44 +223,50 @@ class Tables:
             # Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew.
             stream = _stream(self._output)
             return delta.append(table, self._output.qualified(name), writer=stream, batch=number)
+        if self._output.exists(name, f"batch={number}", _DONE):
+            # What is noted while the rows are made has to be told all the same.
+            return _counted(table, lambda rows: rows.write.format("noop").mode("overwrite").save())
         return self._overwrite(table, name, number)
 
     def _overwrite(self, table: DataFrame, name: str, number: int) -> int:
-        written = Observation()
-        counted = table.observe(written, F.count(F.lit(1)).alias("rows"))
-        counted.write.mode("overwrite").parquet(self._output.path(name, f"batch={number}"))
-        return int(written.get["rows"])
+        folder = self._output.path(name, f"batch={number}")
+        return _counted(table, lambda rows: rows.write.mode("overwrite").parquet(folder))
 
     def _merge(self, number: int) -> None:
         """Merge what was finished before a batch into folders of many batches, so that there are never too many.
 
         A merged folder counts when it is whole, in place of those that it contains. They are deleted a round later: a
-        reader that has found them has so much time, and what stands in both is read once.
+        reader that has found them has so much time, and what stands in both is read once. Before it goes on, a ledger
+        has merged each round whole, so only the last one is looked at, again where it was killed then.
         """
         for width in WIDTHS:
-            if number < width:
-                break
+            rounds = number // width
+            if not rounds or (self._started and number % width):
+                continue
             whole = _whole(self._output, ENDED)
-            groups: dict[int, list[Span]] = {}
-            for span in standing(whole):
-                if span.width < width and span.last < number // width * width:
-                    groups.setdefault(span.first // width, []).append(span)
-            for group, spans in groups.items():
-                self._merge_into(Span(group * width, group * width + width - 1), spans)
-            settled = [span for span in whole if span.width == width and span.last < (number // width - 1) * width]
+            merged = Span((rounds - 1) * width, rounds * width - 1)
+            spans = [span for span in standing(whole) if merged.contains(span)]
+            if spans:
+                self._merge_into(merged, spans)
+            settled = [span for span in whole if span.width == width and span.last < merged.first]
             for name in self._output.names(ENDED) if settled else ():
                 small = Span.of(name)
                 if small is not None and any(each.contains(small) for each in settled):
                     self._output.delete(ENDED, name)
 
     def _merge_into(self, merged: Span, spans: list[Span]) -> None:
-        names = {span.name for span in spans}
-        files = self._output.matching(ENDED, "batch=*", "part-*")
-        size = sum(size for (folder, _), size in files.items() if folder in names)
+        size = sum(self._output.size(ENDED, span.name) for span in spans)
         if size > len(spans) * LARGE_BYTES:
             return
-        table = self._spark.read.parquet(*(self._output.path(ENDED, name) for name in sorted(names)))
+        table = self._spark.read.parquet(*(self._output.path(ENDED, span.name) for span in spans))
         table.coalesce(1 + size // _FILE_BYTES).write.mode("overwrite").parquet(self._output.path(ENDED, merged.name))
+
+
+def _counted(table: DataFrame, write: Callable[[DataFrame], None]) -> int:
+    """Write a table and return how many rows it has."""
+    written = Observation()
+    write(table.observe(written, F.count(F.lit(1)).alias("rows")))
+    return int(written.get["rows"])
 
 
 def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
@@ -336,7 +343,7 @@ def standing(whole: Iterable[Span]) -> list[Span]:
 
 def _whole(output: Folder, table: str) -> list[Span]:
     """Return the folders that were written to their end."""
-    spans = (Span.of(folder) for folder, _ in output.matching(table, "batch=*", _DONE))
+    spans = map(Span.of, output.holding(table, "batch=*", _DONE))
     return [span for span in spans if span is not None]
 
 
@@ -357,7 +364,7 @@ def _numbers(output: Folder, log: str) -> list[int]:
     return [int(name) for name in output.names(CHECKPOINT, log) if name.isdigit()]
 
 
-def _demand_whole(output: Folder) -> None:
+def _demand_whole(output: Folder, *, in_delta: bool) -> None:
     """Raise SourceError where tables and checkpoint are not those that were written together."""
     there = [name for name in (ENDED, PENDING, QUARANTINE) if output.names(name)]
     begun = max(_numbers(output, "offsets"), default=-1)
@@ -365,11 +372,26 @@ def _demand_whole(output: Folder) -> None:
     remedy = f"take another folder, or delete {', '.join([*there, CHECKPOINT])} there and begin anew"
     if there and (begun < 0 or not known):
         raise SourceError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")
-    done = _newest(_whole(output, PENDING))
-    if begun - done > 1 or max(done, _newest(_whole(output, ENDED))) > begun:
+    if begun < 0:
+        return
+    pending = _newest(_whole(output, PENDING))
+    ended = delta.appended(output.qualified(ENDED), writer=_stream(output)) if in_delta else _without_gap(output, ENDED)
+    if not max(begun - 1, -1) <= pending <= ended <= begun:
+        last = {ENDED: ended, PENDING: pending}
+        told = ", ".join(f"{name} up to {f'batch {last[name]}' if last[name] >= 0 else 'none'}" for name in last)
         raise SourceError(
-            f"{output.uri!r} holds a {CHECKPOINT} at batch {begun} and tables of another batch ({done}): {remedy}"
+            f"{output.uri!r} holds a {CHECKPOINT} at batch {begun} and tables of other batches ({told}): {remedy}"
         )
+
+
+def _without_gap(output: Folder, table: str) -> int:
+    """Return the last batch before which, in folders that are whole, none is missing; -1 where the first one is."""
+    last = -1
+    for span in standing(_whole(output, table)):
+        if span.first != last + 1:
+            break
+        last = span.last
+    return last
 
 
 def _removed_unread(output: Folder, op: TopicPin) -> int:

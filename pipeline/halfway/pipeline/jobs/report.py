@@ -62,6 +62,8 @@ def run(spark: SparkSession, ledger_folder: Folder | None, audit_folder: Folder 
         if found is None:
             raise SourceError(f"{ledger_folder.uri!r} holds no ledger: run halfway-pipeline ledger first")
         ended, pending = found
+        # At once: a ledger that runs keeps what is pending as of a batch for two more batches.
+        _open_still(pending, output, facts, tables)
         ended.persist()
         try:
             facts["ledger"] = _of_ledger(ended, output, tables, figures)
@@ -69,7 +71,6 @@ def run(spark: SparkSession, ledger_folder: Folder | None, audit_folder: Folder 
             ended.unpersist()
         unread = ledger.quarantine(spark, ledger_folder)
         facts["ledger"]["quarantined"] = 0 if unread is None else unread.count()
-        _open_still(pending, output, facts, tables)
     output.write(_page(facts, figures, tables), PAGE)
     return output.path(PAGE)
 

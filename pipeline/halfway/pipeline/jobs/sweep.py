@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline import records
+from halfway.pipeline import decoding, records
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.transforms import sweep as transform
 
@@ -51,10 +51,12 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
         default_due_after_ms=options.due_after_ms,
     )
     counts.coalesce(1).write.mode("overwrite").parquet(output.path(SWEEP))
-    wrong = reading.all_of([op.faulty(), half.faulty()])
+    unreadable = decoding.quarantined(registered)
+    wrong = reading.all_of([op.faulty(), half.faulty(), None if unreadable.isEmpty() else unreadable])
     if wrong is None:
         output.delete(QUARANTINE)
     else:
         wrong.write.mode("overwrite").parquet(output.path(QUARANTINE))
+    registered.unpersist()
     written = spark.read.parquet(output.path(SWEEP)).orderBy(F.desc("rank"), "group")
     return [row.asDict() for row in written.collect()]

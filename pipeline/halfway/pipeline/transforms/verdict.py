@@ -79,9 +79,9 @@ def verdicts(
     as for the coordinator.
 
     `ops` has the outcomes as `of_ops` gives them, `halves` and `parked` all records of these topics (`parked` with
-    `prepared_at`), `messages` what `records.messages` gives, `unsettled` ids with the time of the record. `topics` says
-    of each real topic since when a missing message proves a loss (`provable_since`) and whether it is `compacted`;
-    `latest_of_keys` is needed where one is.
+    `prepared_at` where it is known), `messages` what `records.messages` gives, `unsettled` ids with the time of the
+    record. `topics` says of each real topic since when a missing message proves a loss (`provable_since`) and whether
+    it is `compacted`; `latest_of_keys` is needed where one is.
     """
     events = _events(ops=ops, halves=halves, parked=parked, messages=messages, unsettled=unsettled)
     slots = _slots(_with_lives(events, limits.horizon_ms), topics, latest_of_keys, limits)
@@ -133,7 +133,8 @@ def _events(
         "gone": last_half.where(~F.col("alive")).withColumn("begin", F.col("at")),
         "parked": last_parked.where("last.alive")
         .select("id", "last.*")
-        .withColumns({"begin": F.col("prepared_at"), "until": F.col("prepared_at")}),
+        # Of one that cannot be decoded it is not known when it was prepared.
+        .withColumns(dict.fromkeys(("begin", "until"), F.coalesce("prepared_at", "at"))),
         "unsettled": unsettled.withColumn("begin", F.col("at")),
     }
     shape = columns_of(_EVENT)
