@@ -56,7 +56,9 @@ class Watch:
                     used, memory = process.cpu_times(), process.memory_info()
             except psutil.NoSuchProcess:
                 continue
+            # One that was begun just now can still have all the memory of its parent: so Java starts processes.
+            if process in self._cpu_s:
+                held += memory.rss - memory.shared
             self._cpu_s[process] = used.user + used.system
-            held += memory.rss - memory.shared
         self.memory_bytes = held
         self.peak_bytes = max(self.peak_bytes, held)

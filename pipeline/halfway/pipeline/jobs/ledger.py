@@ -237,7 +237,7 @@ class Tables:
 
         A merged folder counts when it is whole, in place of those that it contains. They are deleted a round later: a
         reader that has found them has so much time, and what stands in both is read once. Before it goes on, a ledger
-        has merged each round whole, so only the last one is looked at, again where it was killed then.
+        has done each round whole, so only the last two are looked at, again where it was killed then.
         """
         for width in WIDTHS:
             rounds = number // width
@@ -248,10 +248,10 @@ class Tables:
             spans = [span for span in standing(whole) if merged.contains(span)]
             if spans:
                 self._merge_into(merged, spans)
-            settled = [span for span in whole if span.width == width and span.last < merged.first]
-            for name in self._output.names(ENDED) if settled else ():
+            settled = Span(merged.first - width, merged.first - 1)
+            for name in self._output.names(ENDED) if settled in whole else ():
                 small = Span.of(name)
-                if small is not None and any(each.contains(small) for each in settled):
+                if small is not None and settled.contains(small):
                     self._output.delete(ENDED, name)
 
     def _merge_into(self, merged: Span, spans: list[Span]) -> None:
