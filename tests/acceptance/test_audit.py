@@ -21,6 +21,7 @@ from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit, sweep
 from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.sources import KafkaSource
+from tests.acceptance.archives import verdicts_in
 from tests.acceptance.coordinator_process import CoordinatorProcess
 from tests.acceptance.histories import History, Rogue, as_messages, events, write_history
 from tests.acceptance.rest_client import Rest
@@ -151,8 +152,7 @@ def test_the_same_offsets_give_the_same_rows(command: Command, world: World, aud
     offsets = ("--offsets", str(audited / audit.OFFSETS))
     again = command("audit", *offsets, "--grace-s", "0", "--output", str(tmp_path), **world.settings)
     assert again.exit_code == 1, again.output
-    first, second = (sorted(map(repr, rows(folder, audit.VERDICTS))) for folder in (audited, tmp_path))
-    assert first == second
+    assert verdicts_in(tmp_path) == verdicts_in(audited)
 
 
 def test_an_archive_gives_the_same_verdicts(command: Command, world: World, audited: Path, tmp_path: Path) -> None:
@@ -163,9 +163,7 @@ def test_an_archive_gives_the_same_verdicts(command: Command, world: World, audi
     assert {line.partition(":")[0] for line in archived.stdout.splitlines()} >= {*world.history.topics}
     again = command("audit", "--snapshot", kept, "--grace-s", "0", "--output", str(tmp_path / "audit"))
     assert again.exit_code == 1, again.output
-    found = (rows(folder, audit.VERDICTS) for folder in (audited, tmp_path / "audit"))
-    first, second = (sorted(repr(row) for row in each if row["id"] != LATECOMER) for each in found)
-    assert first == second
+    assert [row for row in verdicts_in(tmp_path / "audit") if row["id"] != LATECOMER] == verdicts_in(audited)
 
 
 def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", world: World, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
@@ -29,6 +28,7 @@ from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
 from halfway.pipeline.sources import KafkaSource
+from tests.acceptance.archives import verdicts_in
 from tests.acceptance.guarded_kafka import USERS, GuardedKafka, credentials
 from tests.acceptance.topics import Cluster, Record
 
@@ -277,8 +277,7 @@ def test_what_kafka_has_removed_is_no_anomaly(
 
 def verdicts(folder: Path) -> dict[tuple[str, int], str]:
     """Give what an audit says of each use of an id."""
-    rows = pq.read_table(folder / audit.VERDICTS).to_pylist()
-    return {(row["id"], row["life"]): row["verdict"] for row in rows}
+    return {(row["id"], row["life"]): row["verdict"] for row in verdicts_in(folder)}
 
 
 def anomalies(spark: "SparkSession", folder: Path) -> dict[str, str]:

@@ -70,7 +70,9 @@ def refused_in_another_format(spark: "SparkSession", topics: Topics, folder: Pat
 
 def refused(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOptions) -> None:
     there = ended_files(folder)
-    with pytest.raises(SourceError, match=r"take another folder, or delete .* _checkpoint") as error:
+    tables = [name for name in (ledger.ENDED, ledger.PENDING) if (folder / name).exists()]
+    remedy = f"take another folder, or delete {', '.join([*tables, ledger.CHECKPOINT])} there"
+    with pytest.raises(SourceError, match=remedy) as error:
         run(spark, topics, folder, options)
     assert str(folder) in str(error.value)
     assert ended_files(folder) == there

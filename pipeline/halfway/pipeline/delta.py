@@ -34,14 +34,12 @@ def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> int:
     The number of the batch is committed with the rows (a `txn` action), so neither is there without the other. The
     rows of a batch pass through the driver.
     """
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake import CommitProperties, Transaction, write_deltalake
 
     # In any case: what is noted while the rows are made has to be told.
     table = rows.toArrow()
-    if DeltaTable.is_deltatable(uri):
-        last = DeltaTable(uri).transaction_version(writer)
-        if last is not None and last >= batch:
-            return 0
+    if appended(uri, writer=writer) >= batch:
+        return 0
     properties = CommitProperties(app_transactions=[Transaction(writer, batch)])
     write_deltalake(uri, table, mode="append", commit_properties=properties)
     return int(table.num_rows)
@@ -57,10 +55,8 @@ def appended(uri: str, *, writer: str) -> int:
 
 def newest(uri: str, *, writer: str | None) -> int:
     """Return the last batch that a writer has appended; of a writer that is not known, one after all others."""
-    from deltalake import DeltaTable
-
-    last = None if writer is None else DeltaTable(uri).transaction_version(writer)
-    return sys.maxsize if last is None else int(last)
+    last = -1 if writer is None else appended(uri, writer=writer)
+    return sys.maxsize if last < 0 else last
 
 
 def read(spark: SparkSession, uri: str, *, writer: str | None = None, upto: int = sys.maxsize) -> DataFrame:

@@ -223,7 +223,7 @@ class Tables:
             # Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew.
             stream = _stream(self._output)
             return delta.append(table, self._output.qualified(name), writer=stream, batch=number)
-        if self._output.exists(name, f"batch={number}", _DONE):
+        if not self._started and self._output.exists(name, f"batch={number}", _DONE):
             # What is noted while the rows are made has to be told all the same.
             return _counted(table, lambda rows: rows.write.format("noop").mode("overwrite").save())
         return self._overwrite(table, name, number)
@@ -376,11 +376,10 @@ def _demand_whole(output: Folder, *, in_delta: bool) -> None:
         return
     pending = _newest(_whole(output, PENDING))
     ended = delta.appended(output.qualified(ENDED), writer=_stream(output)) if in_delta else _without_gap(output, ENDED)
-    if not max(begun - 1, -1) <= pending <= ended <= begun:
-        last = {ENDED: ended, PENDING: pending}
-        told = ", ".join(f"{name} up to {f'batch {last[name]}' if last[name] >= 0 else 'none'}" for name in last)
+    if not begun - 1 <= pending <= ended <= begun:
         raise SourceError(
-            f"{output.uri!r} holds a {CHECKPOINT} at batch {begun} and tables of other batches ({told}): {remedy}"
+            f"{output.uri!r} holds a {CHECKPOINT} of {begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "
+            f"{pending + 1}: {remedy}"
         )
 
 
