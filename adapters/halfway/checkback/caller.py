@@ -30,6 +30,7 @@ MAX_DETAIL = 500
 CONNECTIONS_PER_HOST = 64
 """Above what the service lets one group have in flight, since groups may share a host."""
 KEEPALIVE_S = 15.0
+ADDRESS_REFUSED = "the operator does not allow the address that the host name has (HALFWAY_CHECK_NETWORKS)"
 
 _log = structlog.get_logger(__name__)
 
@@ -172,7 +173,7 @@ class HttpCheckCaller:
     def _socket(self, address: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, name = address
         if not self._urls.allows(ip_address(str(name[0]).partition("%")[0])):
-            raise AddressRefusedError("the operator does not allow this address")
+            raise AddressRefusedError(ADDRESS_REFUSED)
         return socket.socket(family, kind, protocol)
 
     async def _ask(
@@ -257,7 +258,7 @@ def _failed(attempt: _Attempt, error: aiohttp.ClientError) -> None:
         case aiohttp.ClientSSLError():
             attempt.reachable, attempt.detail = False, "TLS failed"
         case aiohttp.ClientConnectorError() if isinstance(error.os_error, AddressRefusedError):
-            attempt.reachable, attempt.detail = False, "the operator does not allow this address"
+            attempt.reachable, attempt.detail = False, ADDRESS_REFUSED
         case aiohttp.ClientConnectorError():
             attempt.reachable, attempt.detail = False, "the connection was refused"
         case aiohttp.InvalidURL():

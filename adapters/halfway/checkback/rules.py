@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from typing import Protocol
 
 from yarl import URL
+
+from halfway.checkback.addresses import Address, destinations, is_no_service, literal
 
 SCHEMES = ("http", "https")
 Network = IPv4Network | IPv6Network
@@ -19,7 +21,7 @@ class UrlRule(Protocol):
     def refusal(self, url: URL) -> str | None:
         """Return why this URL may not be called, None when it may. The reason is shown to users: no secrets in it."""
 
-    def allows(self, address: IPv4Address | IPv6Address) -> bool:
+    def allows(self, address: Address) -> bool:
         """Whether a connection to this address may be opened.
 
         It sees what the name resolved to for the very connection that is opened, so a name that changes its address
@@ -39,15 +41,14 @@ class AnyAddress:
             return "the URL has a user name or password in it"
         return None
 
-    def allows(self, address: IPv4Address | IPv6Address) -> bool:  # noqa: ARG002 - the protocol's name
+    def allows(self, address: Address) -> bool:  # noqa: ARG002 - the protocol's name
         return True
 
 
 class AllowedHosts(AnyAddress):
     """What the operator's settings let halfway call: hosts by name or pattern, and the networks they must lie in.
 
-    Both must hold. Where no networks are named, every address is allowed but link-local, multicast and unspecified
-    ones: no service is checked there, and a cloud's metadata server answers on a link-local address.
+    Both must hold. If no networks are named, every address is allowed except those of `addresses.NO_SERVICE`.
     """
 
     def __init__(self, hosts: Sequence[str] = (), networks: Sequence[Network] = ()) -> None:
@@ -62,18 +63,19 @@ class AllowedHosts(AnyAddress):
         host = (url.host or "").lower().removesuffix(".")
         if self._hosts and not any(fnmatchcase(host, pattern) for pattern in self._hosts):
             return f"the operator does not allow the host {host!r} (HALFWAY_CHECK_HOSTS)"
-        try:
-            address = ip_address(host.partition("%")[0])
-        except ValueError:
+        address = literal(host)
+        if address is None or self.allows(address):
             return None
-        return None if self.allows(address) else f"the operator does not allow {host!r} (HALFWAY_CHECK_NETWORKS)"
+        return f"the operator does not allow the address {host!r} (HALFWAY_CHECK_NETWORKS)"
 
-    def allows(self, address: IPv4Address | IPv6Address) -> bool:
-        # The same machine is reached by an IPv4 address in IPv6's clothes.
-        plain = getattr(address, "ipv4_mapped", None) or address
-        if self._networks:
-            return any(plain in network for network in self._networks)
-        return not (plain.is_link_local or plain.is_multicast or plain.is_unspecified)
+    def allows(self, address: Address) -> bool:
+        on_the_wire, *written_in_it = destinations(address)
+        if self._networks and not self._named(on_the_wire):
+            return False
+        return not any(is_no_service(one) and not self._named(one) for one in (on_the_wire, *written_in_it))
+
+    def _named(self, address: Address) -> bool:
+        return any(address in network for network in self._networks)
 
 
 class Signer(Protocol):

@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     check_hosts: Hosts = ()
     """Host names that may be checked, `*` for any characters; empty: all."""
     check_networks: Networks = ()
-    """Networks in which they must lie; empty: all but link-local, multicast and unspecified addresses."""
+    """Networks in which they must lie; empty: all but link-local, metadata, multicast and unspecified addresses."""
     check_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of https endpoints in place of the system's."""
     check_concurrency: Count = 16

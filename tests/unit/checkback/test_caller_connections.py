@@ -319,10 +319,14 @@ class _NoCheckPath(AnyAddress):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "127.1"])
 async def test_an_address_that_the_operator_does_not_allow_gets_no_connection(host: str) -> None:
-    """The rule sees the address that is connected to, whatever it was called in the URL."""
+    """The rule sees the address that is connected to, whatever it was called in the URL; the refusal names the setting.
+
+    The two numbers are no URLs for the HTTP client: it refuses them by itself.
+    """
     async with endpoint(sends(COMMIT)) as service, HttpCheckCaller(urls=_OnlyIPv6()) as caller:
         reply = await caller.call(GROUP, [f"http://{host}:{service.port}/check"], QUESTION)
     assert (reply.sent, reply.answered) == (False, False)
+    assert "HALFWAY_CHECK_NETWORKS" in reply.detail or "the URL cannot be read" in reply.detail
     assert service.connections == 0
 
 

@@ -1,0 +1,96 @@
+"""IP addresses as a URL may spell them, and where a connection to one really ends."""
+
+from __future__ import annotations
+
+import re
+import socket
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+
+NO_SERVICE = tuple(
+    ip_network(network)
+    for network in (
+        "0.0.0.0/8",
+        "255.255.255.255/32",
+        "100.100.100.200/32",  # Alibaba Cloud's metadata
+        "168.63.129.16/32",  # Azure's platform
+        "192.0.0.192/32",  # Oracle Cloud's metadata
+        "fd00:ec2::/32",  # AWS: metadata, credentials of pods, time, names
+        "fd20:ce::254/128",  # Google Cloud's metadata
+        "fd00:c1::a9fe:a9fe/128",  # Oracle Cloud's metadata
+        "fd00:42::42/128",  # Scaleway's metadata
+    )
+)
+"""Where no service is checked, beside link-local, multicast and unspecified addresses.
+
+Most clouds tell their secrets at the link-local address 169.254.169.254, and some at these as well.
+"""
+
+_IPV4_COMPATIBLE = IPv6Network("::/96")
+_IPV4_TRANSLATED = IPv6Network("::ffff:0:0:0/96")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)
+_NUMBERS = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
+
+
+def literal(host: str) -> Address | None:
+    """Return the address that a host of a URL spells, None for a name.
+
+    The C library, which resolves names, also takes `2852039166`, `0xa9fea9fe`, `0251.0376.0251.0376` and
+    `169.254.43518` for IPv4 addresses.
+    """
+    bare = host.removeprefix("[").removesuffix("]").partition("%")[0]
+    try:
+        return ip_address(bare)
+    except ValueError:
+        pass
+    if _NUMBERS.fullmatch(bare) is None:
+        return None
+    try:
+        return IPv4Address(socket.inet_aton(bare))
+    except OSError:
+        return None
+
+
+def destinations(address: Address) -> tuple[Address, ...]:
+    """Return the addresses that a packet to this one may reach: its own first, then the IPv4 addresses written in it.
+
+    Only IPv4-mapped addresses never appear on the wire themselves. The others are forwarded, or translated to IPv4, as
+    the network is set up: 6to4, Teredo, NAT64, IPv4-compatible, IPv4-translated, ISATAP.
+    """
+    if isinstance(address, IPv4Address):
+        return (address,)
+    if address.ipv4_mapped is not None:
+        return (address.ipv4_mapped,)
+    within: list[IPv4Address] = []
+    number = int(address)
+    if address in _IPV4_COMPATIBLE and number > 1:
+        within.append(_last_32_bits(number))
+    if address in _NAT64 or address in _IPV4_TRANSLATED or (number >> 32) & 0xFFFF_FFFF in _ISATAP:
+        within.append(_last_32_bits(number))
+    if address in _NAT64_LOCAL:
+        # The shorter a prefix, the further left the IPv4 address stands, around the octet of zeros (RFC 6052).
+        readings = (_last_32_bits(number), *(_around_zeros(number, prefix) for prefix in (48, 56, 64)))
+        within += [reading for reading in readings if int(reading) >> 24]
+    if address.sixtofour is not None:
+        within.append(address.sixtofour)
+    if address.teredo is not None:
+        within += address.teredo
+    return (address, *within)
+
+
+def _last_32_bits(number: int) -> IPv4Address:
+    return IPv4Address(number & 0xFFFF_FFFF)
+
+
+def _around_zeros(number: int, prefix: int) -> IPv4Address:
+    octets = number.to_bytes(16, "big")
+    return IPv4Address((octets[:8] + octets[9:])[prefix // 8 :][:4])
+
+
+def is_no_service(address: Address) -> bool:
+    """Whether no service is checked at this address unless the operator names its network."""
+    special = address.is_link_local or address.is_multicast or address.is_unspecified
+    return special or any(address in network for network in NO_SERVICE)
