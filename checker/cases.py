@@ -7,13 +7,36 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from checker.content import Content, Contents
-from checker.history import AnyEvent, Checked, End, Ended, Looked, Prepare, Prepared, Run
+from checker.disturbances import Disturbances
+from checker.history import (
+    LIFE,
+    AnyEvent,
+    Checked,
+    End,
+    Ended,
+    Fault,
+    Looked,
+    Prepare,
+    Prepared,
+    Removed,
+    Run,
+    Said,
+    Taken,
+    wire_id,
+)
 from checker.records import AnyRecord, Half, Op, Parked, Real
 
 COMMITTED, ROLLED_BACK = "committed", "rolled_back"
 OUTCOMES = (COMMITTED, ROLLED_BACK)
 _OK = range(200, 300)
 _OUTCOME_OF = {"commit": COMMITTED, "rollback": ROLLED_BACK}
+_NOT_WRITABLE = ("topic_unavailable", "not_authorised", "message_too_large")
+"""Refusals of an end that its shard's owner has heard, and cannot write."""
+_CLOCKS_APART_MS = 70_000
+"""By how much a clock may be wrong that wrote an outcome: what its age allows is judged no more closely."""
+_ON_ITS_WAY_MS = 1_000
+_AFTERMATH_MS = 10_000
+"""For so long after a fault what was heard may be lost with the one who heard it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +52,21 @@ class Told:
         return f"line {self.line}: told {self.state}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """A check's answer that halfway is known to have read."""
+
+    line: int
+    said: str
+    at: int
+
+    def __str__(self) -> str:
+        return f"line {self.line}: a check was answered {self.said}"
+
+
 @dataclass(kw_only=True, slots=True)
 class Case:
-    """One transaction."""
+    """One transaction; `id` is the history's name of it, which tells the uses of an id apart."""
 
     id: str
     asked: list[Contents] = field(default_factory=list)
@@ -47,6 +82,18 @@ class Case:
     parked: list[Parked] = field(default_factory=list)
     messages: list[Real] = field(default_factory=list)
     policy_rolls_back: bool = False
+    fetches: bool = False
+    """Whether its group fetches its checks."""
+    checked: bool = False
+    """Whether a check arrived, be it answered or not."""
+    heard: list[Heard] = field(default_factory=list)
+    asked_at: int | None = None
+    removed: frozenset[str] = frozenset()
+    """Topics that were deleted after it was prepared: what is not in them may have been."""
+    forgotten_from: int | None = None
+    """From then on, on the history's clock, its outcome may be forgotten; None: never."""
+    commits_ignored: tuple[Heard, ...] = ()
+    """Answers that said commit, were read, and have a rollback by policy behind them that no fault explains."""
 
     @property
     def told_outcomes(self) -> dict[str, Told]:
@@ -95,17 +142,19 @@ class _Gathering:
         self._prepares: dict[str, Prepare] = {}
         self._named: set[str] = set()
         """Refs of prepares whose answer told the id."""
-        self._rolls_back: frozenset[str] = frozenset()
+        self._run = Run(seed=0, topics=())
+        self._uses: defaultdict[str, dict[Contents, str]] = defaultdict(dict)
+        """For ids that are used more than once, the name of each use by its content."""
+        self._removed: dict[str, int] = {}
+        self._disturbances = Disturbances()
 
     def of(self, events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Evidence:
         for line, event in enumerate(events, 1):
             self._take(line, event)
         strays = list(self._place(records))
         self._link()
-        for case in self._cases.values():
-            case.halves.sort(key=lambda record: record.offset)
-            case.ops.sort(key=lambda record: record.offset)
-            case.parked.sort(key=lambda record: record.offset)
+        for case in list(self._cases.values()):
+            self._finish(case)
         return Evidence(cases=self._cases, strays=strays)
 
     def _case(self, transaction_id: str) -> Case:
@@ -117,25 +166,44 @@ class _Gathering:
     def _take(self, line: int, event: AnyEvent) -> None:
         match event:
             case Run():
-                self._rolls_back = frozenset(event.policy_rolls_back)
+                self._run = event
             case Prepare():
                 self._prepares[event.ref] = event
                 if event.id is not None:
                     self._ask(self._case(event.id), event)
             case Prepared():
                 self._prepared(line, event)
-            case End() if event.outcome in _OUTCOME_OF:
-                self._case(event.id).verdicts.setdefault(_OUTCOME_OF[event.outcome], line)
-            case Checked() if event.said in _OUTCOME_OF:
-                self._case(event.id).verdicts.setdefault(_OUTCOME_OF[event.said], line)
-            case Ended() | Looked():
-                self._tell(line, event, self._case(event.id))
+            case Removed():
+                self._removed[event.topic] = event.at
+            case Fault():
+                self._disturbances.add(event)
+            case End() | Ended() | Checked() | Taken() | Looked():
+                self._said(line, event, self._case(event.id))
             case _:
                 pass
 
+    def _said(self, line: int, event: End | Ended | Checked | Taken | Looked, case: Case) -> None:
+        """Take what somebody said of a transaction, or was told."""
+        match event:
+            case End():
+                _give_verdict(case, event.outcome, line)
+            case Checked():
+                case.checked = True
+                _give_verdict(case, event.said, line)
+            case Taken():
+                case.heard.append(Heard(line=line, said=event.said, at=event.at))
+            case Ended() | Looked():
+                self._tell(line, event, case)
+                if isinstance(event, Ended) and event.by == "check" and event.error_code in _NOT_WRITABLE:
+                    case.heard.append(Heard(line=line, said=event.outcome, at=event.at))
+
     def _ask(self, case: Case, prepare: Prepare) -> None:
         case.asked.append(prepare.contents)
-        case.policy_rolls_back |= prepare.group in self._rolls_back
+        case.policy_rolls_back |= prepare.group in self._run.policy_rolls_back
+        case.fetches |= prepare.group in self._run.fetching
+        case.asked_at = prepare.at if case.asked_at is None else min(case.asked_at, prepare.at)
+        if LIFE in case.id:
+            self._uses[wire_id(case.id)][prepare.contents] = case.id
 
     def _prepared(self, line: int, event: Prepared) -> None:
         prepare = self._prepares[event.ref]
@@ -164,18 +232,72 @@ class _Gathering:
 
     def _place(self, records: Iterable[AnyRecord]) -> Iterator[Real]:
         """Give each record to its case, and return the messages that name no transaction."""
+        of_uses: list[AnyRecord] = []
         for record in records:
-            match record:
-                case Real() if not record.id:
-                    yield record
-                case Real():
-                    self._case(record.id).messages.append(record)
-                case Half():
-                    self._case(record.id).halves.append(record)
-                case Op():
-                    self._case(record.id).ops.append(record)
-                case Parked():
-                    self._case(record.id).parked.append(record)
+            if isinstance(record, Real) and not record.id:
+                yield record
+            elif record.id in self._uses:
+                of_uses.append(record)
+            else:
+                self._give(record, record.id)
+        self._place_uses(of_uses)
+
+    def _give(self, record: AnyRecord, name: str) -> None:
+        match record:
+            case Real():
+                self._case(name).messages.append(record)
+            case Half():
+                self._case(name).halves.append(record)
+            case Op():
+                self._case(name).ops.append(record)
+            case Parked():
+                self._case(name).parked.append(record)
+
+    def _place_uses(self, records: list[AnyRecord]) -> None:
+        """Give records of ids that are used more than once to the use that has their content, or is named before."""
+        halves = sorted((one for one in records if isinstance(one, Half)), key=lambda record: record.offset)
+        last: dict[tuple[str, str], str] = {}
+        at: dict[tuple[int, int], str] = {}
+        for record in [*halves, *(one for one in records if not isinstance(one, Half))]:
+            uses = self._uses[record.id]
+            kind = "parked" if isinstance(record, Parked) else "half"
+            if isinstance(record, Op):
+                name = at.get((record.shard, record.half_offset), record.id)
+            elif isinstance(record, Real):
+                name = next((of for contents, of in uses.items() if record.content in contents), record.id)
+            elif record.contents is None:
+                name = last.get((kind, record.id), record.id)
+            else:
+                name = uses.get(record.contents, record.id)
+            last[kind, record.id] = name
+            if isinstance(record, Half):
+                at[record.shard, record.offset] = name
+            self._give(record, name)
+
+    def _finish(self, case: Case) -> None:
+        """Order its records, and note what explains that something is not there."""
+        for records in (case.halves, case.ops, case.parked):
+            records.sort(key=lambda record: record.offset)
+        if case.asked_at is not None:
+            case.removed = frozenset(topic for topic, at in self._removed.items() if at > case.asked_at)
+        if LIFE in case.id:  # what was said of an id may arrive at its next use
+            for outcome, line in self._case(wire_id(case.id)).verdicts.items():
+                case.verdicts.setdefault(outcome, line)
+        run = self._run
+        if run.wall is None or not case.ends:
+            return
+        if run.horizon_s is not None:
+            case.forgotten_from = case.ends[0].at - run.wall + run.at + round(run.horizon_s * 1000) - _CLOCKS_APART_MS
+        for op in case.ends:
+            if op.cause == "policy" and op.outcome == ROLLED_BACK:
+                rolled_back_at = op.at - run.wall + run.at
+                case.commits_ignored = tuple(
+                    heard
+                    for heard in case.heard
+                    if heard.said == "commit"
+                    and heard.at + _ON_ITS_WAY_MS < rolled_back_at
+                    and not self._disturbances.between(heard.at - _AFTERMATH_MS, rolled_back_at)
+                )
 
     def _link(self) -> None:
         """Find by their content the prepares whose answer, and with it the id that the server chose, was lost."""
@@ -187,6 +309,11 @@ class _Gathering:
             if not case.asked:
                 for prepare in nameless.get(_trace(case), ()):
                     self._ask(case, prepare)
+
+
+def _give_verdict(case: Case, said: Said, line: int) -> None:
+    if (outcome := _OUTCOME_OF.get(said)) is not None:
+        case.verdicts.setdefault(outcome, line)
 
 
 def _mark(content: Content) -> tuple[str, str | None, str | None]:

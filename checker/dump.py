@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from io import BytesIO
 from typing import Any, Final, TypeAlias
@@ -134,11 +135,11 @@ def _internal(kind: str, message: Message) -> AnyRecord | None:
         return None  # a barrier
     key, value = _bytes(message.key()) or b"", _bytes(message.value())
     place: dict[str, Any] = {"shard": message.partition(), "offset": message.offset(), "id": key.decode()}
-    if kind == "parked":
-        return Parked(**place, tombstone=value is None)
     if value is None:
-        return Half(**place)
+        return Parked(**place, tombstone=True) if kind == "parked" else Half(**place)
     fields = _decode(kind, value)
+    if kind == "parked":
+        return Parked(**place, contents=_contents(fields["half"]["messages"]))
     if kind == "half":
         return Half(**place, contents=_contents(fields["messages"]), group=fields["group"])
     return Op(
@@ -147,6 +148,9 @@ def _internal(kind: str, message: Message) -> AnyRecord | None:
         cause=fields["cause"],
         group=fields["group"],
         messages=tuple((one["topic"], _hex(one["key_hash"]), _hex(one["value_hash"])) for one in fields["messages"]),
+        half_offset=fields["half_offset"],
+        checks=fields["checks"],
+        at=_milliseconds(fields["at"]),
     )
 
 
@@ -172,6 +176,10 @@ def _decode(kind: str, value: bytes) -> dict[str, Any]:
     body = BytesIO(value[_FINGERPRINT.stop :])
     fields: Any = fastavro.schemaless_reader(body, writers[value[_FINGERPRINT]], newest)
     return dict(fields)
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]]:

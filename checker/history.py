@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,14 @@ from checker.content import Contents
 
 Outcome: TypeAlias = Literal["commit", "rollback"]
 Said: TypeAlias = Literal["commit", "rollback", "unknown", "nothing"]
+
+LIFE: Final = "#"
+"""Stands behind an id that is used again past the horizon, before the number of its use; no id on the wire has it."""
+
+
+def wire_id(name: str) -> str:
+    """Return the id as halfway knows it, of the name that the history gives to one use of it."""
+    return name.partition(LIFE)[0]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=str.lower):
@@ -34,6 +42,12 @@ class Run(Event, frozen=True, kw_only=True):
     topics: tuple[str, ...]
     policy_rolls_back: tuple[str, ...] = ()
     """Groups whose policy rolls back what nobody decides."""
+    fetching: tuple[str, ...] = ()
+    """Groups that fetch their checks: the history has those that arrived, not all that were handed out."""
+    horizon_s: float | None = None
+    """After so long an outcome may be forgotten, and its id used again; None where the run is shorter."""
+    wall: int | None = None
+    """Milliseconds since the epoch at `at`: op markers carry the time of day."""
 
 
 class Prepare(Event, frozen=True, kw_only=True):
@@ -70,6 +84,7 @@ class Ended(Event, frozen=True, kw_only=True):
     id: str
     outcome: Said
     status: int
+    by: str = "producer"
     sent_at: int = 0
     state: str | None = None
     changed: bool | None = None
@@ -87,6 +102,13 @@ class Checked(Event, frozen=True, kw_only=True):
     manner: str = "plain"
 
 
+class Taken(Event, frozen=True, kw_only=True):
+    """Whoever asked has read the answer to a check: it has used the same connection again."""
+
+    id: str
+    said: Said
+
+
 class Looked(Event, frozen=True, kw_only=True):
     """The answer to a question for a transaction (GET, or one line of a list)."""
 
@@ -98,19 +120,38 @@ class Looked(Event, frozen=True, kw_only=True):
 
 
 class Fault(Event, frozen=True, kw_only=True):
-    """Something was done to the system; it counts where it took effect."""
+    """Something was done to the system, and is over; it counts where it took effect."""
 
     kind: str
     target: str
     counts: bool = True
+    since: int | None = None
+    """When it began, on the same clock as `at`."""
+    stops_ms: int | None = None
+    """For how long from then on it explains that shards are not served; None: for as long as it lasts."""
     detail: dict[str, Any] = {}
+
+
+class Removed(Event, frozen=True, kw_only=True):
+    """A real topic has been deleted, with what stood in it."""
+
+    topic: str
+
+
+class Serving(Event, frozen=True, kw_only=True):
+    """A shard is served from now on, or is not, by what its callers are told."""
+
+    shard: int
+    serving: bool
 
 
 class Rest(Event, frozen=True, kw_only=True):
     """The run is over: every part runs, every caller is done, and there was time for everything to be resolved."""
 
 
-AnyEvent: TypeAlias = Run | Prepare | Prepared | End | Ended | Checked | Looked | Fault | Rest
+AnyEvent: TypeAlias = (
+    Run | Prepare | Prepared | End | Ended | Checked | Taken | Looked | Fault | Removed | Serving | Rest
+)
 
 _DECODER = msgspec.json.Decoder(AnyEvent)
 

@@ -11,6 +11,7 @@ from checker.cases import gather
 from checker.history import AnyEvent, Fault, Rest, Run
 from checker.records import AnyRecord
 from checker.rules import COUNTS, RULES, Finding, foreign
+from checker.waits import Waits
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     """Whether the history goes to its end: a verdict over a part of one is none."""
     seed: int | None
+    waits: dict[str, object] = {}
+    """How long acknowledged calls took and each shard was away."""
 
     @property
     def sound(self) -> bool:
@@ -41,6 +44,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             "rolled_back": self.rolled_back,
             "faults": self.faults,
             **{count: counts[count] for count in COUNTS},
+            **self.waits,
             "complete": self.complete,
             "seed": self.seed,
         }
@@ -52,6 +56,7 @@ def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
     evidence = gather(run.of(events), records)
     findings = [finding for case in evidence.cases.values() for rule in RULES for finding in rule(case)]
     findings += map(foreign, evidence.strays)
+    findings += run.waits.findings()
     known = [case for case in evidence.cases.values() if case.acknowledged or case.halves or case.ops or case.messages]
     outcomes = Counter(outcome for case in known for outcome in case.decided_as)
     return Verdict(
@@ -62,6 +67,7 @@ def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
         findings=tuple(findings),
         complete=isinstance(run.first, Run) and isinstance(run.last, Rest),
         seed=run.seed,
+        waits=run.waits.figures(),
     )
 
 
@@ -73,6 +79,7 @@ class _Run:
         self.last: AnyEvent | None = None
         self.seed: int | None = None
         self.faults: Counter[str] = Counter()
+        self.waits = Waits()
 
     def of(self, events: Iterable[AnyEvent]) -> Iterator[AnyEvent]:
         """Pass the events on."""
@@ -83,5 +90,6 @@ class _Run:
                 self.seed = event.seed
             if isinstance(event, Fault) and event.counts:
                 self.faults[event.kind] += 1
+            self.waits.take(event)
             self.last = event
             yield event

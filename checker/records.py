@@ -53,6 +53,12 @@ class Op(Record, frozen=True, kw_only=True):
     group: str = ""
     messages: tuple[tuple[str, str | None, str | None], ...] = ()
     """Topic and the hashes of key and value."""
+    half_offset: int = -1
+    """Where the half stands that it is about."""
+    checks: int = 0
+    """Checks sent until then, as halfway has counted them."""
+    at: int = 0
+    """When it happened: milliseconds since the epoch, by the clock of whoever wrote it."""
 
     @property
     def outcome(self) -> str | None:
@@ -64,6 +70,7 @@ class Parked(Record, frozen=True, kw_only=True):
     """A record of parked."""
 
     tombstone: bool = False
+    contents: Contents | None = None
 
 
 AnyRecord: TypeAlias = Real | Half | Op | Parked

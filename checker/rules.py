@@ -1,6 +1,6 @@
 """The rules: what must hold of every transaction when all has come to rest. Pure, one function a rule.
 
-Each takes one case and gives its findings. A finding belongs to one of six counts:
+Each takes one case and gives its findings. A finding belongs to one of these counts:
 
 - lost: something acknowledged is not there, or other bytes stand in its place
 - doubled: a message stands more than once
@@ -8,6 +8,8 @@ Each takes one case and gives its findings. A finding belongs to one of six coun
 - contradicted: two outcomes, or an outcome that nobody gave, or an answer that takes back what was told
 - leaked: a message stands, or a half was kept, that nobody committed or nobody prepared
 - stuck: no outcome, though there was time for it
+- disordered: messages of one transaction stand in another order than they were prepared in
+- late: a shard was away, or a call took long, and no fault explains it (`checker/waits.py`)
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from checker.cases import COMMITTED, OUTCOMES, ROLLED_BACK, Case
+from checker.cases import COMMITTED, OUTCOMES, ROLLED_BACK, Case, Told
 from checker.content import Content
 from checker.records import Real
 
-Count: TypeAlias = Literal["lost", "doubled", "torn", "contradicted", "leaked", "stuck"]
+Count: TypeAlias = Literal["lost", "doubled", "torn", "contradicted", "leaked", "stuck", "disordered", "late"]
 COUNTS: Final[tuple[Count, ...]] = get_args(Count)
 
 
@@ -53,8 +55,14 @@ def acknowledged_prepare_is_kept(case: Case) -> Iterator[Finding]:
         yield _found("lost", "acknowledged_prepare_went_without_an_outcome", case, line, case.halves[-1].place)
     for told in case.told:
         if told.state == "unknown" and case.acknowledged_at is not None and told.sent_at > case.acknowledged_at:
+            if _may_be_forgotten(case, told):
+                continue
             yield _found("lost", "acknowledged_prepare_is_unknown", case, line, told)
             return
+
+
+def _may_be_forgotten(case: Case, told: Told) -> bool:
+    return case.forgotten_from is not None and told.at >= case.forgotten_from
 
 
 def _is_gone(case: Case) -> bool:
@@ -69,8 +77,8 @@ def committed_messages_stand(case: Case) -> Iterator[Finding]:
     wanted = case.wanted
     total = len(wanted) if wanted is not None else max((message.total for message in case.messages), default=1)
     by_number = _by_number(case.messages)
-    missing = sorted(set(range(1, total + 1)) - set(by_number))
-    if len(missing) == total:
+    missing = sorted(set(range(1, total + 1)) - set(by_number) - _removed(case))
+    if missing and len(missing) == total:
         yield _found("lost", "committed_and_not_there", case, *why)
     elif missing:
         yield _found("torn", "committed_in_part", case, f"missing of {total}: {missing}", *why, *_places(case.messages))
@@ -81,6 +89,24 @@ def committed_messages_stand(case: Case) -> Iterator[Finding]:
             yield _found("lost", "payload_differs", case, f"expected {expected}", f"found {others[0].content}", *why)
         if any(copy.total != total for copy in copies):
             yield _found("torn", "number_of_messages_differs", case, f"{total} were prepared", *_places(copies))
+
+
+def _removed(case: Case) -> set[int]:
+    """Return the numbers of the messages that may have gone with their topic."""
+    wanted = enumerate(case.wanted or (), 1)
+    return {number for number, content in wanted if content.topic in case.removed}
+
+
+def messages_stand_in_order(case: Case) -> Iterator[Finding]:
+    """Messages of one transaction stand in a partition in the order in which they were prepared."""
+    partitions: defaultdict[tuple[str, int], list[Real]] = defaultdict(list)
+    for message in case.messages:
+        partitions[message.content.topic, message.shard].append(message)
+    for messages in partitions.values():
+        messages.sort(key=lambda message: message.offset)
+        numbers = [message.number for message in messages]
+        if numbers != sorted(numbers) and len(set(numbers)) == len(numbers):
+            yield _found("disordered", "messages_out_of_order", case, *_places(messages))
 
 
 def message_stands_once(case: Case) -> Iterator[Finding]:
@@ -133,12 +159,29 @@ def one_outcome(case: Case) -> Iterator[Finding]:
         yield _found("lost", "told_an_outcome_that_is_not_marked", case, *case.told_outcomes.values())
 
 
+def policy_decides_what_nobody_did(case: Case) -> Iterator[Finding]:
+    """Policy rolls back only what was asked about, and not what a check said to commit."""
+    for op in case.ends:
+        if op.cause != "policy" or op.outcome != ROLLED_BACK:
+            continue
+        if op.checks == 0:
+            yield _found("contradicted", "policy_before_any_check", case, op.place, "no check was counted")
+        elif not case.checked and not case.fetches:
+            counted = f"{op.checks} checks were counted and none arrived"
+            yield _found("contradicted", "policy_before_any_check", case, op.place, counted)
+        written = [one.place for one in case.ops if one.kind == "VERDICT" and one.offset < op.offset]
+        if written or case.commits_ignored:
+            yield _found("contradicted", "policy_against_a_verdict", case, op.place, *written, *case.commits_ignored)
+
+
 def outcome_stays(case: Case) -> Iterator[Finding]:
     """Whoever asks after an outcome was told is told that outcome, or is not answered."""
     first = next((told for told in case.told if told.state in OUTCOMES), None)
     if first is None:
         return
     for told in case.told:
+        if told.state == "unknown" and _may_be_forgotten(case, told):
+            continue
         if told.state in ("prepared", "parked", "unknown") and told.sent_at > first.at:
             yield _found("contradicted", "outcome_taken_back", case, first, told)
             return
@@ -158,10 +201,12 @@ def nothing_is_left(case: Case) -> Iterator[Finding]:
 RULES: Final[tuple[Rule, ...]] = (
     acknowledged_prepare_is_kept,
     committed_messages_stand,
+    messages_stand_in_order,
     message_stands_once,
     only_committed_messages_stand,
     half_is_what_was_prepared,
     one_outcome,
+    policy_decides_what_nobody_did,
     outcome_stays,
     nothing_is_left,
 )

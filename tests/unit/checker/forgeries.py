@@ -15,8 +15,8 @@ def content(name: str, topic: str = "orders") -> Content:
     return content_of(topic, b"k", name.encode(), [("trace", b"1")])
 
 
-def op(transaction: str, kind: str, *, offset: int, cause: str = "producer", shard: int = 0) -> Op:
-    return Op(shard=shard, offset=offset, id=transaction, kind=kind, cause=cause)
+def op(transaction: str, kind: str, *, offset: int, cause: str = "producer", checks: int = 0) -> Op:
+    return Op(shard=0, offset=offset, id=transaction, kind=kind, cause=cause, checks=checks)
 
 
 def half(transaction: str, *contents: Content, offset: int) -> Half:
@@ -120,6 +120,14 @@ def no_tombstone(topics: Topics, transaction: str) -> None:
         for record in topics
         if not (isinstance(record, Half) and record.id == transaction and record.contents is None)
     ]
+
+
+def by_policy(history: History, topics: Topics, *, checks: int) -> None:
+    """Have 0-c rolled back by the policy of its group, which nobody answered."""
+    history[:] = [event for event in history if not (isinstance(event, Checked) and event.said == "rollback")]
+    history[0] = Run(seed=7, topics=("orders", "points"), policy_rolls_back=("g",))
+    no_op(topics, "0-c")
+    topics.append(op("0-c", "ROLLED_BACK", offset=4, cause="policy", checks=checks))
 
 
 FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
@@ -269,6 +277,28 @@ FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
             history, Looked(at=21, sent_at=20, id="0-b", status=404, error_code="unknown_transaction")
         ),
         {("lost", "acknowledged_prepare_is_unknown", "0-b")},
+    ),
+    "messages of one transaction stand in another order": (
+        lambda _, topics: topics.__setitem__(slice(-4, -2), [real("a", f"{n}/3", SAME, offset=9 - n) for n in (1, 2)]),
+        {("disordered", "messages_out_of_order", "a")},
+    ),
+    "policy rolls back without a check": (
+        lambda history, topics: by_policy(history, topics, checks=0),
+        {("contradicted", "policy_before_any_check", "0-c")},
+    ),
+    "policy counts checks that never arrived": (
+        all_of(
+            lambda history, topics: history.remove(history[13]),
+            lambda history, topics: by_policy(history, topics, checks=2),
+        ),
+        {("contradicted", "policy_before_any_check", "0-c")},
+    ),
+    "policy rolls back behind a verdict that was written down": (
+        all_of(
+            lambda history, topics: by_policy(history, topics, checks=2),
+            lambda history, topics: topics.append(op("0-c", "VERDICT", offset=3, cause="check")),
+        ),
+        {("contradicted", "policy_against_a_verdict", "0-c")},
     ),
     "it is pending for ever": (
         all_of(lambda history, topics: no_op(topics, "0-c"), lambda history, topics: no_tombstone(topics, "0-c")),

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from checker.history import HistoryWriter, Looked, Prepare, Prepared, Rest, Run, read_history
+from checker.history import Checked, HistoryWriter, Looked, Prepare, Prepared, Rest, Run, read_history
 from checker.judge import Verdict, judge
 from checker.records import read_records, write_records
 from tests.unit.checker.forgeries import FORGERIES, History, Topics, at_end, content, good, half, no_op, op, without
@@ -31,6 +31,10 @@ def test_a_good_run_is_sound() -> None:
         "contradicted": 0,
         "leaked": 0,
         "stuck": 0,
+        "disordered": 0,
+        "late": 0,
+        "calls_s": {"acknowledged": 5, "p50": 0.0, "p99": 0.0, "most": 0.0},
+        "away_s": {"most": 0.0, "shards": {}},
         "complete": True,
         "seed": 7,
     }
@@ -64,9 +68,10 @@ def test_an_answer_that_tells_the_id_and_nothing_else_explains_that_transaction(
         history[at:at] = [
             Prepare(at=21, ref=ref, group="h", contents=(content(ref),)),
             Prepared(at=21, sent_at=21, ref=ref, status=503, id=told, error_code="outcome_unknown"),
+            Checked(at=21, id=told, said="nothing", manner="late"),
         ]
     stored = [half("0-f", content("r6"), offset=90), half("0-f", offset=91)]
-    given_up = op("0-f", "ROLLED_BACK", offset=90, cause="policy")
+    given_up = op("0-f", "ROLLED_BACK", offset=90, cause="policy", checks=1)
     assert judge(history, [*topics, *stored, given_up]).findings == ()
 
 
@@ -81,9 +86,9 @@ def test_a_part_of_a_history_is_no_verdict() -> None:
 def test_a_policy_may_roll_back_where_its_group_chose_that() -> None:
     """Nobody said rollback, and the policy of the group did; of another group it may not."""
     history, topics = good()
-    del history[7:9]
+    history[7:9] = [Checked(at=8, id="0-b", said="unknown")]
     no_op(topics, "0-b")
-    topics.append(op("0-b", "ROLLED_BACK", offset=9, cause="policy"))
+    topics.append(op("0-b", "ROLLED_BACK", offset=9, cause="policy", checks=1))
     assert found(history, topics) == {("contradicted", "outcome_nobody_gave", "0-b")}
     history[0] = Run(seed=7, topics=("orders", "points"), policy_rolls_back=("g",))
     assert found(history, topics) == set()

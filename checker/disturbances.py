@@ -1,0 +1,36 @@
+"""When faults were in effect, and so what they explain."""
+
+from __future__ import annotations
+
+from checker.history import Fault
+
+
+class Disturbances:
+    """The times in which shards may have been away, or calls may have taken long, because of faults."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._all: list[tuple[int, int]] = []
+        self._of_shards: list[tuple[int, int]] = []
+
+    def add(self, fault: Fault) -> None:
+        """Take a fault that is over, whether or not it was seen to take effect."""
+        since = fault.at if fault.since is None else fault.since
+        self._all.append((since, fault.at))
+        if fault.stops_ms is None:
+            self._of_shards.append((since, fault.at))
+        elif fault.stops_ms > 0:
+            self._of_shards.append((since, min(fault.at, since + fault.stops_ms)))
+
+    def between(self, start: int, end: int) -> bool:
+        """Tell whether a fault that stops shards was in effect at any moment between two times."""
+        return any(since <= end and until >= start for since, until in self._of_shards)
+
+    def unexplained(self, start: int, end: int, *, of_shards: bool) -> int:
+        """Return how much of a time lies in no fault, for shards only in those that stop them."""
+        explained, reached = 0, start
+        for since, until in sorted(self._of_shards if of_shards else self._all):
+            if until > reached and since < end:
+                explained += min(until, end) - max(since, reached)
+                reached = max(reached, min(until, end))
+        return end - start - explained

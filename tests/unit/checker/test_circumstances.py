@@ -1,0 +1,202 @@
+"""What the circumstances of a run explain, and what they do not: faults, topics that went, ids that are used again."""
+
+import pytest
+
+from checker.history import (
+    Checked,
+    End,
+    Ended,
+    Event,
+    Fault,
+    Looked,
+    Prepare,
+    Prepared,
+    Removed,
+    Rest,
+    Run,
+    Serving,
+    Taken,
+)
+from checker.judge import judge
+from checker.records import Op, Real
+from tests.unit.checker.forgeries import History, Topics, at_end, content, good, half, no_op, real, without
+
+WALL = 1_000_000_000
+SECOND = 1_000
+TOPICS = ("orders", "points")
+
+
+def found(history: History, topics: Topics) -> set[tuple[str, str, str]]:
+    return {(finding.count, finding.rule, finding.id) for finding in judge(history, topics).findings}
+
+
+def rolled_back_by_policy(*answers: Event) -> tuple[History, Topics]:
+    """Give the run of one transaction that policy rolls back after 20 s; `answers` are what its checks were told."""
+    history: History = [
+        Run(seed=7, topics=TOPICS, policy_rolls_back=("g",), wall=WALL),
+        Prepare(at=1, ref="r", group="g", contents=(content("a"),), id="a"),
+        Prepared(at=2, sent_at=1, ref="r", status=201, id="a", state="prepared"),
+        Checked(at=3, id="a", said="nothing", manner="error"),
+        *answers,  # type: ignore[list-item]  # whichever they are
+        Rest(at=60 * SECOND),
+    ]
+    marker = Op(
+        shard=0, offset=1, id="a", kind="ROLLED_BACK", cause="policy", checks=2, half_offset=1, at=WALL + 20 * SECOND
+    )
+    return history, [half("a", content("a"), offset=1), half("a", offset=2), marker]
+
+
+PUSHED = (Checked(at=5 * SECOND, id="a", said="commit"), Taken(at=6 * SECOND, id="a", said="commit"))
+FETCHED = (
+    End(at=5 * SECOND, id="a", outcome="commit", by="check"),
+    Ended(
+        at=6 * SECOND,
+        sent_at=5 * SECOND,
+        id="a",
+        outcome="commit",
+        by="check",
+        status=503,
+        error_code="topic_unavailable",
+    ),
+)
+
+
+@pytest.mark.parametrize("answers", [PUSHED, FETCHED])
+def test_policy_must_not_roll_back_what_a_check_said_to_commit(answers: tuple[Event, ...]) -> None:
+    """Neither where the answer was read, nor where whoever fetched the check was told that it cannot be written."""
+    assert found(*rolled_back_by_policy(*answers)) == {("contradicted", "policy_against_a_verdict", "a")}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param(PUSHED[:1], id="nobody is known to have read the answer"),
+        pytest.param((Checked(at=5, id="a", said="unknown"), Taken(at=6, id="a", said="unknown")), id="no verdict"),
+        pytest.param((PUSHED[0], Taken(at=20 * SECOND, id="a", said="commit")), id="at the very moment"),
+        pytest.param(
+            (*PUSHED, Fault(at=9 * SECOND, since=7 * SECOND, kind="kill", target="c")), id="a fault in between"
+        ),
+        pytest.param(
+            (FETCHED[0], Ended(at=6, sent_at=5, id="a", outcome="commit", by="check", status=503)), id="not confirmed"
+        ),
+    ],
+)
+def test_policy_may_roll_back_where_a_commit_need_not_have_been_heard(answers: tuple[Event, ...]) -> None:
+    """Whoever heard it may have died with it, or nobody did."""
+    assert found(*rolled_back_by_policy(*answers)) == set()
+
+
+def test_a_fault_of_a_topic_explains_no_rollback_by_policy() -> None:
+    """The verdict can be written down all the same."""
+    fault = Fault(at=9 * SECOND, since=4 * SECOND, stops_ms=0, kind="topic_denied", target="orders")
+    assert ("contradicted", "policy_against_a_verdict", "a") in found(*rolled_back_by_policy(*PUSHED, fault))
+
+
+def test_what_stood_in_a_topic_that_was_deleted_may_be_gone() -> None:
+    """All of it or a part; what was prepared afterwards must stand."""
+    history, topics = good()
+    without(topics, ("a", 3), ("d", 1))
+    missing = {("torn", "committed_in_part", "a"), ("lost", "committed_and_not_there", "d")}
+    assert found(history, topics) == missing
+    at_end(history, Removed(at=21, topic="points"))
+    assert found(history, topics) == {("lost", "committed_and_not_there", "d")}
+    at_end(history, Removed(at=10, topic="orders"))
+    assert found(history, topics) == {("lost", "committed_and_not_there", "d")}
+    at_end(history, Removed(at=21, topic="orders"))
+    assert found(history, topics) == set()
+
+
+def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_sooner() -> None:
+    """An id is unknown then; before that an answer that takes the outcome back is wrong."""
+    history, topics = good()
+    history[0] = Run(seed=7, topics=TOPICS, wall=WALL, horizon_s=150)
+    no_op(topics, "a")
+    topics.append(Op(shard=0, offset=20, id="a", kind="COMMITTED", cause="producer", at=WALL + 4))
+    at_end(
+        history,
+        Looked(at=100 * SECOND, sent_at=100 * SECOND, id="a", status=404, error_code="unknown_transaction"),
+    )
+    assert found(history, topics) == set()
+    at_end(history, Looked(at=50 * SECOND, sent_at=50 * SECOND, id="a", status=404, error_code="unknown_transaction"))
+    assert found(history, topics) == {
+        ("lost", "acknowledged_prepare_is_unknown", "a"),
+        ("contradicted", "outcome_taken_back", "a"),
+    }
+
+
+def test_each_use_of_an_id_is_a_transaction_of_its_own() -> None:
+    """Past the horizon it is prepared with another content: its records are told apart by that."""
+    history, topics = good()
+    at_end(
+        history,
+        Prepare(at=21, ref="r9", group="g", contents=(content("z"), content("y")), id="d#1"),
+        Prepared(at=21, sent_at=21, ref="r9", status=201, id="d#1", state="prepared"),
+        End(at=21, id="d#1", outcome="rollback"),
+        Ended(at=21, sent_at=21, id="d#1", outcome="rollback", status=200, state="rolled_back", changed=True),
+    )
+    topics += [
+        half("d", content("z"), content("y"), offset=30),
+        half("d", offset=31),
+        Op(shard=0, offset=30, id="d", kind="ROLLED_BACK", cause="producer", half_offset=30),
+    ]
+    assert found(history, topics) == set()
+    stray: list[Real | Op] = [real("d", "2/2", content("y"), offset=9)]
+    assert ("leaked", "message_without_commit_marker", "d#1") in found(history, [*topics, *stray])
+    again = [*topics, Op(shard=0, offset=40, id="d", kind="ROLLED_BACK", cause="producer", half_offset=30)]
+    assert found(history, again) == {("contradicted", "resolved_twice", "d#1")}
+
+
+def away(since_s: int, until_s: int) -> tuple[Serving, Serving]:
+    return (
+        Serving(at=since_s * SECOND, shard=3, serving=False),
+        Serving(at=until_s * SECOND, shard=3, serving=True),
+    )
+
+
+def test_how_long_shards_were_away_and_calls_took_are_figures() -> None:
+    """In seconds; what has not come back was away until the end."""
+    history, topics = good()
+    history[-1] = Rest(at=130 * SECOND)
+    at_end(history, *away(30, 50), *away(60, 65), Serving(at=125 * SECOND, shard=4, serving=False))
+    summary = judge(history, topics).summary()
+    assert summary["away_s"] == {
+        "most": 20.0,
+        "shards": {"3": {"times": 2, "most": 20.0, "all": 25.0}, "4": {"times": 1, "most": 5.0, "all": 5.0}},
+    }
+    assert summary["late"] == 0
+
+
+FAULT = Fault(at=190 * SECOND, since=40 * SECOND, kind="broker_kill", target="broker-1")
+
+
+@pytest.mark.parametrize(
+    "fault, late",
+    [
+        pytest.param((), True, id="no fault"),
+        pytest.param((FAULT,), False, id="a fault for most of the time"),
+        pytest.param((Fault(at=70 * SECOND, since=40 * SECOND, kind="kill", target="c"),), True, id="a short fault"),
+        pytest.param(
+            (Fault(at=190 * SECOND, since=40 * SECOND, stops_ms=0, kind="topic_deleted", target="orders"),),
+            True,
+            id="a fault of a topic",
+        ),
+        pytest.param(
+            tuple(Fault(at=(60 + n) * SECOND, since=40 * SECOND, kind="k", target="c") for n in range(9)),
+            True,
+            id="many faults at one time explain no more than one",
+        ),
+    ],
+)
+def test_a_shard_must_not_be_away_for_longer_than_faults_explain(fault: tuple[Fault, ...], late: bool) -> None:
+    """By ninety seconds and what lies in faults that stop shards."""
+    history, topics = good()
+    at_end(history, *away(40, 200), *fault)
+    assert found(history, topics) == ({("late", "shard_was_away_without_a_fault", "")} if late else set())
+
+
+@pytest.mark.parametrize("faults, late", [((), True), ((FAULT,), False)])
+def test_an_acknowledged_call_must_not_take_longer_than_faults_explain(faults: tuple[Fault, ...], late: bool) -> None:
+    """From when it was sent to its answer, with all its tries."""
+    history, topics = good()
+    at_end(history, *faults, Looked(at=200 * SECOND, sent_at=40 * SECOND, id="a", status=200, state="committed"))
+    assert found(history, topics) == ({("late", "call_took_long_without_a_fault", "a")} if late else set())
