@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from halfway.kafka.incarnation import Incarnation
+from halfway.kafka.lane_producer import ProducerFailedError
 from halfway.service.ports import ShardListener
 
 log = structlog.get_logger()
@@ -29,17 +30,19 @@ async def give_back(
 ) -> None:
     """Finish what is in flight for those of the shards that an incarnation owns, then release them.
 
-    All of it by `deadline`, on the loop's clock. What is not finished in good time before it is dropped, and not
-    released.
+    All of it by `deadline`, on the loop's clock. If anything is not finished in good time before it, nothing is
+    released and the incarnation ends: a shard leaves it by a confirmed release, or with the incarnation.
     """
     owned = sorted(incarnation.shards.intersection(shards))
     finish_by = leaving_time(deadline)
     finished = await asyncio.gather(*(finish(incarnation, shard, listener, lost, finish_by) for shard in owned))
     if incarnation.failed:
         return
-    ready = [shard for shard, done in zip(owned, finished, strict=True) if done]
-    released = bool(ready) and await incarnation.release(ready, deadline)
-    log.info("shards_given_back", shards=owned, finished=ready, released=released)
+    late = [shard for shard, done in zip(owned, finished, strict=True) if not done]
+    if late:
+        incarnation.fail(ProducerFailedError("release", f"shards {late} were not finished in time"))
+    released = bool(owned) and await incarnation.release(owned, deadline)
+    log.info("shards_given_back", shards=owned, unfinished=late, released=released)
 
 
 async def finish(incarnation: Incarnation, shard: int, listener: ShardListener, lost: Lost, deadline: float) -> bool:

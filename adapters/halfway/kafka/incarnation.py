@@ -27,6 +27,7 @@ from halfway.service.ports import Observer
 log = structlog.get_logger()
 
 INITIALISE_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.05
 _ID_BYTES: Final = 8
 
 
@@ -73,6 +74,7 @@ class Incarnation:
         self.id = incarnation_id
         self.lane_ids = tuple(producer.transactional_id for producer in producers)
         self.shards = context.shards
+        self._leaving: set[int] = set()
         self._loop: Loop = context.loop
         self._observer: Observer = context.observer
         self._on_failed = on_failed
@@ -103,35 +105,52 @@ class Incarnation:
         """Whether it has ended by a failure."""
         return self._failure is not None
 
+    @property
+    def held(self) -> frozenset[int]:
+        """What it must not acquire: the shards that it serves, and those that it has dropped but not yet released."""
+        return frozenset(self.shards | self._leaving)
+
     def serve(self, shard: int, position: int) -> None:
         """Take writes for an acquired shard, and tail it from a position on."""
         self.shards.add(shard)
         self.tail.add(shard, position)
 
     def drop(self, shard: int) -> None:
-        """Take no more writes for a shard: what still waits for it is NotWrittenError."""
+        """Take no more writes for a shard: what still waits for it is NotWrittenError.
+
+        Until `release` is confirmed, a write of the lane may still be on its way.
+        """
         self.shards.discard(shard)
+        self._leaving.add(shard)
         self.tail.remove(shard)
 
     async def release(self, shards: Sequence[int], deadline: float) -> bool:
-        """Give dropped shards back so that their next owner need not fence; whether that was done by `deadline`.
+        """Release dropped shards so that their next owner need not fence; whether Kafka has confirmed it.
 
-        `deadline` is on the loop's clock. Where a suspect of such a shard is still under way it is not released.
+        `deadline` is on the loop's clock. If the release is not confirmed by then, the incarnation ends: the tombstones
+        may still land, and must not land behind a later claim of the same incarnation (docs/fencing.md, step 3).
         """
         if self.failed or self._closed:
             return False
-        ready = [shard for shard in shards if not self._suspects.works_for(shard)]
-        if not ready:
-            return not shards
-        release = Release(shards=ready)
-        if not self.lane.queue.put(release):
-            return False
+        self._leaving.update(shards)
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.wrap_future(release.done)
-        except (TimeoutError, ProducerFailedError, asyncio.CancelledError):
+                while not await self._written(Release(shards=shards)):  # noqa: ASYNC110 - suspects are at work on a thread
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except ProducerFailedError as error:
+            self.fail(error)
             return False
-        return len(ready) == len(shards)
+        except (TimeoutError, asyncio.CancelledError):
+            self.fail(ProducerFailedError("release", f"the release of shards {list(shards)} was not confirmed in time"))
+            return False
+        self._leaving.difference_update(shards)
+        return True
+
+    async def _written(self, release: Release) -> bool:
+        """Have the lane write a release; False if it must wait for the suspects of these shards."""
+        if not self.lane.queue.put(release):
+            raise ProducerFailedError("release", "the lane has ended")
+        return await asyncio.wrap_future(release.done)
 
     def fail(self, error: ProducerFailedError, submissions: Sequence[Submission] = ()) -> None:
         """End it: nothing is written any more. The owner hears of the first failure before any caller does.

@@ -186,7 +186,10 @@ class LaneThread:
     def _release(self, release: Release) -> None:
         """Give shards back: one Kafka transaction with the tombstones of their owner records and nothing else."""
         if not release.done.set_running_or_notify_cancel():
-            return  # its time was over before it could begin: the next owner fences
+            return  # its time was over before it could begin
+        if any(self._suspects.works_for(shard) for shard in release.shards):
+            release.done.set_result(False)
+            return
         producer = self._producers[self._turn]
         self._turn ^= 1
         try:
@@ -197,7 +200,7 @@ class LaneThread:
             failure = error if isinstance(error, ProducerFailedError) else ProducerFailedError.of("release", error)
             release.done.set_exception(failure)
             raise failure from error
-        release.done.set_result(None)
+        release.done.set_result(True)
 
     def _produce_releases(self, producer: TransactionalProducer, shards: Sequence[int]) -> None:
         topic = self._context.config.owners_topic

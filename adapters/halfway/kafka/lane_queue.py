@@ -25,10 +25,13 @@ class Submission(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Release:
-    """Give shards back by a Kafka transaction of its own, after everything that was queued before."""
+    """Give shards back by a Kafka transaction of its own, after everything that was queued before.
+
+    `done` is whether it was written; False if suspects of these shards are still under way.
+    """
 
     shards: Sequence[int]
-    done: Future[None] = field(default_factory=Future)
+    done: Future[bool] = field(default_factory=Future)
 
 
 Batch = list[Submission] | Release | None

@@ -192,7 +192,7 @@ class KafkaMembership:
         self._assigned -= shards
         self._absences.forget(shards)
         incarnation = self._incarnation
-        if incarnation is not None and shards & (incarnation.shards | self._acquiring):
+        if incarnation is not None and shards & (incarnation.held | self._acquiring):
             incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
@@ -202,6 +202,7 @@ class KafkaMembership:
         await self._acquired_or_given_up(shards, deadline)
         if self._incarnation is not None:
             await give_back(self._incarnation, shards, self._listener, self._tell_lost, deadline)
+        self._changed.set()
 
     async def _acquired_or_given_up(self, shards: frozenset[int], deadline: float) -> None:
         """Wait for the end of an acquisition of any of these shards, for a short time only where all of it stops."""
@@ -230,7 +231,7 @@ class KafkaMembership:
                     await self._pause()
                 elif self._incarnation is None:
                     await self._begin()
-                elif wanted := self._assigned - self._incarnation.shards:
+                elif wanted := self._assigned - self._incarnation.held:
                     await self._acquire(self._incarnation, sorted(wanted))
                 else:
                     await self._changed.wait()

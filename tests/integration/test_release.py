@@ -1,0 +1,145 @@
+"""A shard leaves an incarnation by a confirmed release, or with the incarnation (docs/fencing.md, step 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from halfway.domain.records import Message
+from halfway.domain.transaction import State
+from halfway.kafka.codec import decode_owner
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane import LaneThread
+from halfway.kafka.lane_producer import TransactionalProducer
+from tests.fixtures_kafka import Kafka
+from tests.integration.cluster_harness import (
+    PATIENCE_S,
+    Instance,
+    commit_of,
+    config_for,
+    create_internal_topics,
+    create_topics,
+    eventually,
+    half,
+    in_shard,
+    prepare,
+    read_topic,
+    running,
+)
+
+
+@pytest.fixture
+def config(kafka: Kafka) -> KafkaConfig:
+    made = config_for(kafka.bootstrap_servers)
+    create_internal_topics(made)
+    create_topics(made, {made.prefix + "orders": 1})
+    return made
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Hold the first call of a lane's method on its thread: the events that it was met, and that it may go on."""
+    met, go = threading.Event(), threading.Event()
+    call = getattr(owner, name)
+
+    def slow(*args: object) -> object:
+        if not met.is_set():
+            met.set()
+            assert go.wait(PATIENCE_S)
+        return call(*args)
+
+    monkeypatch.setattr(owner, name, slow)
+    try:
+        yield met, go
+    finally:
+        go.set()
+
+
+async def give_back(instance: Instance, shard: int, *, within: float = 1.0) -> None:
+    """Give a shard back as when the group revokes it, with less time."""
+    until = asyncio.get_running_loop().time() + within
+    await instance.cluster.membership._give_back(frozenset({shard}), until)
+
+
+def last_owner(config: KafkaConfig, shard: int) -> str | None:
+    """Read the incarnation that the last owner record of a shard names, None if it is released."""
+    value = [seen.value for seen in read_topic(config, config.owners_topic) if seen.partition == shard][-1]
+    return None if value is None else decode_owner(value).incarnation
+
+
+async def release_as_surplus(instance: Instance, shard: int) -> None:
+    """Release a shard as one that was claimed and is no longer wanted, which is given a second."""
+    incarnation = instance.cluster.membership._incarnation
+    assert incarnation is not None
+    incarnation.drop(shard)
+    instance.service.lost(shard)
+    assert not await incarnation.release([shard], asyncio.get_running_loop().time() + 1)
+
+
+@pytest.mark.parametrize("leave", [give_back, release_as_surplus])
+async def test_a_late_release_does_not_land_behind_the_claim_of_who_gets_the_shard_back(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch, leave: Callable[[Instance, int], Awaitable[None]]
+) -> None:
+    """The release outlives its time, the same instance gets the shard again, then the release goes on."""
+    async with running(config) as instance:
+        with held(monkeypatch, LaneThread, "_produce_releases") as (met, go):
+            before = instance.incarnation
+            old = instance.cluster.membership._incarnation
+            assert old is not None
+            await leave(instance, 0)
+            assert met.is_set()
+            instance.cluster.membership._on_assigned({0})
+            await instance.serves([0, 1])
+            go.set()
+            await asyncio.to_thread(old.lane.join, PATIENCE_S if instance.incarnation != before else 2)
+        assert await asyncio.to_thread(last_owner, config, 0) == instance.incarnation
+
+
+async def test_a_shard_is_not_acquired_again_while_its_release_is_under_way(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is wanted again meanwhile: once the release is confirmed the same incarnation claims it behind that."""
+    async with running(config) as instance:
+        with held(monkeypatch, LaneThread, "_produce_releases") as (met, go):
+            before = instance.incarnation
+            giving = asyncio.create_task(give_back(instance, 0, within=PATIENCE_S))
+            await eventually(met.is_set, "a release")
+            instance.cluster.membership._on_assigned({0})
+            await asyncio.sleep(0.3)  # it would begin at the next turn of the loop
+            assert 0 not in instance.cluster.membership._acquiring
+            go.set()
+            await giving
+        await instance.serves([0, 1])
+        assert instance.incarnation == before
+        assert await asyncio.to_thread(last_owner, config, 0) == before
+
+
+async def test_an_end_that_outlives_its_shard_is_known_when_the_shard_comes_back(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit is under way when the shard must go; the shard comes back: the id is committed, or still pending."""
+    orders = config.prefix + "orders"
+    one = half(in_shard(0, "one"), Message(topic=orders, value=b"once"))
+    async with running(config) as instance:
+        [at] = await asyncio.to_thread(prepare, config, 0, one)
+        await eventually(lambda: instance.service.states[0].state_of(one.id) is State.PREPARED, "the prepare")
+        instance.service.hold = asyncio.Event()
+        with held(monkeypatch, TransactionalProducer, "begin") as (met, go):
+            old = instance.cluster.membership._incarnation
+            assert old is not None
+            first = instance.cluster.lane.submit(commit_of(0, one, at))
+            await eventually(met.is_set, "a Kafka transaction")
+            await give_back(instance, 0)
+            instance.service.hold = None
+            instance.cluster.membership._on_assigned({0})
+            await instance.serves([0, 1])
+            go.set()
+            await asyncio.gather(first, return_exceptions=True)
+            await asyncio.to_thread(old.lane.join, 2)
+        known = instance.service.states[0].state_of(one.id)
+        stands = [seen.value for seen in await asyncio.to_thread(read_topic, config, orders)]
+        assert (known, stands) in ((State.COMMITTED, [b"once"]), (State.PREPARED, []))
