@@ -30,6 +30,7 @@ from halfway.rest.errors import (
 from halfway.rest.openapi import document
 from halfway.rest.problems import CONTENT_TYPE
 from halfway.rest.routes import OPERATIONS, Operation, Routes
+from halfway.rest.structure import demand_few_members
 from halfway.rest.validation import Validation
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ class Api:
                 announced = self._judge_head(operation, request)
                 self._body_bytes += announced
                 body = await self._read(request, deadline)
+                await demand_few_members(body)
             else:
                 body = b""
             return await self._answer(operation, parameter, request, body, deadline)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 import structlog
 
-from halfway.domain.errors import HalfwayError, InvalidRequestError
+from halfway.domain.errors import HalfwayError
 from halfway.rest import convert, models
 from halfway.rest.calls import ENCODER, Answer, answer, refusal, something_in
 from halfway.rest.errors import InternalError, invalid
+from halfway.rest.validation import Explaining
 
 if TYPE_CHECKING:
     from halfway.rest.calls import Call
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-MAX_EXPLAINED: Final = 50
-"""Of more items that are wrong, only the first wrong field of each is named."""
+_SLICE_S: Final = 0.02
+"""CPU time that items are read in before other requests get their turn."""
 
 
 class BatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,7 +47,8 @@ class BatchResponse(msgspec.Struct, frozen=True, kw_only=True):
 async def batch(call: Call) -> Answer:
     """Do every item at the same time; one that fails does not disturb the others.
 
-    Every end is handed to the service before the first is waited for, so that they share Kafka transactions.
+    Every end is handed to the service before the first is waited for, so that they share Kafka transactions; where that
+    takes long, other requests get their turn in between.
     """
     limit = call.site.max_batch_items
 
@@ -55,11 +58,13 @@ async def batch(call: Call) -> Answer:
             raise invalid([("", f"{count} items: from 1 to {limit} in one batch")])
         return request
 
-    request = call.site.validation.read(models.BatchRequest, something_in(call.body), bounded, explain=False)
+    request = call.site.validation.read(models.BatchRequest, something_in(call.body), bounded)
     items = _Items(call)
-    ends = [items.begun(items.end, raw) for raw in request.end]
-    prepares = [items.begun(items.prepare, raw) for raw in request.prepare]
+    ends: list[asyncio.Future[EndResult] | BatchItem] = []
+    prepares: list[asyncio.Future[Prepared] | BatchItem] = []
     try:
+        await items.begin_each(items.end, request.end, ends)
+        await items.begin_each(items.prepare, request.prepare, prepares)
         ended = [await items.done(one, ended_item) for one in ends]
         prepared = [await items.done(one, prepared_item) for one in prepares]
     finally:
@@ -80,9 +85,23 @@ class _Items:
         self._cause = call.cause
         self._to_prepare = partial(convert.prepare, internal_prefix=call.site.validation.internal_prefix)
         self._to_end = partial(convert.batch_end, cause=self._cause)
-        self._wrong = 0
+        self._explaining = Explaining()
 
-    def begun(
+    async def begin_each(
+        self,
+        begin: Callable[[msgspec.Raw], asyncio.Future[T]],
+        raws: Sequence[msgspec.Raw],
+        begun: list[asyncio.Future[T] | BatchItem],
+    ) -> None:
+        """Hand items to the service in their order, and add what came of each to `begun`."""
+        since = time.thread_time()
+        for raw in raws:
+            begun.append(self._begun(begin, raw))
+            if time.thread_time() - since > _SLICE_S:
+                await asyncio.sleep(0)
+                since = time.thread_time()
+
+    def _begun(
         self, begin: Callable[[msgspec.Raw], asyncio.Future[T]], raw: msgspec.Raw
     ) -> asyncio.Future[T] | BatchItem:
         """Hand an item to the service; what is wrong with it is its answer."""
@@ -101,22 +120,18 @@ class _Items:
             return self._failed(error)
 
     def prepare(self, raw: msgspec.Raw) -> asyncio.Future[Prepared]:
-        wanted = self._validation.read(models.PrepareRequest, raw, self._to_prepare, explain=self._explain())
+        wanted = self._validation.read(models.PrepareRequest, raw, self._to_prepare, explaining=self._explaining)
         return self._coordinator.begin_prepare(wanted, deadline=self._deadline, credential=self._credential)
 
     def end(self, raw: msgspec.Raw) -> asyncio.Future[EndResult]:
-        wanted = self._validation.read(models.BatchEnd, raw, self._to_end, explain=self._explain())
+        wanted = self._validation.read(models.BatchEnd, raw, self._to_end, explaining=self._explaining)
         return self._coordinator.begin_end(wanted, deadline=self._deadline, credential=self._credential)
 
     def _failed(self, error: Exception) -> BatchItem:
         if isinstance(error, HalfwayError):
-            self._wrong += isinstance(error, InvalidRequestError)
             return _refused(error)
         log.error("batch_item_failed", exc_info=error)
         return _refused(InternalError())
-
-    def _explain(self) -> bool:
-        return self._wrong < MAX_EXPLAINED
 
 
 def prepared_item(done: Prepared) -> BatchItem:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ENCODER = msgspec.json.Encoder()
 CAUSE_HEADER = "Halfway-Cause"
+_NOTHING_BYTES = 1024
+"""More than any body that says nothing has."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +102,8 @@ def nothing_in(body: bytes) -> None:
     """Accept a body that says nothing: none, or an empty object; MalformedJsonError or InvalidRequestError else."""
     if not body:
         return
+    if len(body) > _NOTHING_BYTES:
+        raise invalid([("", "this call takes no fields: send no body, or {}")])
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -21,12 +21,19 @@ from halfway.rest import models, schemas
 from halfway.rest.errors import EmptyBodyError, MalformedJsonError, invalid
 from halfway.rest.explain import SHOWN, short, told
 from halfway.rest.repeats import repeated, suspicious
+from halfway.rest.structure import weight
 
 MAX_ERRORS: Final = 50
-MAX_EXPLAINED_BYTES: Final = 1024 * 1024
-"""A larger body is not judged again: its first wrong field is named."""
+MAX_EXPLAINED_BYTES: Final = 64 * 1024
+MAX_EXPLAINED_WEIGHT: Final = 500
+"""Of wrong bodies in one request: what is beyond it is not judged again, and only its first wrong field is named."""
+MAX_COMPARED_BYTES: Final = 1024 * 1024
+MAX_COMPARED_WEIGHT: Final = 20_000
+"""A larger body, or one of more fields and items, is not looked through for names that are given twice."""
 
 _NAMED: Final = re.compile(r"Object (?:contains unknown|missing required) field `([^`]{1,60})`")
+
+_ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -51,6 +58,23 @@ class FieldRefusedError(Exception):
         self.detail = detail
 
 
+class Explaining:
+    """How much of what is wrong in one request may still be judged again, as that takes much longer than reading it."""
+
+    def __init__(self) -> None:
+        """Begin with what there is for one request."""
+        self._bytes = MAX_EXPLAINED_BYTES
+        self._weight = MAX_EXPLAINED_WEIGHT
+
+    def affords(self, body: bytes) -> bool:
+        """Whether a body may be judged again; it is taken off then."""
+        if len(body) > self._bytes or (wanted := weight(body)) > self._weight:
+            return False
+        self._bytes -= len(body)
+        self._weight -= wanted
+        return True
+
+
 class Validation:
     """Reads bodies and parameters."""
 
@@ -71,18 +95,26 @@ class Validation:
             for model in _BODIES
         }
 
-    def read(self, model: type[M], body: bytes | msgspec.Raw, convert: Callable[[M], R], *, explain: bool = True) -> R:
-        """Return what `convert` makes of a body of JSON.
+    def read(
+        self,
+        model: type[M],
+        body: bytes | msgspec.Raw,
+        convert: Callable[[M], R],
+        *,
+        explaining: Explaining | None = None,
+    ) -> R:
+        """Return what `convert` makes of a body of JSON; the items of a batch share what may be explained.
 
         Raises:
             EmptyBodyError, MalformedJsonError: it is no JSON.
-            InvalidRequestError: it names every wrong field, only the first where `explain` is false.
+            InvalidRequestError: it names every wrong field, only the first where too much is wrong.
 
         """
         try:
             request = self._decoders[model].decode(body)
             converted = convert(request)
-            if suspicious(request, data := bytes(body)):
+            data = bytes(body)
+            if len(data) <= MAX_COMPARED_BYTES and suspicious(request, data):
                 _demand_single(data, within=model is not models.BatchRequest)  # its items are read by themselves
         except msgspec.ValidationError as error:
             first = _located(error)
@@ -99,8 +131,9 @@ class Validation:
         else:
             return converted
         text = bytes(body)
-        if explain and len(text) <= MAX_EXPLAINED_BYTES:
+        if (explaining or Explaining()).affords(text):
             raise invalid(self._explained(model, text) or [first])
+        _demand_json(text)
         raise invalid([first])
 
     def _explained(self, model: type[Any], body: bytes) -> Sequence[tuple[str, str]]:
@@ -113,9 +146,19 @@ class Validation:
             raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
 
 
+def _demand_json(body: bytes) -> None:
+    """Raise MalformedJsonError where a body is no JSON beyond its first wrong field."""
+    try:
+        _ANYTHING.decode(body)
+    except RecursionError:
+        raise MalformedJsonError("the body is nested too deep") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+
+
 def _demand_single(body: bytes, *, within: bool) -> None:
     """Refuse names that are given twice; a body too large to be judged again is taken as it was read."""
-    if len(body) > MAX_EXPLAINED_BYTES:
+    if weight(body) > MAX_COMPARED_WEIGHT:
         return
     errors = list(islice(repeated(body, within=within), MAX_ERRORS))
     if errors:
@@ -138,7 +181,7 @@ def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str]
         except msgspec.ValidationError as error:
             errors.append((name, f"{short(value)} is not accepted: {error}"))
     if errors:
-        raise invalid(errors)
+        raise invalid(errors[:MAX_ERRORS])
     return model(**values)
 
 
