@@ -113,7 +113,7 @@ async def test_a_group_may_choose_rollback_when_the_checks_are_exhausted(
 async def test_the_largest_age_ends_the_asking(
     rest: Rest, endpoints: Endpoints, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """Whatever the number of checks: parked, or rolled back where the group says so; not before that age."""
+    """Whatever the number of checks: parked, or rolled back where the group says so and was asked; not before."""
     endpoint = await endpoints.check("unknown")
     aging = {**SOON, "max_age_s": 1.5}
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=aging)).expect(201)
@@ -124,14 +124,28 @@ async def test_the_largest_age_ends_the_asking(
     )
     asked = await rest.prepared(group, [message(topic)])
     never_reached = await rest.prepared(other, [message(topic)])
+    giving_up = f"{group}-giving-up"
+    (
+        await rest.put_group(
+            giving_up, topics=[topic], urls=[endpoint.url], policy={**aging, "on_exhausted": "rollback"}
+        )
+    ).expect(201)
+    reached = await rest.prepared(giving_up, [message(topic)])
 
     parked = await rest.until(asked, "parked")
-    rolled_back = await rest.until(never_reached, "rolled_back")
+    unasked = await rest.until(never_reached, "parked")
+    rolled_back = await rest.until(reached, "rolled_back")
 
     assert "max_age_s" in parked["reason"]
     assert "max_age_s" in rolled_back["remark"]
-    assert rolled_back["checks"] == 0
+    assert rolled_back["checks"] > 0
+    assert "no check was sent" in unasked["reason"]
     assert (await internal.kinds(asked))[-1] == (OpKind.PARKED, "policy")
-    assert await internal.kinds(never_reached) == [(OpKind.ROLLED_BACK, "policy")]
-    for shown, ended_at in ((parked, parked["parked_at"]), (rolled_back, rolled_back["ended_at"])):
+    assert await internal.kinds(never_reached) == [(OpKind.PARKED, "policy")]
+    assert (await internal.kinds(reached))[-1] == (OpKind.ROLLED_BACK, "policy")
+    for shown, ended_at in (
+        (parked, parked["parked_at"]),
+        (unasked, unasked["parked_at"]),
+        (rolled_back, rolled_back["ended_at"]),
+    ):
         assert moment_ms(ended_at) - moment_ms(shown["prepared_at"]) >= 1500

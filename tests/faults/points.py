@@ -16,6 +16,7 @@ _MEMBERSHIP = "halfway.kafka.membership"
 _GIVING_BACK = "halfway.kafka.giving_back"
 _SCAN = "halfway.service.scanning"
 _CHECKS = "halfway.service.checks"
+_VERDICTS = "halfway.service.verdicts"
 _ENDING = "halfway.service.ending"
 
 STEPS: Mapping[str, tuple[str, str]] = {
@@ -51,7 +52,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "release.give_back": (_MEMBERSHIP, "KafkaMembership._give_back"),
     # DESIGN section 6.
     "scan.1.correct_strays": (_SCAN, "Scanning._correct_strays"),
-    "scan.2.record_verdicts": (_CHECKS, "CheckDesk.record_verdicts"),
+    "scan.2.record_verdicts": (_VERDICTS, "CommitVerdicts.record"),
     "scan.3.due": (_SCAN, "Scanning._due"),
     "scan.4.behind": (_SCAN, "Scanning._behind"),
     "scan.5.forget": (_SCAN, "Scanning._forget"),
@@ -63,7 +64,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "check.ask": (_CHECKS, "CheckDesk._ask"),
     "check.judge": (_CHECKS, "CheckDesk._judge"),
     "check.note": (_CHECKS, "CheckDesk.note"),
-    "check.record_verdict": (_CHECKS, "CheckDesk._record_verdict"),
+    "check.record_verdict": (_VERDICTS, "CommitVerdicts._record"),
 }
 """For each step its module and its qualified name there."""
 

@@ -236,6 +236,12 @@ class NotWrittenError(HalfwayError):
     code = "not_written"
 
 
+class OvertakenError(HalfwayError):
+    """What policy had decided no longer holds: something came first."""
+
+    code = "overtaken"
+
+
 class ConfigurationError(HalfwayError):
     """A setting or a topic is wrong: the process cannot start."""
 

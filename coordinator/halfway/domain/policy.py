@@ -117,6 +117,8 @@ class Facts(Protocol):
         """Whether a check has said commit, so that it may never be rolled back by policy."""
 
 
+COMMIT_SAID = "a check said commit, which could not be written"
+"""Why something is parked although its group chose rollback."""
 AHEAD_MS = 60_000
 """How far the clocks of instances may differ; what lies further ahead was written by a clock that was wrong."""
 
@@ -162,18 +164,29 @@ def reanchor_distance(least: int, pending: int) -> int:
 
 
 def decide(
-    policy: CheckPolicy, facts: Facts, *, now: int, end_offset: int, reanchor_after: int, jitter: float
+    policy: CheckPolicy,
+    facts: Facts,
+    *,
+    now: int,
+    end_offset: int,
+    reanchor_after: int,
+    jitter: float,
+    answer_by: int = 0,
 ) -> Decision:
     """Say what to do with one pending transaction now.
 
-    The largest number of checks and the largest age each end the asking; a half that lies more than
-    `reanchor_after` records behind `end_offset` is written again whatever is due.
+    The largest number of checks and the largest age each end the asking, but not before `answer_by`: until then the
+    last check has time to be answered. A half that lies more than `reanchor_after` records behind `end_offset` is
+    written again whatever is due.
     """
-    if now >= facts.since + round(policy.max_age_s * 1000):
-        return _exhausted(policy, facts, f"older than max_age_s {policy.max_age_s:g}")
     due = now if is_of_wrong_clock(facts, now) else next_check_at(policy, facts, jitter=jitter)
-    if now >= due and facts.checks >= policy.max_checks:
-        return _exhausted(policy, facts, f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})")
+    exhausted: str | None = None
+    if now >= facts.since + round(policy.max_age_s * 1000):
+        exhausted = f"older than max_age_s {policy.max_age_s:g}"
+    elif now >= due and facts.checks >= policy.max_checks:
+        exhausted = f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})"
+    if exhausted is not None:
+        return Wait(until=answer_by) if now < answer_by else _exhausted(policy, facts, exhausted)
     if end_offset - facts.offset > reanchor_after:
         return ReAnchor()
     if now >= due:
@@ -182,8 +195,11 @@ def decide(
 
 
 def _exhausted(policy: CheckPolicy, facts: Facts, reason: str) -> Park | RollBack:
-    if policy.on_exhausted is OnExhausted.ROLLBACK and not facts.commit_verdict:
-        return RollBack(reason=reason)
+    """Roll back only what was really asked, and only where no check said commit."""
     if facts.commit_verdict:
-        reason = f"{reason}; a check said commit, which could not be written"
-    return Park(reason=reason)
+        return Park(reason=f"{reason}; {COMMIT_SAID}")
+    if policy.on_exhausted is not OnExhausted.ROLLBACK:
+        return Park(reason=reason)
+    if not facts.checks:
+        return Park(reason=f"{reason}; not rolled back, because no check was sent")
+    return RollBack(reason=reason)

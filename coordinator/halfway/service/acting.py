@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from halfway.service.finding import Finding
     from halfway.service.groups import Groups
     from halfway.service.ports import Observer
+    from halfway.service.shards import Shard
 
 _ATTEMPT_DIGITS = 6
 
@@ -40,6 +41,12 @@ class Acting:
 
         Whoever goes away may cancel the future: what was begun is finished all the same.
         """
+        answer = self._begin_end(request, deadline=deadline, credential=credential)
+        if _says_commit(request):
+            answer.add_done_callback(partial(self._settle, request.id))
+        return answer
+
+    def _begin_end(self, request: End, *, deadline: float, credential: str | None) -> asyncio.Future[EndResult]:
         loop = asyncio.get_running_loop()
         began = loop.time()
         known = None if request.outcome is Outcome.UNKNOWN else self._finding.known(request.id)
@@ -48,7 +55,7 @@ class Acting:
         shard, entry = known
         cause = request.cause
         try:
-            act = self._act(request, entry, credential)
+            act = self._act(request, shard, entry, credential)
             cause = act.cause
             answer = self._ending.begun_at_once(shard, entry, act, deadline=deadline)
         except HalfwayError as error:
@@ -67,7 +74,7 @@ class Acting:
         try:
             shard, entry = await self._finding.locate(request.id, deadline=deadline)
             group = entry.group
-            act = self._act(request, entry, credential)
+            act = self._act(request, shard, entry, credential)
             cause = act.cause
             ended = await self._ending.act(request.id, act, deadline=deadline)
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
@@ -100,8 +107,15 @@ class Acting:
         seconds = asyncio.get_running_loop().time() - began
         self._observer.ended(group, outcome.value, cause.value, result, seconds)
 
-    def _act(self, request: End, entry: Entry, credential: str | None) -> Act:
+    def _settle(self, transaction_id: str, answer: asyncio.Future[EndResult]) -> None:
+        """Have the commit verdict of a check that was fetched written down where its commit was not."""
+        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
+        self._checks.verdicts.settle(transaction_id, error)
+
+    def _act(self, request: End, shard: Shard, entry: Entry, credential: str | None) -> Act:
         self._groups.allow(entry.group, credential=credential, action="end")
+        if _says_commit(request) and (request.check_id or "").rpartition(":")[0] == entry.id:
+            self._checks.verdicts.keep(entry.id, shard.number, entry.checks)
         checked = request.check_id is not None and self._was_sent(request.check_id, entry)
         return Act(
             action=ACTIONS[request.outcome],
@@ -135,3 +149,8 @@ class Acting:
         await self._ending.act(transaction_id, Act(action=Action.RESUME, cause=Cause.OPERATOR), deadline=deadline)
         now = shard.state.find(transaction_id)
         return view(self._groups, entry if now is None else now)
+
+
+def _says_commit(request: End) -> bool:
+    """Whether an end answers a check with commit, be that check noted or not."""
+    return request.check_id is not None and request.outcome is Outcome.COMMIT

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from halfway.domain.errors import EndUnconfirmedError, HalfwayError, NotWrittenError, RetryableError
+from halfway.domain.errors import (
+    EndUnconfirmedError,
+    HalfwayError,
+    NotWrittenError,
+    OvertakenError,
+    RetryableError,
+)
 from halfway.domain.records import Half, OpKind
 from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending
 from halfway.domain.transaction import Action, Cause, State, transition
@@ -24,7 +30,10 @@ Build = Callable[["Shard", Unresolved, Half | None, int], LaneWrite]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One thing to do to a transaction; `checks` is the count to record, None for the one that stands."""
+    """One thing to do to a transaction; `checks` is the count to record, None for the one that stands.
+
+    What policy does brings `still`, which is asked at every write, under the claim: a verdict may have come first.
+    """
 
     action: Action
     cause: Cause
@@ -32,17 +41,22 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     checks: int | None = None
     checked_at: int | None = None
     commit_verdict: bool = False
+    still: Callable[[Unresolved], bool] | None = None
 
 
 def leaves_note(act: Act, entry: Entry) -> bool:
     """Whether an action that leaves the state as it is writes an op marker all the same."""
+    if isinstance(entry, ParkedEntry):
+        return act.commit_verdict
     if not isinstance(entry, Pending):
         return False
     return act.action is Action.CHECK or (act.action is Action.UNKNOWN and bool(act.remark))
 
 
 def write_of(shard: int, entry: Unresolved, half: Half | None, act: Act, *, at: int, deadline: float) -> LaneWrite:
-    """Choose what an action writes from the state that stands."""
+    """Choose what an action writes from the state that stands; OvertakenError where policy no longer decides it."""
+    if act.still is not None and not act.still(entry):
+        raise OvertakenError(id=entry.id)
     told = writes.Told(
         cause=act.cause,
         at=at,
@@ -60,7 +74,7 @@ def write_of(shard: int, entry: Unresolved, half: Half | None, act: Act, *, at: 
         return writes.noted(shard, entry, told, OpKind.VERDICT if act.commit_verdict else OpKind.CHECKED)
     if act.action is Action.COMMIT:
         return writes.committed(shard, entry, half, told)
-    if isinstance(entry, Pending):
+    if isinstance(entry, Pending) or act.action is Action.PARK:
         return writes.parked(shard, entry, half, told)
     return writes.resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
 

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from halfway.domain.errors import AlreadyEndedError, HalfwayError, NotPendingError
+from halfway.domain.errors import AlreadyEndedError, HalfwayError
 from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause, Outcome
 from halfway.service.acts import Act
 from halfway.service.desks import RETRY_MS, Desk
-from halfway.service.ending import WRITE_LIMIT_S
+from halfway.service.ending import WRITE_LIMIT_S, limit
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.timing import look_at
+from halfway.service.verdicts import CommitVerdicts
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -62,9 +63,7 @@ class CheckDesk:
         self._observer = observer
         self._desks: dict[str, Desk] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unrecorded: dict[str, int] = {}
-        self._recording: set[str] = set()
-        self.most_held = 10_000
+        self.verdicts = CommitVerdicts(shards, ending, self.spawn)
         self.closed = False
 
     def desk(self, group: str) -> Desk:
@@ -168,6 +167,8 @@ class CheckDesk:
             )
         else:
             reply = await self._caller.call(group, urls[start:] + urls[:start], request)
+        if reply.outcome is Outcome.COMMIT:
+            self.verdicts.keep(entry.id, shard.number, attempt)
         verdict = reply.outcome.value if reply.answered else "none"
         self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - began)
         return reply
@@ -192,27 +193,27 @@ class CheckDesk:
         except HalfwayError:
             return  # whoever serves the shard next asks again
         entry = self.pending(number, transaction_id)
-        if entry is None:
-            return
-        entry.attempts += 1
-        entry.checked_at = now
-        entry.last_error = None if reply.answered else reply.detail
-        if not reply.sent:
-            return
-        checks = entry.checks + 1
+        if entry is not None:
+            entry.attempts += 1
+            entry.checked_at = now
+            entry.last_error = None if reply.answered else reply.detail
+            if reply.sent and reply.outcome is Outcome.UNKNOWN:
+                await self.note(entry, entry.checks + 1, now, reply.remark)
         if reply.outcome is Outcome.UNKNOWN:
-            await self.note(entry, checks, now, reply.remark)
             return
+        checks = None if entry is None else entry.checks + 1
         act = Act(action=ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
+        failed: HalfwayError | None = None
         try:
             await self._ending.act(transaction_id, act, deadline=limit())
-        except (AlreadyEndedError, NotPendingError):
+        except AlreadyEndedError as error:
+            failed = error
             log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
         except HalfwayError as error:
+            failed = error
             log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
-            if reply.outcome is Outcome.COMMIT:
-                self._hold(transaction_id, number)
-                await self._record_verdict(transaction_id, number)
+        if reply.outcome is Outcome.COMMIT:
+            self.verdicts.settle(transaction_id, failed)
 
     async def note(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
         """Write the op CHECKED of a check that was sent; where it cannot be written, it was not counted."""
@@ -222,45 +223,9 @@ class CheckDesk:
         except HalfwayError as error:
             log.info("check_not_noted", id=entry.id, error=error.code)
 
-    def _hold(self, transaction_id: str, number: int) -> None:
-        """Keep a commit verdict until it is written; with many kept, those of shards that went elsewhere go."""
-        if len(self._unrecorded) >= self.most_held:
-            self._unrecorded = {name: of for name, of in self._unrecorded.items() if self._shards.find(of) is not None}
-        self._unrecorded[transaction_id] = number
-
-    def holds_commit(self, transaction_id: str) -> bool:
-        """Whether a check said commit, which is not written down yet: policy must not decide meanwhile."""
-        return transaction_id in self._unrecorded
-
-    def record_verdicts(self, number: int) -> None:
-        """Try once more to write down the commit verdicts of a shard that could not be written."""
-        for transaction_id in [name for name, shard in self._unrecorded.items() if shard == number]:
-            if transaction_id not in self._recording:
-                self.spawn(self._record_verdict(transaction_id, number))
-
-    async def _record_verdict(self, transaction_id: str, number: int) -> None:
-        """Write the op VERDICT of a commit that could not be written: policy never rolls it back from then on."""
-        self._recording.add(transaction_id)
-        try:
-            await self._shards.serving(number, deadline=limit())
-            entry = self.pending(number, transaction_id)
-            if entry is not None and not entry.commit_verdict:
-                act = Act(
-                    action=Action.CHECK,
-                    cause=Cause.CHECK,
-                    checks=entry.checks + 1,
-                    checked_at=entry.checked_at,
-                    commit_verdict=True,
-                )
-                await self._ending.act(transaction_id, act, deadline=limit())
-        except (AlreadyEndedError, NotPendingError):
-            self._unrecorded.pop(transaction_id, None)
-        except HalfwayError as error:
-            log.warning("verdict_not_recorded", id=transaction_id, error=error.code)
-        else:
-            self._unrecorded.pop(transaction_id, None)
-        finally:
-            self._recording.discard(transaction_id)
+    def awaits(self, entry: Pending) -> bool:
+        """Whether a check is under way, or said commit and that is not written down yet: policy must not decide."""
+        return self.verdicts.keeps(entry.id) or entry.id in self.desk(entry.group).asked
 
     def _again(self, number: int, transaction_id: str) -> None:
         """Put a transaction that is still pending back on the agenda of its shard as it is served now."""
@@ -292,8 +257,3 @@ class CheckDesk:
 def check_id(transaction_id: str, attempt: int) -> str:
     """Return the id of a check: the same for every try to send the same one."""
     return f"{transaction_id}:{attempt}"
-
-
-def limit() -> float:
-    """Return the deadline of a write that nobody waits for."""
-    return asyncio.get_running_loop().time() + WRITE_LIMIT_S

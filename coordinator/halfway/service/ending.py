@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from halfway.domain.errors import HalfwayError, KafkaUnavailableError, LaneLostError, NotWrittenError
+from halfway.domain.errors import (
+    HalfwayError,
+    KafkaUnavailableError,
+    LaneLostError,
+    NotWrittenError,
+    OvertakenError,
+)
 from halfway.domain.records import Half
 from halfway.domain.shard import Ended, Entry, Pending
 from halfway.domain.transaction import Action, State, transition
@@ -75,6 +81,7 @@ class Ending:
             AlreadyEndedError, NotPendingError: the state does not allow it.
             EndUnconfirmedError: not confirmed in time; the same call again tells, and never does it twice.
             TopicUnavailableError, MessageTooLargeError, NotAuthorisedError: it cannot be written; it is still pending.
+            OvertakenError: policy decided it, and no longer does.
 
         """
         while True:
@@ -304,6 +311,8 @@ class Ending:
                     raise unconfirmed(transaction_id) from None
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            except OvertakenError:
+                raise
             except HalfwayError as error:
                 note_error(entry, error)
                 raise
@@ -341,6 +350,11 @@ class Ending:
     def _observe(self, entry: Unresolved, act: Act | None, at: int) -> None:
         if act is not None and act.action in (Action.COMMIT, Action.ROLLBACK):
             self._observer.resolved_after(entry.group, act.action.value, max(0, at - entry.prepared_at) / 1000)
+
+
+def limit() -> float:
+    """Return the deadline of a resolution that nobody waits for."""
+    return asyncio.get_running_loop().time() + WRITE_LIMIT_S
 
 
 async def _released(claim: asyncio.Future[None], transaction_id: str, *, deadline: float) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from halfway.domain.errors import HalfwayError
-from halfway.domain.policy import Check, Park, ReAnchor, RollBack, decide, reanchor_distance
+from halfway.domain.errors import HalfwayError, OvertakenError
+from halfway.domain.policy import Check, Park, ReAnchor, RollBack, decide, is_of_wrong_clock, reanchor_distance
+from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause
 from halfway.service.acts import Act
@@ -19,6 +20,7 @@ from halfway.service.timing import jitter
 
 if TYPE_CHECKING:
     from halfway.domain.policy import Decision
+    from halfway.service.acts import Unresolved
     from halfway.service.checks import CheckDesk
     from halfway.service.ending import Ending
     from halfway.service.groups import Groups
@@ -66,6 +68,7 @@ class Scanning:
         self._writing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._remember_until = float("-inf")
+        self._clock_set_at = 0
 
     def clock_was_set(self) -> None:
         """Look at everything again by the new time; forget nothing by age for as long as outcomes are remembered.
@@ -73,6 +76,7 @@ class Scanning:
         By a clock that was set ahead, or by what was written while it was behind, outcomes of a moment ago seem old.
         """
         self._remember_until = asyncio.get_running_loop().time() + self._limits.outcome_horizon_s
+        self._clock_set_at = self._clock.now_ms()
         for shard in self._shards.all():
             for entry in shard.state.pending():
                 shard.agenda.put(entry.id, 0)
@@ -93,7 +97,7 @@ class Scanning:
         if shard is None or shard.leaving:
             return
         self._correct_strays(shard)
-        self._checks.record_verdicts(number)
+        self._checks.verdicts.record(number)
         await self._due(shard, now)
         self._behind(shard, now)
         await self._forget(shard, now)
@@ -122,6 +126,8 @@ class Scanning:
     async def _step(self, number: int, transaction_id: str, step: Step) -> None:
         try:
             await step(transaction_id, deadline=asyncio.get_running_loop().time() + WRITE_LIMIT_S)
+        except OvertakenError:
+            log.info("policy_overtaken", shard=number, id=transaction_id)
         except HalfwayError as error:
             log.info("scan_step_failed", shard=number, id=transaction_id, error=error.code, detail=error.detail)
         except Exception:
@@ -140,7 +146,16 @@ class Scanning:
             end_offset=shard.state.half_tail,
             reanchor_after=reanchor_distance(self._limits.reanchor_after, shard.state.counts[0]),
             jitter=jitter(entry),
+            answer_by=self._answer_by(entry, now),
         )
+
+    def _answer_by(self, entry: Pending, now: int) -> int:
+        """Return until when the last check may be answered: a lease has its time, also where the clock was set."""
+        group = self._groups.find(entry.group)
+        if group is None or group.mode is not CheckMode.PULL or not entry.attempts or entry.checked_at is None:
+            return 0
+        leased_at = 0 if is_of_wrong_clock(entry, now) else entry.checked_at
+        return max(leased_at, self._clock_set_at) + round(self._limits.lease_s * 1000)
 
     async def _due(self, shard: Shard, now: int) -> None:
         """Step 3: look at everything that is due now."""
@@ -152,7 +167,7 @@ class Scanning:
             entry = shard.state.find(name)
             if not isinstance(entry, Pending):
                 continue
-            if name in self._shards.claims or self._checks.holds_commit(name):
+            if name in self._shards.claims or self._checks.verdicts.keeps(name):
                 shard.agenda.put(name, now + _RETRY_MS)
                 continue
             decision = self._decide(shard, entry, now)
@@ -176,11 +191,20 @@ class Scanning:
             self._carry_out(shard, entry.id, self._ending.write_again)
 
     async def _give_up(self, group: str, decision: Park | RollBack, transaction_id: str, *, deadline: float) -> None:
-        """Park or roll back, as the policy has decided."""
+        """Park or roll back, as long as the policy still decides so when it is written."""
         action = Action.PARK if isinstance(decision, Park) else Action.ROLLBACK
-        act = Act(action=action, cause=Cause.POLICY, remark=decision.reason)
-        await self._ending.act(transaction_id, act, deadline=deadline)
-        log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
+        still = partial(self._still, decision)
+        act = Act(action=action, cause=Cause.POLICY, remark=decision.reason, still=still)
+        ended = await self._ending.act(transaction_id, act, deadline=deadline)
+        if ended.changed:
+            log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
+
+    def _still(self, decision: Decision, entry: Unresolved) -> bool:
+        """Whether the policy decides the same as before: a verdict, a check under way or an end may have come first."""
+        shard = self._shards.find(self._shards.number_of(entry.id))
+        if shard is None or not isinstance(entry, Pending) or self._checks.awaits(entry):
+            return False
+        return self._decide(shard, entry, self._clock.now_ms()) == decision
 
     async def _forget_all(self, shard: Shard, before: int, at_most: int | None) -> int:
         """Forget a slice at a time, with whatever else waits for the event loop in between."""

@@ -20,6 +20,7 @@ from halfway.domain.errors import (
 from halfway.domain.ids import shard_of
 from halfway.domain.offsets import OffsetIndex
 from halfway.domain.shard import Pending
+from halfway.domain.transaction import Cause
 from halfway.service.payloads import PayloadCache
 
 if TYPE_CHECKING:
@@ -92,6 +93,13 @@ class Shard:
         self._waiting.clear()
 
 
+class SaidCommit(msgspec.Struct, frozen=True, gc=False):
+    """A commit that a check said and that is not written yet: of which shard, and how many checks were sent by then."""
+
+    shard: int
+    checks: int
+
+
 class ShardTable:
     """The served shards by number. It is the `ShardListener` that the membership tells of every change."""
 
@@ -99,6 +107,8 @@ class ShardTable:
         """Start with no shard."""
         self.payloads = PayloadCache(limits.payload_cache_bytes)
         self.claims: dict[str, asyncio.Future[None]] = {}
+        self.said_commit: dict[str, SaidCommit] = {}
+        """By id; policy resolves none of these."""
         self._limits = limits
         self._clock = clock
         self._observer = observer
@@ -227,9 +237,14 @@ class ShardTable:
         return isinstance(entry, Pending) and entry.offset == offset
 
     def current(self, write: LaneWrite) -> bool:
-        """Whether a write's id is still claimed and, where it resolves something, pending or parked."""
+        """Whether a write's id is still claimed and, where it resolves something, pending or parked.
+
+        An act of policy is no longer current once a check has said commit.
+        """
         served = self._served.get(write.shard)
         if served is None or write.id not in self.claims:
+            return False
+        if write.op is not None and write.op.cause is Cause.POLICY and write.id in self.said_commit:
             return False
         return write.op is None or served.state.unresolved(write.id) is not None
 

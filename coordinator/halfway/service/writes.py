@@ -85,17 +85,20 @@ def noted(shard: int, entry: Pending, told: Told, kind: OpKind) -> LaneWrite:
     )
 
 
-def parked(shard: int, entry: Pending, half: Half, told: Told) -> LaneWrite:
-    """From prepared to parked: parked record, half tombstone, op."""
+def parked(shard: int, entry: Unresolved, half: Half, told: Told) -> LaneWrite:
+    """From prepared to parked: parked record, half tombstone, op. What is parked is parked again for a new reason."""
     reason = told.remark or ""
-    record = Parked(half=current_half(entry, half), reason=reason, parked_at=told.at, checks=entry.checks)
+    kept = current_half(entry, half)
+    if told.commit_verdict:
+        kept = msgspec.structs.replace(kept, commit_verdict=True)
+    record = Parked(half=kept, reason=reason, parked_at=told.at, checks=entry.checks)
     return LaneWrite(
         shard=shard,
         id=entry.id,
         group=entry.group,
         state=State.PARKED,
         prepared_at=entry.prepared_at,
-        half=TOMBSTONE,
+        half=TOMBSTONE if isinstance(entry, Pending) else None,
         op=_op(OpKind.PARKED, entry, half, told),
         parked=record,
         deadline=told.deadline,

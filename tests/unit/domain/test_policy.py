@@ -46,8 +46,17 @@ def judge(
     end_offset: int = 200,
     reanchor_after: int = FAR,
     jitter: float = 0.5,
+    answer_by: int = 0,
 ) -> Decision:
-    return decide(policy, facts, now=now, end_offset=end_offset, reanchor_after=reanchor_after, jitter=jitter)
+    return decide(
+        policy,
+        facts,
+        now=now,
+        end_offset=end_offset,
+        reanchor_after=reanchor_after,
+        jitter=jitter,
+        answer_by=answer_by,
+    )
 
 
 jitters = st.floats(0, 1, exclude_max=True)
@@ -107,8 +116,8 @@ def test_what_it_decides_fits_the_time_and_the_counts(
             assert facts.checks < policy.max_checks
         case Park() | RollBack() as given_up:
             assert too_old or (due and facts.checks >= policy.max_checks)
-            rolls_back = policy.on_exhausted is OnExhausted.ROLLBACK and not facts.commit_verdict
-            assert isinstance(given_up, RollBack) == rolls_back
+            chosen = policy.on_exhausted is OnExhausted.ROLLBACK
+            assert isinstance(given_up, RollBack) == (chosen and facts.checks > 0 and not facts.commit_verdict)
         case Wait(until=until):
             assert now < until == next_look_at(policy, facts, jitter=jitter)
             assert not isinstance(judge(policy, facts, until, jitter=jitter), Wait)
@@ -179,9 +188,26 @@ def test_a_transactions_own_first_check_goes_before_the_groups() -> None:
     assert next_check_at(CheckPolicy(), Facts(check_after_ms=90_000), jitter=0.9) == 1_090_000
 
 
-def test_the_largest_age_ends_the_asking_though_no_check_was_sent() -> None:
+def test_the_largest_age_rolls_back_only_what_was_asked() -> None:
+    """After an outage longer than that, everything that is pending is old, and nobody was asked."""
     policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
-    assert judge(policy, Facts(), 1_100_000) == RollBack(reason="older than max_age_s 100")
+    assert judge(policy, Facts(), 1_100_000) == Park(
+        reason="older than max_age_s 100; not rolled back, because no check was sent"
+    )
+    assert judge(policy, Facts(attempts=9, checked_at=1_090_000), 1_100_000) == Park(
+        reason="older than max_age_s 100; not rolled back, because no check was sent"
+    )
+    asked = Facts(attempts=1, checks=1, checked_at=1_010_000)
+    assert judge(policy, asked, 1_100_000) == RollBack(reason="older than max_age_s 100")
+    assert judge(CheckPolicy(max_age_s=100), Facts(), 1_100_000) == Park(reason="older than max_age_s 100")
+
+
+@pytest.mark.parametrize("policy", [CheckPolicy(max_age_s=100), CheckPolicy(max_checks=1)])
+def test_nothing_is_given_up_while_the_last_check_may_be_answered(policy: CheckPolicy) -> None:
+    """By age as by number: a lease that was handed out a moment ago has its time."""
+    facts = Facts(attempts=1, checks=1, checked_at=1_099_000)
+    assert judge(policy, facts, 1_139_999, answer_by=1_140_000) == Wait(until=1_140_000)
+    assert isinstance(judge(policy, facts, 1_140_000, answer_by=1_140_000), Park)
 
 
 @pytest.mark.parametrize("behind, decision", [(1000, Wait(until=1_006_000)), (1001, ReAnchor())])

@@ -1,0 +1,98 @@
+"""Commits that a check said: kept until they are written, so that policy never rolls back what is to be committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from halfway.domain.errors import AlreadyEndedError, HalfwayError, OutcomeExpiredError, UnknownTransactionError
+from halfway.domain.policy import COMMIT_SAID
+from halfway.domain.shard import ParkedEntry
+from halfway.domain.transaction import Action, Cause
+from halfway.service.acts import Act, Unresolved
+from halfway.service.ending import limit
+from halfway.service.shards import SaidCommit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from halfway.service.ending import Ending
+    from halfway.service.shards import ShardTable
+
+log = structlog.get_logger(__name__)
+
+_MOST_KEPT = 10_000
+_OVER = (AlreadyEndedError, OutcomeExpiredError, UnknownTransactionError)
+
+
+class CommitVerdicts:
+    """Keeps a commit verdict from the moment it comes until it is written: as the commit, or else as a note of it."""
+
+    def __init__(
+        self, shards: ShardTable, ending: Ending, spawn: Callable[[Coroutine[object, object, None]], None]
+    ) -> None:
+        """Keep the parts; `spawn` does something that nobody waits for."""
+        self._shards = shards
+        self._ending = ending
+        self._spawn = spawn
+        self._recording: set[str] = set()
+
+    def keep(self, transaction_id: str, number: int, checks: int) -> None:
+        """Keep a verdict that has just come; with many kept, those of shards that went elsewhere go."""
+        kept = self._shards.said_commit
+        if len(kept) >= _MOST_KEPT:
+            for name in [name for name, said in kept.items() if self._shards.find(said.shard) is None]:
+                del kept[name]
+        kept[transaction_id] = SaidCommit(number, checks)
+
+    def keeps(self, transaction_id: str) -> bool:
+        """Whether a check said commit, which is not written down yet: policy must not decide meanwhile."""
+        return transaction_id in self._shards.said_commit
+
+    def settle(self, transaction_id: str, error: BaseException | None) -> None:
+        """Take note of what became of the commit; where it was not written, the verdict is written down instead."""
+        if error is None or isinstance(error, _OVER):
+            self._shards.said_commit.pop(transaction_id, None)
+        else:
+            self._begin(transaction_id)
+
+    def record(self, number: int) -> None:
+        """Try once more to write down the verdicts of a shard that could not be written."""
+        for transaction_id in [name for name, said in self._shards.said_commit.items() if said.shard == number]:
+            if transaction_id not in self._shards.claims:
+                self._begin(transaction_id)
+
+    def _begin(self, transaction_id: str) -> None:
+        said = self._shards.said_commit.get(transaction_id)
+        if said is not None and transaction_id not in self._recording:
+            self._recording.add(transaction_id)
+            self._spawn(self._record(transaction_id, said))
+
+    async def _record(self, transaction_id: str, said: SaidCommit) -> None:
+        """Write that a check said commit: policy never rolls it back from then on."""
+        try:
+            shard = await self._shards.serving(said.shard, deadline=limit())
+            entry = shard.state.unresolved(transaction_id)
+            if entry is not None and not entry.commit_verdict:
+                await self._ending.act(transaction_id, _note(entry, said), deadline=limit())
+        except _OVER:
+            self._shards.said_commit.pop(transaction_id, None)
+        except HalfwayError as error:
+            log.warning("verdict_not_recorded", id=transaction_id, error=error.code)
+        else:
+            self._shards.said_commit.pop(transaction_id, None)
+        finally:
+            self._recording.discard(transaction_id)
+
+
+def _note(entry: Unresolved, said: SaidCommit) -> Act:
+    """Return what writes the verdict down: VERDICT where it is prepared, and parked anew where it is parked."""
+    parked = isinstance(entry, ParkedEntry)
+    return Act(
+        action=Action.PARK if parked else Action.CHECK,
+        cause=Cause.CHECK,
+        remark=f"{entry.reason}; {COMMIT_SAID}" if isinstance(entry, ParkedEntry) else None,
+        checks=max(entry.checks, said.checks),
+        commit_verdict=True,
+    )
