@@ -23,6 +23,7 @@ from halfway.embedded.errors import (
     FormatError,
     NotRunningError,
     PortTakenError,
+    writing_to,
 )
 from halfway.embedded.jars import KAFKA_VERSION, Progress, resolve_jars
 from halfway.embedded.java import find_java
@@ -46,6 +47,7 @@ _PORT_ATTEMPTS = 5
 _PATIENCE_S = 2
 _LOOK_AGAIN_S = 0.05
 _STOP_TIMEOUT_S = 20
+_DATA_REMEDY = "give another folder as `data_dir` (halfway dev: --data-dir)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +202,12 @@ class EmbeddedKafka:
 
     def _make_directory(self) -> None:
         if self._directory is None and self._config.data_dir is not None:
-            self._config.data_dir.mkdir(parents=True, exist_ok=True)
+            with writing_to(self._config.data_dir, _DATA_REMEDY):
+                self._config.data_dir.mkdir(parents=True, exist_ok=True)
             self._directory = self._config.data_dir.absolute()
         elif self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="halfway-kafka-"))
+            with writing_to(Path(tempfile.gettempdir()), "set TMPDIR to a folder that you may write to"):
+                self._directory = Path(tempfile.mkdtemp(prefix="halfway-kafka-"))
             if not self._config.keep_data:
                 self._throw_away = weakref.finalize(self, _throw_away, self._directory, os.getpid())
 
@@ -319,7 +323,8 @@ def _sole_use(directory: Path) -> Iterator[int]:
     Kafka's own lock comes too late, when a second broker has already written to the log of the metadata. Raises
     DataInUseError, but not at once: the broker may be one that is just being killed.
     """
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    with writing_to(directory, _DATA_REMEDY):
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         deadline = time.monotonic() + _PATIENCE_S
         while True:

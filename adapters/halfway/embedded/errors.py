@@ -1,6 +1,7 @@
 """What can go wrong with the embedded broker; every message says what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from halfway.embedded.logs import BrokerLog
@@ -52,6 +53,22 @@ class PortTakenError(EmbeddedKafkaError):
             f"Port {port} on {host} is taken by another process. Stop that process (`ss -ltnp` or `lsof -i :{port}` "
             "shows it), or ask for another port; 0 takes a free one."
         )
+
+
+class FolderUnusableError(EmbeddedKafkaError):
+    """A folder that the broker or its jars need cannot be made or written to."""
+
+    def __init__(self, folder: Path, reason: str, remedy: str) -> None:
+        super().__init__(f"The folder {str(folder)!r} cannot be made or written to ({reason}): {remedy}")
+
+
+@contextmanager
+def writing_to(folder: Path, remedy: str) -> Iterator[None]:
+    """Raise FolderUnusableError in place of an OSError of what is done in the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderUnusableError(folder, error.strerror or str(error), remedy) from error
 
 
 class ReservedPropertyError(EmbeddedKafkaError, ValueError):

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halfway.embedded.errors import ExtraMissingError, JarsUnavailableError
+from halfway.embedded.errors import ExtraMissingError, FolderUnusableError, JarsUnavailableError, writing_to
 
 if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext, PythonResolver
@@ -29,6 +29,7 @@ _RETRY_AFTER_S = 2
 _REQUEST_TIMEOUT_S = 15
 _DOWNLOADS_AT_ONCE = 6
 _PROGRESS_EVERY_S = 1.0
+_CACHE_REMEDY = "set XDG_CACHE_HOME to a folder that you may write to"
 
 Progress = Callable[[str], None]
 
@@ -42,25 +43,30 @@ def resolve_jars(
     a time, and writes the class path down in `cache_dir` (default: `halfway` in the user's cache folder); later calls
     only see that all files are still there. `progress` gets a line of text now and then while it fetches.
 
-    Raises JarsUnavailableError when the jars cannot be fetched and ExtraMissingError without jgo.
+    Raises JarsUnavailableError when the jars cannot be fetched, FolderUnusableError when `cache_dir` cannot be written
+    to, and ExtraMissingError without jgo.
     """
     progress = progress or _silent
     cache_dir = cache_dir or user_cache_dir()
     written_down = cache_dir / f"kafka-{kafka_version}.json"
     if jars := _read(written_down):
         return jars
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(cache_dir / "jars.lock", progress):
-        if jars := _read(written_down):  # another process has just fetched them
-            return jars
-        jars = _fetch(kafka_version, cache_dir / "unfinished", progress)
-        _write(written_down, jars)
+    with writing_to(cache_dir, _CACHE_REMEDY):
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(cache_dir / "jars.lock", progress):
+            if jars := _read(written_down):  # another process has just fetched them
+                return jars
+            jars = _fetch(kafka_version, cache_dir / "unfinished", progress)
+            _write(written_down, jars)
     return jars
 
 
 def user_cache_dir() -> Path:
     """Give halfway's folder in the user's cache folder (XDG_CACHE_HOME, else `~/.cache`)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
+    except RuntimeError as error:  # a user without an entry among the system's, and without HOME
+        raise FolderUnusableError(Path("~/.cache/halfway"), str(error), _CACHE_REMEDY) from error
 
 
 def _read(written_down: Path) -> tuple[Path, ...]:
