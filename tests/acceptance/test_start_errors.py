@@ -223,7 +223,7 @@ async def test_bad_settings_end_it_and_are_named_with_their_values(new_coordinat
 ALONE = {
     "misspelt": (
         {"HALFWAY_SHARD": "4", "HALFWAY_POLICY__MAX_CHECK": "1"},
-        ("HALFWAY_SHARD:", "HALFWAY_POLICY__MAX_CHECK,"),
+        ("HALFWAY_SHARD (did you mean HALFWAY_SHARDS?):", "HALFWAY_POLICY__MAX_CHECK (", "HALFWAY_POLICY__MAX_CHECKS"),
     ),
     "a prefix that is no topic": ({"HALFWAY_KAFKA_PREFIX": "a b/"}, ("prefix", "a b/")),
     "no servers": ({"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": ""}, ("HALFWAY_KAFKA__BOOTSTRAP_SERVERS",)),

@@ -69,6 +69,16 @@ def _not_counted(_topic: str, _reason: str) -> None:
     """Count nothing: for the command line, which has no metrics."""
 
 
+def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
+    """Return an admin client, which connects later; ConfigurationError if librdkafka refuses one of the properties."""
+    try:
+        return AdminClient(config.admin(**over))
+    except KafkaException as exception:
+        raise ConfigurationError(
+            f"a Kafka property cannot be used: {exception.args[0].str()}: correct HALFWAY_KAFKA__…"
+        ) from exception
+
+
 class InternalTopics:
     """The internal topics of one prefix; every call to Kafka runs on one owned thread."""
 
@@ -132,12 +142,7 @@ class _Session:
         self._cancelled = cancelled
         self._deadline = deadline
         self._told = _Told()
-        try:
-            self._admin = AdminClient(config.admin(error_cb=self._told.note))
-        except KafkaException as exception:
-            raise ConfigurationError(
-                f"a Kafka property cannot be used: {exception.args[0].str()}: correct HALFWAY_KAFKA__…"
-            ) from exception
+        self._admin = admin_client(config, error_cb=self._told.note)
 
     def ensure(self) -> None:
         """Create what is missing, verify all, and write the layout down."""

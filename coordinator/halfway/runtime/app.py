@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import structlog
 from aiohttp import web
 
@@ -30,13 +29,14 @@ from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, 
 from halfway.runtime.liveness import LoopLag
 from halfway.runtime.logging import configure
 from halfway.runtime.metrics import Metrics
+from halfway.runtime.terminal import complain
 
 if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-_LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - to be reached, not to listen
+_LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - to be reached, not to listen
 _LOOK_EVERY_S: Final = 0.05
 _LAGGING_S: Final = 5.0
 _PEER_REQUEST_BYTES: Final = 1024 * 1024
@@ -59,7 +59,7 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) 
     try:
         _run_loop(_serve(settings, on_ready))
     except ConfigurationError as error:
-        click.echo(f"halfway: {error.detail}", err=True)
+        complain(error.detail)
         return 1
     return 0
 
@@ -117,11 +117,13 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         stack.callback(looking.cancel)
         health = HttpServer(SecondPort(reasons=stage.reasons, metrics=metrics.render))
         stack.push_async_callback(health.stop)
-        await _listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
+        await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
         server = HttpServer(stage, max_connections=connections_to_hold())
         stack.push_async_callback(server.stop)
-        await _listen(server, settings.host, settings.port, "HALFWAY_PORT")
-        ready = Ready(url=_url(settings.host, server.port), health_url=_url(settings.health_host, health.port))
+        await listen(server, settings.host, settings.port, "HALFWAY_PORT")
+        ready = Ready(
+            url=reached_at(settings.host, server.port), health_url=reached_at(settings.health_host, health.port)
+        )
         log.info("listening", url=ready.url, health_url=ready.health_url)
 
         serving = asyncio.ensure_future(_serving(settings, stage, metrics, ready, on_ready, server, stopping))
@@ -227,14 +229,22 @@ def _on_signals(stopping: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, told)
 
 
-async def _listen(server: HttpServer, host: str, port: int, setting: str) -> None:
+async def listen(server: HttpServer, host: str, port: int, setting: str) -> None:
     try:
         await server.start(host, port)
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        reason = "is taken by another process" if taken else f"cannot be listened on ({error.strerror or error})"
-        raise ConfigurationError(f"port {port} of {host} {reason}: choose another with {setting}") from error
+    except (OSError, UnicodeError) as error:  # a host that cannot be a host name is a UnicodeError
+        raise not_listening(host, port, setting, error) from error
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://{_LOCAL.get(host, host)}:{port}"
+def not_listening(host: str, port: int, setting: str, error: Exception) -> ConfigurationError:
+    """Return what to tell the operator whose port is taken, or no port of this machine."""
+    if getattr(error, "errno", None) == errno.EADDRINUSE:
+        reason = "is taken by another process"
+    else:
+        reason = f"cannot be listened on ({getattr(error, 'strerror', None) or error})"
+    return ConfigurationError(f"port {port} of {host} {reason}: choose another with {setting}")
+
+
+def reached_at(host: str, port: int) -> str:
+    reached = _LOCAL.get(host, host)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"

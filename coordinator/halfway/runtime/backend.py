@@ -190,19 +190,23 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         yield backend
 
 
-def _check_caller(settings: Settings) -> HttpCheckCaller:
+def check_authorities(settings: Settings) -> ssl.SSLContext | None:
+    """Return what endpoints' certificates are judged by, None for the system's; ConfigurationError for no PEM file."""
     authorities = settings.check_ca_file
     try:
-        context = None if authorities is None else ssl.create_default_context(cafile=authorities)
+        return None if authorities is None else ssl.create_default_context(cafile=authorities)
     except ssl.SSLError as error:
         raise ConfigurationError(
             f"HALFWAY_CHECK_CA_FILE {str(authorities)!r} holds no certificate in PEM: {error}"
         ) from None
+
+
+def _check_caller(settings: Settings) -> HttpCheckCaller:
     return HttpCheckCaller(
         timeout_s=settings.check_timeout_s,
         connect_timeout_s=settings.check_connect_timeout_s,
         urls=AllowedHosts(settings.check_hosts, settings.check_networks),
-        ssl_context=context,
+        ssl_context=check_authorities(settings),
     )
 
 

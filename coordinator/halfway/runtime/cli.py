@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +15,11 @@ import click
 from halfway.domain.errors import ConfigurationError
 from halfway.runtime import settings as configuration
 from halfway.runtime.cli_client import groups, transactions
+from halfway.runtime.terminal import fail
 
 _MAX_PARTITIONS: Final = 1000
+_COUNT: Final = re.compile(r"[0-9]{0,4}")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,19 +104,21 @@ def _load(config: Path | None, over: dict[str, Any] | None = None) -> configurat
     try:
         return configuration.load(file=config, over=over)
     except ConfigurationError as error:
-        click.echo(f"halfway: {error.detail}", err=True)
-        sys.exit(1)
+        fail(error.detail)
 
 
 def _topics(given: tuple[str, ...]) -> dict[str, int]:
     wanted = {}
     for text in given:
-        name, _, partitions = text.partition(":")
-        if not name or (partitions and not (partitions.isdigit() and 0 < int(partitions) <= _MAX_PARTITIONS)):
+        name, _, count = text.partition(":")
+        partitions = int(count or 1) if _COUNT.fullmatch(count) else 0
+        if not _TOPIC.fullmatch(name) or name in (".", "..") or not 0 < partitions <= _MAX_PARTITIONS:
             raise click.BadParameter(
-                f"{text!r} is not NAME or NAME:PARTITIONS (1 to {_MAX_PARTITIONS})", param_hint="--topic"
+                f"{text!r} is not NAME or NAME:PARTITIONS: a name is 1 to 249 of letters, digits and . _ -, and there "
+                f"are 1 to {_MAX_PARTITIONS} partitions",
+                param_hint="--topic",
             )
-        wanted[name] = int(partitions or 1)
+        wanted[name] = partitions
     return wanted
 
 
@@ -120,15 +127,29 @@ def main() -> None:
 
     A Kafka client that was not collected yet is destroyed there, which hangs where its broker is already gone.
     """
+    _open_streams()
     status: object = 0
     try:
         halfway()
     except SystemExit as ended:
         status = ended.code
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            status = status or 1  # nobody reads any more, or a full disk: what could be said was said
     os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _open_streams() -> None:
+    """Make the standard streams writable: closed ones lead nowhere, and no character ends a command."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -16,12 +16,18 @@ import click
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
-from halfway.runtime.app import Ready, run
+from halfway.domain.errors import ConfigurationError
+from halfway.kafka.topics import admin_client
+from halfway.runtime.app import Ready, not_listening, run
+from halfway.runtime.backend import check_authorities
+from halfway.runtime.terminal import complain, json_line, say
 
 if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
 
 _ASK_S = 30.0
+_NOT_YET = "127.0.0.1:1"
+"""Stands for the broker's address while the settings are checked; nothing connects to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,11 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
     """Start the broker, then the coordinator; return the exit status once both have stopped."""
     from halfway.embedded import EmbeddedConfig, EmbeddedKafka, EmbeddedKafkaError
 
+    try:
+        _demand_usable(settings_for(_NOT_YET), wanted.kafka_port)
+    except ConfigurationError as error:
+        complain(error.detail)
+        return 1
     if wanted.with_parent:
         threading.Thread(target=_end_with_stdin, name="halfway-parent", daemon=True).start()
     config = EmbeddedConfig(
@@ -52,10 +63,33 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
         with EmbeddedKafka(config) as kafka:
             bootstrap = kafka.bootstrap_servers
             _create(bootstrap, wanted.topics)
-            return run(settings_for(bootstrap), on_ready=lambda ready: _announce(wanted, ready, bootstrap))
+            return run(_for_people(settings_for(bootstrap)), on_ready=lambda ready: _announce(wanted, ready, bootstrap))
     except EmbeddedKafkaError as error:
-        click.echo(f"halfway: {error}", err=True)
+        complain(str(error))
         return 1
+
+
+def _demand_usable(settings: Settings, kafka_port: int) -> None:
+    """Raise ConfigurationError for all that the coordinator would refuse, before Kafka is started for it."""
+    admin_client(settings.kafka_config(""))
+    check_authorities(settings)
+    ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": kafka_port}
+    asked = {option: port for option, port in ports.items() if port}
+    if len(set(asked.values())) < len(asked):
+        given = ", ".join(f"{option} {port}" for option, port in asked.items())
+        raise ConfigurationError(f"each port is taken by one server only: give other ports than {given}")
+    for option, host in (("--port", settings.host), ("--health-port", settings.health_host)):
+        try:
+            socket.create_server((host, ports[option])).close()
+        except OSError as error:
+            raise not_listening(host, ports[option], option, error) from error
+
+
+def _for_people(settings: Settings) -> Settings:
+    """Log for a person where one looks on and the settings choose no format."""
+    if "log_format" in settings.model_fields_set or not sys.stderr.isatty():
+        return settings
+    return settings.model_copy(update={"log_format": "console"})
 
 
 def _end_with_stdin() -> None:
@@ -76,16 +110,15 @@ def _create(bootstrap: str, topics: Mapping[str, int]) -> None:
             made.result(_ASK_S)
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-                click.echo(f"halfway: topic {name!r} was not created: {error.args[0].str()}", err=True)
+                complain(f"topic {name!r} was not created: {error.args[0].str()}")
 
 
 def _announce(wanted: Dev, ready: Ready, bootstrap: str) -> None:
     if wanted.as_json:
         line = {"url": ready.url, "health_url": ready.health_url, "bootstrap_servers": bootstrap}
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        say(json_line(line))
         return
-    click.echo(f"halfway  {ready.url}    (OpenAPI: {ready.url}/openapi.json)")
-    click.echo(f"health   {ready.health_url}/health/ready    metrics: {ready.health_url}/metrics")
-    click.echo(f"kafka    {bootstrap}")
-    click.echo("Stop with Ctrl-C.")
+    say(f"halfway  {ready.url}    (OpenAPI: {ready.url}/openapi.json)")
+    say(f"health   {ready.health_url}/health/ready    metrics: {ready.health_url}/metrics")
+    say(f"kafka    {bootstrap}")
+    say("Stop with Ctrl-C.")

@@ -10,6 +10,8 @@ from typing import Any, Final
 import structlog
 from pydantic import SecretBytes, SecretStr
 
+from halfway.runtime.terminal import printable
+
 REDACTED: Final = "**********"
 _SECRET_WORDS: Final = ("password", "secret", "token", "credential", "authorization", "api_key", "jaas")
 
@@ -19,6 +21,14 @@ def redact(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMappin
     for name, value in event.items():
         if isinstance(value, SecretStr | SecretBytes) or any(word in name.lower() for word in _SECRET_WORDS):
             event[name] = REDACTED
+    return event
+
+
+def harmless(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape what a terminal would obey: fields hold what clients and endpoints sent."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = "\n".join(map(printable, value.split("\n"))) if name == "exception" else printable(value)
     return event
 
 
@@ -34,7 +44,12 @@ def configure(*, form: str, level: str) -> None:
     last: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # The plain traceback: the other one shows local variables, which may hold secrets.
+        else [
+            structlog.processors.format_exc_info,
+            harmless,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -29,10 +30,24 @@ from halfway.service.requests import ServiceLimits
 
 PREFIX: Final = "HALFWAY_"
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
-NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_CONFIG_FILE"})
-"""Variables of the command line: where the coordinator is, and where the file is."""
+NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
+"""Variables of the command line: where the coordinator is, what it is shown, and where the file is."""
 _OF_OTHERS: Final = ("HALFWAY_PIPELINE_", "HALFWAY_TEST_")
 """How variables begin that are for the Spark jobs and for the tests: one environment may serve all."""
+_USUAL_PROPERTIES: Final = (
+    "BOOTSTRAP_SERVERS",
+    "SECURITY_PROTOCOL",
+    "SASL_MECHANISM",
+    "SASL_USERNAME",
+    "SASL_PASSWORD",
+    "SSL_CA_LOCATION",
+    "SSL_CERTIFICATE_LOCATION",
+    "SSL_KEY_LOCATION",
+    "SSL_KEY_PASSWORD",
+    "CLIENT_ID",
+)
+"""Properties of librdkafka that a misspelt variable may have meant; any other passes through as well."""
+_ALIKE: Final = 0.85
 _SHOWN: Final = 80
 _MIN_CREDENTIAL: Final = 16
 _MAX_CREDENTIAL: Final = 512
@@ -297,11 +312,20 @@ def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         else:
             unknown.append(variable)
     if unknown:
+        named = ", ".join(map(_with_the_nearest, sorted(unknown)))
         raise ConfigurationError(
-            f"{', '.join(sorted(unknown))}: not a setting of halfway; remove it or mend its name (docs/operating.md "
-            "lists them all)"
+            f"{named}: not a setting of halfway; remove it or mend its name (docs/operating.md lists them all)"
         )
     return values
+
+
+def _with_the_nearest(variable: str) -> str:
+    """Return the variable, and the setting that was probably meant."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields if name not in ("kafka", "policy")]
+    known += [f"{PREFIX}POLICY__{name.upper()}" for name in PolicyDefaults.model_fields]
+    known += [KAFKA_PREFIX + name for name in _USUAL_PROPERTIES]
+    nearest = difflib.get_close_matches(variable.upper(), [*known, *NOT_SETTINGS], n=1, cutoff=_ALIKE)
+    return f"{variable} (did you mean {nearest[0]}?)" if nearest else variable
 
 
 def _property(name: str) -> str:
@@ -337,5 +361,6 @@ def _told(error: ValidationError, values: Mapping[str, Any]) -> str:
             given = given.get(part) if isinstance(given, Mapping) else None
         unknown = problem["type"] == "extra_forbidden"
         remedy = "not a setting of halfway: remove it or mend its name" if unknown else problem["msg"]
-        lines.append(f"{variable} is {str(given)[:_SHOWN]!r}: {remedy}")
+        named = _with_the_nearest(variable) if unknown else variable
+        lines.append(f"{named} is {str(given)[:_SHOWN]!r}: {remedy}")
     return "; ".join(lines)

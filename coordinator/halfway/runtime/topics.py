@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
-
-import click
-from rich.console import Console
-from rich.table import Table
 
 from halfway.domain.errors import HalfwayError
 from halfway.kafka.layout import plans
 from halfway.kafka.topics import InternalTopics
+from halfway.runtime.terminal import complain, printable, say, say_rows
 
 if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
@@ -27,11 +23,11 @@ def show(settings: Settings) -> int:
 
     async def shown(_: InternalTopics) -> int:
         config = settings.kafka_config("")
-        table = Table("topic", "partitions", "replication", "settings")
-        for plan in plans(config, _BROKERS):
-            needed = "\n".join(f"{name}={value}" for name, value in sorted(plan.settings.items()))
-            table.add_row(plan.name, str(plan.partitions), str(plan.replication), needed)
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        rows = [
+            (plan.name, str(plan.partitions), str(plan.replication), _settings(plan.settings))
+            for plan in plans(config, _BROKERS)
+        ]
+        say_rows(("topic", "partitions", "replication", "settings"), rows)
         return 0
 
     return _with_topics(settings, shown)
@@ -43,9 +39,9 @@ def compare(settings: Settings) -> int:
     async def compared(topics: InternalTopics) -> int:
         problems = await topics.watch()
         for problem in problems:
-            click.echo(str(problem))
+            say(printable(str(problem)))
         if not problems:
-            click.echo("every internal topic is as it must be")
+            say("every internal topic is as it must be")
         return 1 if problems else 0
 
     return _with_topics(settings, compared)
@@ -56,10 +52,14 @@ def prepare(settings: Settings) -> int:
 
     async def prepared(topics: InternalTopics) -> int:
         await topics.ensure()
-        click.echo("every internal topic is there and as it must be")
+        say("every internal topic is there and as it must be")
         return 0
 
     return _with_topics(settings, prepared)
+
+
+def _settings(needed: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(needed.items()))
 
 
 def _with_topics(settings: Settings, work: Callable[[InternalTopics], Awaitable[int]]) -> int:
@@ -73,5 +73,5 @@ def _with_topics(settings: Settings, work: Callable[[InternalTopics], Awaitable[
     try:
         return asyncio.run(run())
     except HalfwayError as error:
-        click.echo(f"halfway: {error.detail}", err=True)
+        complain(error.detail)
         return 1

@@ -180,3 +180,34 @@ def test_the_credential_before_is_accepted_while_the_new_one_is_shown() -> None:
 def test_an_instance_url_that_others_could_not_ask_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="instance_url"):
         load(BOOTSTRAP | {"HALFWAY_INSTANCE_URL": url})
+
+
+@pytest.mark.parametrize(
+    "written,meant",
+    [
+        ("HALFWAY_KAFKA_BOOTSTRAP_SERVERS", "HALFWAY_KAFKA__BOOTSTRAP_SERVERS"),
+        ("HALFWAY_KAFKA_SASL_PASSWORD", "HALFWAY_KAFKA__SASL_PASSWORD"),
+        ("HALFWAY_KAFKA_PREFX", "HALFWAY_KAFKA_PREFIX"),
+        ("HALFWAY_SHARD", "HALFWAY_SHARDS"),
+        ("HALFWAY_POLICY_MAX_CHECKS", "HALFWAY_POLICY__MAX_CHECKS"),
+        ("HALFWAY_POLICY__MAX_CHECK", "HALFWAY_POLICY__MAX_CHECKS"),
+        ("HALFWAY_TOKENS", "HALFWAY_TOKEN"),
+        ("HALFWAY_COLOUR_OF_THE_SKY", None),
+    ],
+)
+def test_a_misspelt_setting_is_answered_with_the_nearest_right_one(written: str, meant: str | None) -> None:
+    """Where one is near; never its value."""
+    with pytest.raises(ConfigurationError) as refused:
+        load(BOOTSTRAP | {written: "open sesame"})
+    assert written in refused.value.detail
+    assert (f"did you mean {meant}?" in refused.value.detail) == (meant is not None)
+    assert ("did you mean" in refused.value.detail) == (meant is not None)
+    assert "sesame" not in refused.value.detail
+
+
+def test_a_misspelt_key_of_the_file_is_answered_with_the_nearest_right_one(tmp_path: Path) -> None:
+    """By the name of its variable, as every setting is named."""
+    file = tmp_path / "halfway.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ConfigurationError, match=r"HALFWAY_PROT \(did you mean HALFWAY_PORT\?\)"):
+        load(BOOTSTRAP, file=file)

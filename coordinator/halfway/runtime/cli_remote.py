@@ -1,0 +1,147 @@
+"""One coordinator, asked over REST by a command; whatever answers there, the command ends with a message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from halfway.runtime.terminal import fail, printable
+
+_TIMEOUT_S: Final = 30
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+_SHOWN: Final = 200
+_REDIRECT: Final = 300
+_ERROR: Final = 400
+
+
+class _NotHalfwayError(Exception):
+    """What answers is no coordinator."""
+
+
+class Remote:
+    """Where a coordinator is and what is shown to it; a wrong URL or token ends the command with status 1."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        """Keep where it is."""
+        self._base = _base(url)
+        self._shown = str(self._base.with_user(None))
+        self._headers = {}
+        if token:
+            if self._base.user is not None:
+                fail("give either a user in --url or a --token: both are sent as Authorization")
+            self._headers["Authorization"] = f"Bearer {_header_value(token)}"
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Return the answer, a JSON object; an error answer or none ends the command with status 1 and its message."""
+        try:
+            json.dumps([body, query], ensure_ascii=False).encode()  # yarl would leave out what is not UTF-8
+            status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
+        except _NotHalfwayError as error:
+            fail(f"{self._shown} {error}: is --url (HALFWAY_URL) the URL of a coordinator?")
+        except UnicodeEncodeError:
+            fail("an argument is not UTF-8")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = printable(str(error)) or type(error).__name__
+            fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
+        if status >= _ERROR:
+            fail(f"{status}: {_explained(answer)}")
+        return answer
+
+    async def _ask(
+        self, method: str, path: str, body: object, query: dict[str, str], headers: dict[str, str]
+    ) -> tuple[int, dict[str, Any]]:
+        url = URL(str(self._base).rstrip("/") + path, encoded=True).extend_query(query)
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+            session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
+        ):
+            if _REDIRECT <= response.status < _ERROR:
+                target = printable(response.headers.get("Location", "nowhere"))[:_SHOWN]
+                raise _NotHalfwayError(f"redirects to {target}")
+            received = bytearray()
+            async for chunk in response.content.iter_any():
+                received += chunk
+                if len(received) > _MAX_ANSWER_BYTES:
+                    raise _NotHalfwayError(f"answered more than {_MAX_ANSWER_BYTES} bytes")
+            return response.status, _object(response.status, bytes(received))
+
+
+def path_of(*parts: str) -> str:
+    """Return the path below /v1; a name that cannot stand in a path ends the command."""
+    for part in parts:
+        if part in ("", ".", ".."):
+            fail(f"{part!r} is no id or name")
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            fail(f"{part!r} is not UTF-8")
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def objects_of(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the list of objects that an answer must hold under this name."""
+    rows = answer.get(name)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        fail(f"the answer has no list {name!r}: is --url (HALFWAY_URL) the URL of a coordinator?")
+    return rows
+
+
+def _base(url: str) -> URL:
+    try:
+        base = URL(url)
+        usable = base.scheme in ("http", "https") and bool(base.host) and not (base.query_string or base.fragment)
+    except ValueError:
+        usable = False
+    if not usable:
+        fail("--url (HALFWAY_URL) is not a URL such as http://127.0.0.1:8080")
+    return URL(url)
+
+
+def _header_value(token: str) -> str:
+    """Return the token; it is never shown where it cannot be sent."""
+    for place, character in enumerate(token, 1):
+        if not "!" <= character <= "~":
+            fail(
+                f"--token (HALFWAY_TOKEN) has a character at place {place} of {len(token)} that a header cannot carry: "
+                "a token is visible ASCII without spaces or line breaks"
+            )
+    return token
+
+
+def _object(status: int, received: bytes) -> dict[str, Any]:
+    if not received:
+        return {}
+    try:
+        answer = json.loads(received.decode())
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    start = received[:_SHOWN].decode("ascii", "backslashreplace")
+    raise _NotHalfwayError(f"answered {status} with something that is not a JSON object ({printable(start)!s})")
+
+
+def _explained(problem: dict[str, Any]) -> str:
+    """Return what a problem document says, the wrong fields of a request included."""
+    lines = [str(problem.get("detail") or "no detail")]
+    errors = problem.get("errors")
+    lines += [
+        f"  {error.get('field', '')}: {error.get('detail', '')}"
+        for error in (errors if isinstance(errors, list) else ())
+        if isinstance(error, dict)
+    ]
+    return "\n".join(map(printable, lines))

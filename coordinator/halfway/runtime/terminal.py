@@ -1,0 +1,94 @@
+"""What the commands print: others' text made safe for a terminal, and one line for each row, however wide it is."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NoReturn
+
+import click
+from rich.cells import cell_len
+
+_GAP: Final = "  "
+_ALIGNED: Final = 64
+"""Columns align up to this width; a longer value moves the rest of its own row only."""
+_LONGEST: Final = 2_000
+"""Characters of one value that are shown; ids, groups, topics and times are far shorter."""
+_ABSENT: Final = "-"
+
+
+def printable(text: str) -> str:
+    r"""Return the text with what a terminal would obey, hide or reorder as an escape, such as `\x1b` or `\u202e`."""
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def json_line(value: object) -> str:
+    """Return JSON in printable ASCII on one line: nothing of it is shortened."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def say(line: str) -> None:
+    """Print one line on standard output; where it cannot be written, the command ends with status 1."""
+    try:
+        click.echo(line)
+    except BrokenPipeError:
+        raise  # click ends the command in silence: the reader has all it wanted
+    except OSError as error:
+        fail(f"the output cannot be written: {error.strerror}")
+
+
+def complain(message: str) -> None:
+    """Print a message on standard error; its own line breaks are kept."""
+    click.echo("\n".join(map(printable, f"halfway: {message}".split("\n"))), err=True)
+
+
+def fail(message: str) -> NoReturn:
+    """Print a message on standard error and end the command with status 1."""
+    complain(message)
+    raise SystemExit(1)
+
+
+def say_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table without folding or cutting it: a row can be copied from a narrow terminal, and piped."""
+    lines = [list(columns), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(_width(line[column]) for line in lines) for column in range(len(columns))]
+    for line in lines:
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+        say(_GAP.join(padded).rstrip())
+
+
+def say_fields(fields: Mapping[str, object]) -> None:
+    """Print one field to a line; each item of a list of objects has its own line."""
+    width = max((_width(printable(name)) for name in fields), default=0)
+    for name, value in fields.items():
+        shown = printable(name)
+        label = shown + " " * (width - cell_len(shown))
+        for item in _items(value):
+            say(f"{label}{_GAP}{_cell(item)}".rstrip())
+            label = " " * width
+
+
+def _items(value: object) -> list[object]:
+    listed = isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
+    return value if isinstance(value, list) and listed else [value]
+
+
+def _width(cell: str) -> int:
+    return min(cell_len(cell), _ALIGNED)
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return _ABSENT
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    more = len(text) - _LONGEST
+    if more <= 0:
+        return printable(text)
+    return f"{printable(text[:_LONGEST])}… ({more:,} more characters: --json shows all)"

@@ -1,0 +1,301 @@
+"""The operator's commands against a server that answers anything: no traceback, nothing obeyed, nothing cut."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from halfway.runtime.cli import halfway
+from halfway.runtime.settings import NOT_SETTINGS, load
+
+ID = "3-0190f5fe-7c00-7a00-8000-0123456789ab"
+TIME = "2026-01-02T03:04:05.678901Z"
+HOSTILE = {
+    "brackets": "see [/etc/passwd] and [bold]this[/bold]",
+    "a closing tag": "[/]",
+    "a colour": "\x1b[31mred\x1b[0m",
+    "a title": "\x1b]0;title\x07",
+    "one-byte codes": "a\x9b31mb\x7f",
+    "right to left": "abc\u202egnp.exe\u2066\u200f",
+    "line ends": "a\nb\rc\u2028d\x85e",
+    "half a pair": "a\ud800b",
+    "emoji": ":smile: \U0001f600",
+}
+
+
+class Answer:
+    """What the server answers to every request, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.body = b"{}"
+        self.headers: dict[str, str] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.authorization: list[str | None] = []
+        self.url = ""
+
+    def give(self, body: object, status: int = 200) -> None:
+        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.status = status
+
+
+@pytest.fixture
+def answer() -> Iterator[Answer]:
+    given = Answer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            given.asked.append((self.command, self.path))
+            given.authorization.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(given.status)
+            for name, value in given.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(given.body)))
+            self.end_headers()
+            self.wfile.write(given.body)
+
+        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - the names are http.server's
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        given.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield given
+        server.shutdown()
+        thread.join()
+
+
+def run(answer: Answer, *arguments: str, token: str | None = None) -> Result:
+    environment = {"HALFWAY_URL": answer.url, "HALFWAY_TOKEN": token}
+    result = CliRunner().invoke(halfway, arguments, env=environment)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+def transaction(**fields: object) -> dict[str, object]:
+    return {"id": ID, "state": "prepared", "group": "shop", "prepared_at": TIME} | fields
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, text: str) -> None:
+    """In a value, a remark, a name and an error: every line printed holds printable characters only."""
+    answer.give(transaction(messages=[{"topic": "orders", "value": text}], remark=text, **{text: "name"}))
+    shown = run(answer, "transactions", "show", ID)
+    answer.give({"transactions": [transaction(cause=text)]})
+    listed = run(answer, "transactions", "list")
+    answer.give({"detail": text, "errors": [{"field": text, "detail": text}]}, status=422)
+    refused = run(answer, "transactions", "check", ID)
+
+    assert (shown.exit_code, listed.exit_code, refused.exit_code) == (0, 0, 1)
+    for output in (shown.output, listed.output, refused.output):
+        assert all(line.isprintable() for line in output.split("\n")), output
+        for word in ("[/etc/passwd]", "[bold]", "[/]", ":smile:"):
+            assert (word in output) == (word in text)
+    assert len(listed.stdout.splitlines()) == 2
+    assert len(refused.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_json_is_exact_and_printable(answer: Answer, text: str) -> None:
+    """--json loses nothing, and can be looked at as well."""
+    answer.give(transaction(remark=text))
+    result = run(answer, "transactions", "show", ID, "--json")
+    assert json.loads(result.stdout)["remark"] == text
+    assert result.stdout.strip().isprintable()
+    assert result.stdout.isascii()
+
+
+def test_a_row_is_one_line_at_any_width_and_its_columns_can_be_copied(answer: Answer) -> None:
+    """Nothing is folded or cut at 80 columns; what is absent holds its column's place."""
+    long = "g" * 100
+    rows = [transaction(next_check_at=TIME, checks=3, topics=["orders", "ä" * 200]), transaction(id="x", group=long)]
+    answer.give({"transactions": rows, "next": "a b"})
+    program = [sys.executable, "-m", "halfway.runtime.cli", "transactions", "list"]
+    main, terminal = pty.openpty()
+    try:
+        termios.tcsetwinsize(terminal, (24, 80))
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        done = subprocess.run(
+            program,
+            env=environment | {"HALFWAY_URL": answer.url, "TERM": "xterm"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
+        seen = os.read(main, 65_536).decode().replace("\r\n", "\n")
+    finally:
+        os.close(main)
+        os.close(terminal)
+    heading, first, second = seen.splitlines()
+    assert heading.split() == ["id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics"]
+    assert first.split()[:7] == [ID, "prepared", "shop", TIME, "3", TIME, "-"]
+    assert "ä" * 200 in first
+    assert second.split() == ["x", "prepared", long, TIME, "-", "-", "-", "-"]
+    assert first.index("prepared") == heading.index("state")
+    assert b"--cursor 'a b'" in done.stderr, "not among the rows"
+
+
+def test_a_very_long_value_is_cut_and_says_by_how_much(answer: Answer) -> None:
+    """A screen is not filled by one payload; --json has all of it."""
+    answer.give(transaction(messages=[{"value": "v" * 64_000}, {"value": "short"}]))
+    result = run(answer, "transactions", "show", ID)
+    assert len(result.stdout) < 5_000
+    assert "more characters: --json shows all" in result.stdout
+    assert "short" in result.stdout
+    assert len(run(answer, "transactions", "show", ID, "--json").stdout) > 64_000
+
+
+NOT_HALFWAY = {
+    "a list": b"[]",
+    "a number": b"5",
+    "a page": b"<html>welcome</html>",
+    "not UTF-8": b'{"id": "\xff\xfe"}',
+    "nested without end": b"[" * 100_000,
+    "a list of the wrong things": b'{"transactions": [1, "two"], "groups": [null]}',
+    "no list": b'{"transactions": {}, "groups": 7}',
+}
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("body", NOT_HALFWAY.values(), ids=NOT_HALFWAY)
+def test_what_is_no_answer_of_halfway_ends_the_command_with_a_message(answer: Answer, body: bytes, status: int) -> None:
+    """Status 1, one line that names what to look at, and nothing printed as if it were an answer."""
+    answer.give(body, status)
+    for command in (("transactions", "list"), ("groups", "list")):
+        result = run(answer, *command)
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert "HALFWAY_URL" in result.stderr or result.stderr == "halfway: 500: no detail\n"
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_redirect_is_named_and_not_followed(answer: Answer) -> None:
+    """An end that is redirected would arrive as a GET, and a token might go elsewhere."""
+    answer.status, answer.headers = 302, {"Location": f"{answer.url}/other"}
+    result = run(answer, "transactions", "end", ID, "commit")
+    assert result.exit_code == 1
+    assert f"redirects to {answer.url}/other" in result.stderr
+    assert len(answer.asked) == 1
+
+
+@pytest.mark.parametrize("token", ["secret\n", "sec\rret", "secret\x00", "sécret", "sec ret", "secret\ud800"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(answer: Answer, token: str) -> None:
+    """As `$(cat file)` keeps no line break and an env file does."""
+    result = CliRunner().invoke(halfway, ["transactions", "list", "--url", answer.url, "--token", token])
+    assert result.exit_code == 1, result.exc_info
+    assert "HALFWAY_TOKEN" in result.stderr
+    assert "cret" not in result.stderr
+    assert answer.asked == []
+
+
+def test_a_token_is_sent(answer: Answer) -> None:
+    """As the bearer's."""
+    answer.give({"transactions": []})
+    assert run(answer, "transactions", "list", token="key-1").exit_code == 0
+    assert answer.authorization == ["Bearer key-1"]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nothing", "ftp://host", "http://", "http://[::1", "http://h:99999", "http://h/?a=b", "http://a\x1b[1m"]
+)
+def test_a_url_that_is_none_is_named(url: str) -> None:
+    """Instead of a traceback from within the client."""
+    result = CliRunner().invoke(halfway, ["transactions", "list", "--url", url])
+    assert result.exit_code == 1, result.exc_info
+    assert "HALFWAY_URL" in result.stderr or "did not answer" in result.stderr
+    assert all(line.isprintable() for line in result.stderr.split("\n"))
+
+
+def test_a_password_in_the_url_is_not_shown() -> None:
+    """Not even where nobody answers."""
+    result = CliRunner().invoke(halfway, ["transactions", "list", "--url", "http://me:open-sesame@127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "did not answer" in result.stderr
+    assert "sesame" not in result.stderr
+
+
+@pytest.mark.parametrize("name", [".", "..", "", "a\udcffb"])
+def test_a_name_that_no_path_can_hold_asks_nothing(answer: Answer, name: str) -> None:
+    """`..` would ask for something else."""
+    for command in (("transactions", "show"), ("groups", "delete")):
+        result = run(answer, *command, name)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("halfway: ")
+    assert answer.asked == []
+
+
+def test_every_other_name_is_one_part_of_the_path(answer: Answer) -> None:
+    """Whatever it holds."""
+    answer.give({})
+    run(answer, "transactions", "show", "../a?b#c%2F")
+    assert answer.asked == [("GET", "/v1/transactions/..%2Fa%3Fb%23c%252F")]
+
+
+def test_an_argument_that_is_not_utf_8_is_named(answer: Answer) -> None:
+    """As a query carries text."""
+    result = run(answer, "transactions", "list", "--key", "a\udcffb")
+    assert result.exit_code == 1
+    assert "not UTF-8" in result.stderr
+
+
+def variables(command: click.Command) -> set[str]:
+    """Return the variables that a command and those below it take options from."""
+    own = {option.envvar for option in command.params if isinstance(option.envvar, str)}
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    return own.union(*map(variables, below))
+
+
+def test_a_variable_of_the_command_line_is_no_unknown_setting() -> None:
+    """One environment serves `serve`, `topics` and the operator's commands."""
+    names = variables(halfway)
+    assert {"HALFWAY_URL", "HALFWAY_TOKEN"} <= names <= NOT_SETTINGS
+    load(dict.fromkeys(names, "x"))
+
+
+def command(arguments: str, url: str) -> str:
+    return f"HALFWAY_URL={url} exec {sys.executable} -m halfway.runtime.cli {arguments}"
+
+
+def shell(line: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["bash", "-c", line], capture_output=True, check=False, timeout=60)
+
+
+def test_a_reader_that_goes_away_ends_the_command_in_silence(answer: Answer) -> None:
+    """As `| head -1` does."""
+    answer.give({"transactions": [transaction(topics=["t" * 240] * 8) for _ in range(1_000)]})
+    done = shell(f"({command('transactions list', answer.url)}) | head -1")
+    assert done.stdout.startswith(b"id ")
+    assert done.stderr == b""
+
+
+def test_a_full_disk_and_a_closed_output_are_no_tracebacks(answer: Answer) -> None:
+    """What cannot be written is said, with status 1; who closed the output wants none."""
+    answer.give({"transactions": [transaction()]})
+    full = shell(command("transactions list >/dev/full", answer.url))
+    assert (full.returncode, full.stderr) == (1, b"halfway: the output cannot be written: No space left on device\n")
+    closed = shell(command("transactions list >&- 2>&-", answer.url))
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b"")
+
+
+def test_a_terminal_without_unicode_gets_escapes(answer: Answer) -> None:
+    """A name in an encoding's blind spot is no traceback."""
+    answer.give({"groups": [{"group": "größe \u65e5"}]})
+    done = shell("PYTHONIOENCODING=latin-1 " + command("groups list", answer.url))
+    assert done.returncode == 0, done.stderr
+    assert "größe \\u65e5".encode("latin-1") in done.stdout

@@ -1,0 +1,96 @@
+"""`halfway dev`: what cannot work is said before Kafka is started for it."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from click.testing import CliRunner, Result
+
+import halfway.embedded
+from halfway.embedded.ports import pick_port
+from halfway.runtime.cli import halfway as command_line
+
+
+@pytest.fixture(autouse=True)
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing of Kafka be started."""
+
+    def started(*_: object) -> NoReturn:
+        raise AssertionError("Kafka was started")
+
+    monkeypatch.setattr(halfway.embedded.EmbeddedKafka, "start", started)
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """Give a port that somebody else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield str(other.getsockname()[1])
+
+
+def dev(*arguments: str, **settings: str) -> Result:
+    result = CliRunner().invoke(command_line, ["dev", *arguments], env=settings)
+    assert isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+def free() -> tuple[str, ...]:
+    return "--port", str(pick_port()), "--health-port", "0"
+
+
+WRONG = {
+    "HALFWAY_SHARDS": "many",
+    "HALFWAY_SHARD": "4",
+    "HALFWAY_KAFKA_PREFIX": "a b/",
+    "HALFWAY_KAFKA__ACKS": "1",
+    "HALFWAY_KAFKA__NO_SUCH_THING": "1",
+    "HALFWAY_CHECK_CA_FILE": str(Path(__file__)),
+}
+
+
+@pytest.mark.parametrize("variable", WRONG)
+def test_a_wrong_setting_is_named_before_kafka_starts(variable: str) -> None:
+    """Those that only a part of the coordinator judges too."""
+    result = dev(*free(), **{variable: WRONG[variable]})
+    assert result.exit_code == 1
+    named = {"HALFWAY_KAFKA_PREFIX": "prefix", "HALFWAY_KAFKA__NO_SUCH_THING": "no.such.thing"}
+    assert named.get(variable, variable) in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--port", "--health-port"])
+def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, taken: str) -> None:
+    """The option, as it stands above HALFWAY_PORT here."""
+    result = dev(*free(), option, taken)
+    assert result.exit_code == 1
+    assert f"port {taken} of 127.0.0.1 is taken by another process: choose another with {option}" in result.stderr
+
+
+def test_one_port_given_twice_is_refused_before_kafka_starts() -> None:
+    """Kafka would take it, and the API find it taken."""
+    port = str(pick_port())
+    result = dev("--port", port, "--health-port", "0", "--kafka-port", port)
+    assert result.exit_code == 1
+    assert f"--port {port}" in result.stderr
+    assert f"--kafka-port {port}" in result.stderr
+
+
+@pytest.mark.parametrize("topic", ["a b", "..", "", ":3", "t:0", "t:1001", "t:x", "t:²", "t:" + "9" * 5_000, "t" * 250])
+def test_a_topic_that_cannot_be_is_refused_before_kafka_starts(topic: str) -> None:
+    """As a wrong option."""
+    result = dev(*free(), "--topic", topic)
+    assert result.exit_code == 2
+    assert "--topic" in result.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cache of jars below a file: no traceback, and what to set."""
+    monkeypatch.undo()
+    file = tmp_path / "file"
+    file.touch()
+    result = dev(*free(), XDG_CACHE_HOME=str(file / "cache"), JAVA_HOME=str(Path(sys.prefix)))
+    assert result.exit_code == 1
+    assert str(file / "cache" / "halfway") in result.stderr
+    assert "XDG_CACHE_HOME" in result.stderr
