@@ -9,7 +9,7 @@ What is missing (Java, the network, a Docker engine) fails the tests with the re
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import pytest
@@ -47,13 +47,17 @@ def run_kafka(choice: str) -> Iterator[Kafka]:
         case "testcontainers":
             from docker.errors import DockerException  # type: ignore[import-untyped]  # it has no types
 
-            from tests.kafka_container import KafkaContainer
+            from tests.kafka_container import IMAGE, KafkaContainer, reap_if_possible
 
-            try:
-                container = KafkaContainer()
-            except DockerException as error:
-                raise RuntimeError(f"{VARIABLE}=testcontainers needs a running Docker engine: {error}") from None
-            with container:
+            with ExitStack() as stack:
+                try:
+                    reap_if_possible()
+                    container = stack.enter_context(KafkaContainer())
+                except DockerException as error:
+                    raise RuntimeError(
+                        f"{VARIABLE}=testcontainers needs a running Docker engine that has {IMAGE} or can pull it: "
+                        f"{error}"
+                    ) from None
                 yield container
         case bootstrap_servers:
             yield GivenKafka(bootstrap_servers)

@@ -4,12 +4,15 @@ import time
 from pathlib import PurePosixPath
 from typing import Self
 
-from testcontainers.core.container import DockerContainer
+from docker.errors import DockerException  # type: ignore[import-untyped]  # it has no types
+from testcontainers.core.config import testcontainers_config
+from testcontainers.core.container import DockerContainer, Reaper
 
 from halfway.embedded import KAFKA_VERSION
 from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, Node, render_properties, server_properties
 from halfway.embedded.ready import ask
 
+IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 PORT = 9092
 CONTROLLER_PORT = 9093
 SETTINGS = PurePosixPath("/tmp/halfway.properties")  # noqa: S108  inside the container
@@ -27,7 +30,7 @@ exec ./kafka-server-start.sh {SETTINGS}
 class KafkaContainer(DockerContainer):
     """The image `apache/kafka`. start() returns when it answers, or raises TimeoutError after `timeout_s` seconds."""
 
-    def __init__(self, image: str = f"apache/kafka:{KAFKA_VERSION}", *, timeout_s: float = 90) -> None:
+    def __init__(self, image: str = IMAGE, *, timeout_s: float = 90) -> None:
         super().__init__(image)
         self._timeout_s = timeout_s
         self.with_exposed_ports(PORT)
@@ -39,6 +42,14 @@ class KafkaContainer(DockerContainer):
 
     def start(self) -> Self:
         super().start()
+        try:
+            self._configure_broker()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _configure_broker(self) -> None:
         settings = container_properties(self.bootstrap_servers)
         self.copy_into_container(f"{settings}# complete\n".encode("ascii"), str(SETTINGS))
         deadline = time.monotonic() + self._timeout_s
@@ -48,7 +59,16 @@ class KafkaContainer(DockerContainer):
                     out, err = self.get_logs()
                     log = (out + err).decode(errors="replace")[-4000:]
                     raise TimeoutError(f"Kafka in Docker does not answer on {self.bootstrap_servers}. Its log:\n{log}")
-        return self
+
+
+def reap_if_possible() -> None:
+    """Have testcontainers' reaper remove what a killed run leaves behind; go on without it where it cannot be had."""
+    if testcontainers_config.ryuk_disabled:
+        return
+    try:
+        Reaper.get_instance()
+    except DockerException:
+        testcontainers_config.ryuk_disabled = True
 
 
 def container_properties(bootstrap_servers: str) -> str:
