@@ -1,0 +1,17 @@
+"""How long a stop may take."""
+
+import pytest
+
+from halfway.runtime.app import time_to_finish
+from halfway.runtime.settings import load
+
+
+@pytest.mark.parametrize("stop_s,finishing_s", [(25, 18), (20, 13), (14, 7), (3, 1.5), (0.1, 0.05)])
+def test_a_stop_keeps_time_for_closing(stop_s: float, finishing_s: float) -> None:
+    """What is in flight gets the rest, so that all of it fits into the limit."""
+    assert time_to_finish(stop_s) == finishing_s
+
+
+def test_the_grace_of_the_compose_file_is_longer_than_a_stop() -> None:
+    """Docker's and Kubernetes' usual 30 s are enough too, with a margin."""
+    assert load({}).shutdown_timeout_s <= 30 - 5
