@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
 COPY requirements/runtime.txt requirements/uv.txt requirements/
@@ -30,6 +29,6 @@ ENTRYPOINT ["python", "/opt/orders/service.py", "--database", "/var/lib/orders/o
 FROM base AS coordinator
 EXPOSE 8080 8081
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8081/health/live', timeout=2)"]
+    CMD ["/bin/bash", "-ec", "exec 3<>/dev/tcp/127.0.0.1/8081; printf 'GET /health/live HTTP/1.0\\r\\n\\r\\n' >&3; read -r _ status _ <&3; [ \"$status\" = 200 ]"]
 ENTRYPOINT ["halfway"]
 CMD ["serve"]

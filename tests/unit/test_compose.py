@@ -1,8 +1,13 @@
-"""docker-compose.yml and the Dockerfile, checked without an engine: no Docker runs where these tests do."""
+"""docker-compose.yml and the Dockerfile, checked without an engine: none is needed to run these tests."""
 
+import json
 import re
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +108,81 @@ def test_the_dockerfile_copies_what_is_there_and_what_the_context_holds(dockerfi
     for path in copied:
         assert (ROOT / path).exists(), path
         assert any(path == one or path.startswith(f"{one}/") for one in let_through), path
+
+
+def test_a_build_asks_no_registry_for_more_than_the_bases(dockerfile: str) -> None:
+    """A `# syntax=` line would have BuildKit fetch a front end that nothing here needs."""
+    assert not re.search(r"(?mi)^#\s*syntax\s*=", dockerfile)
+
+
+@contextmanager
+def answering(answer: bytes | None) -> Iterator[tuple[int, list[bytes]]]:
+    """Listen, give one connection this answer, None for silence; give the port and what was asked."""
+    asked: list[bytes] = []
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                question = b""
+                while not question.endswith((b"\xff\xff", b"\r\n\r\n")) and (more := connection.recv(1024)):
+                    question += more
+                asked.append(question)
+                if answer is not None:
+                    connection.sendall(answer)
+                else:
+                    done.wait()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield server.getsockname()[1], asked
+        finally:
+            done.set()
+
+
+def healthy(test: list[str], port: int, *, within_s: float = 10) -> bool:
+    """Run a health check against another port of this machine; False if it does not end in time."""
+    assert test[0] == "CMD"
+    command = [re.sub(r"127\.0\.0\.1/\d+", f"127.0.0.1/{port}", part.replace("$$", "$")) for part in test[1:]]
+    try:
+        return subprocess.run(command, check=False, capture_output=True, timeout=within_s).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+KAFKA_ANSWERS = bytes.fromhex("00000010 00000001 0000 00000001 0012 0000 0004")
+
+
+def test_kafkas_health_check_asks_kafka_and_starts_no_jvm(services: dict[str, Any]) -> None:
+    """An ApiVersions request: a broker that listens and does not answer is not healthy."""
+    test = services["kafka"]["healthcheck"]["test"]
+    assert ".sh" not in " ".join(test), "each of Kafka's tools starts a JVM"
+    with answering(KAFKA_ANSWERS) as (port, asked):
+        assert healthy(test, port)
+        assert asked == [bytes.fromhex("0000000a 0012 0000 00000001 ffff")]
+    assert not healthy(test, port), "nothing listens"
+    with answering(b"") as (port, _):
+        assert not healthy(test, port), "it closes the connection"
+    with answering(None) as (port, _):
+        assert not healthy(test, port, within_s=1), "it says nothing"
+
+
+def test_the_coordinators_health_checks_take_nothing_but_200(services: dict[str, Any], dockerfile: str) -> None:
+    """Those of the compose file and of the image, by their own paths."""
+    found = re.search(r"HEALTHCHECK .*\\\n    CMD (\[.*\])", dockerfile)
+    assert found is not None
+    for test, path in (
+        (services["coordinator"]["healthcheck"]["test"], "ready"),
+        (["CMD", *json.loads(found[1])], "live"),
+    ):
+        with answering(b"HTTP/1.1 200 OK\r\n\r\n") as (port, asked):
+            assert healthy(test, port)
+            assert asked[0].startswith(f"GET /health/{path} HTTP/1.0\r\n".encode())
+        with answering(b"HTTP/1.1 503 Service Unavailable\r\n\r\n") as (port, _):
+            assert not healthy(test, port)
+        assert not healthy(test, port), "nothing listens"
+    with answering(b"") as (port, _):
+        assert healthy(services["orders"]["healthcheck"]["test"], port)
+    assert not healthy(services["orders"]["healthcheck"]["test"], port)
