@@ -67,12 +67,12 @@ class ShardState:
         return None if entry is None else entry.state
 
     def pending(self) -> Iterator[Pending]:
-        """Iterate over what is prepared, oldest half first as far as it was not written again."""
-        parked = self._parked
+        """Iterate over what is prepared at this moment, oldest half first as far as it was not written again."""
+        parked = frozenset(self._parked)
         return (entry for entry in list(self._halves.values()) if entry.id not in parked)
 
     def parked(self) -> Iterator[ParkedEntry]:
-        """Iterate over what is parked."""
+        """Iterate over what is parked at this moment."""
         return iter(list(self._parked.values()))
 
     def ended(self) -> Iterator[Ended]:

@@ -50,7 +50,8 @@ class Queries:
     async def list(self, query: ListQuery, shards: Sequence[int], *, deadline: float, credential: str | None) -> Listed:
         """List what these shards hold, oldest prepare first; NotServedError where one of them is not served here.
 
-        The work is cut into slices so that other requests go on.
+        The work is cut into slices so that other requests go on. What changes meanwhile is listed once, as it stood
+        when it was last seen; what is there all the time is listed.
         """
         if query.group is not None:
             await self._groups.required(query.group, credential=credential, action="list", deadline=deadline)
@@ -60,7 +61,9 @@ class Queries:
         for shard in served:
             found = self._matching(shard, query, after)
             while chunk := list(islice(found, _SLICE)):
-                best = nsmallest(query.limit + 1, best + chunk, key=order_of)
+                # One that has ended since it was seen comes again, with its outcome, which is the later word.
+                once = {entry.id: entry for entry in (*best, *chunk)}
+                best = nsmallest(query.limit + 1, once.values(), key=order_of)
                 await asyncio.sleep(0)
                 if asyncio.get_running_loop().time() > deadline:
                     raise OverloadedError("there is too much to look through in time: narrow the list by a filter")
@@ -89,10 +92,12 @@ class Queries:
 
 
 def _entries(shard: Shard, state: State | None) -> Iterator[Entry]:
+    # Both at one moment: one that is parked or resumed while the first are read would be missed, or come twice.
+    unresolved: tuple[Iterator[Entry], ...] = (shard.state.pending(), shard.state.parked())
     if state in (None, State.PREPARED):
-        yield from shard.state.pending()
+        yield from unresolved[0]
     if state in (None, State.PARKED):
-        yield from shard.state.parked()
+        yield from unresolved[1]
     if state is None or state.ended:
         yield from (entry for entry in shard.state.ended() if state in (None, entry.state))
 
