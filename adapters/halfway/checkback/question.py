@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from halfway.domain.records import Message
+from halfway.domain.text import as_text
 from halfway.service.ports import CheckRequest
 
 _JSON = msgspec.json.Encoder()
@@ -46,7 +47,5 @@ def _message(message: Message) -> dict[str, object]:
 def _data(data: bytes | None) -> str | dict[str, str] | None:
     if data is None:
         return None
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"type": "BINARY", "data": b64encode(data).decode("ascii")}
+    text = as_text(data)
+    return {"type": "BINARY", "data": b64encode(data).decode("ascii")} if text is None else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from http import HTTPMethod
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -18,19 +19,15 @@ from multidict import CIMultiDict
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, OverloadedError, ShuttingDownError
 from halfway.rest.admission import Admission
+from halfway.rest.bodies import JSON, Bodies
 from halfway.rest.calls import Answer, Call, Site, refusal
-from halfway.rest.errors import (
-    BodyTimeoutError,
-    BodyTooLargeError,
-    InternalError,
-    MalformedJsonError,
-    MethodNotAllowedError,
-    UnsupportedMediaTypeError,
-)
+from halfway.rest.errors import InternalError, MethodNotAllowedError
 from halfway.rest.openapi import document
 from halfway.rest.problems import CONTENT_TYPE
 from halfway.rest.routes import OPERATIONS, Operation, Routes
+from halfway.rest.server import cancelled_when_lost
 from halfway.rest.structure import demand_few_members
+from halfway.rest.unsent import Unsent
 from halfway.rest.validation import Validation
 
 if TYPE_CHECKING:
@@ -38,9 +35,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_JSON: Final = "application/json"
 _SERVER_ERROR: Final = 500
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LARGE_BYTES: Final = 64 * 1024
+"""A smaller answer is always given."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
 
 
@@ -76,6 +73,7 @@ class Api:
         internal_prefix: str,
         observer: RequestObserver,
         limits: ApiLimits | None = None,
+        unsent: Unsent | None = None,
     ) -> None:
         """Make routes, validation and the OpenAPI document; nothing is started."""
         self._limits = limits or ApiLimits()
@@ -86,6 +84,7 @@ class Api:
             validation=Validation(internal_prefix=internal_prefix),
             openapi=msgspec.json.encode(document(OPERATIONS)),
             max_batch_items=self._limits.max_batch_items,
+            unsent=unsent or Unsent(),
         )
         self._ids = count(1)
         self._instance = token_hex(6)
@@ -98,7 +97,11 @@ class Api:
         self.admission = Admission(max_requests=self._limits.max_requests, wait_s=self._limits.prepare_wait_s)
         self._open: set[asyncio.Task[Any]] = set()
         self._abandoning = False
-        self._body_bytes = 0
+        self.bodies = Bodies(
+            max_bytes=self._limits.max_body_bytes,
+            max_bytes_in_flight=self._limits.max_body_bytes_in_flight,
+            timeout_s=self._limits.request_timeout_s,
+        )
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; nothing that a client sends is a 500."""
@@ -173,23 +176,36 @@ class Api:
         if self._stopping:
             raise ShuttingDownError
         if operation.waits:
-            return await self._answer(operation, parameter, request, b"", deadline)
-        if self.in_flight >= self._limits.max_requests or self._body_bytes > self._limits.max_body_bytes_in_flight:
-            raise OverloadedError(f"{self.in_flight} requests are in flight here already: try again later")
-        self.in_flight += 1
-        announced = 0
+            with cancelled_when_lost(request):
+                return await self._answer(operation, parameter, request, b"", deadline)
+        self._demand_place()
+        if operation.body is None and not operation.takes_body:
+            return await self._placed(operation, parameter, request, b"", deadline)
+        body = await self.bodies.read(operation, request, deadline)
         try:
-            if operation.body is not None or operation.takes_body:
-                announced = self._judge_head(operation, request)
-                self._body_bytes += announced
-                body = await self._read(request, deadline)
-                await demand_few_members(body)
-            else:
-                body = b""
-            return await self._answer(operation, parameter, request, body, deadline)
+            await demand_few_members(body)
+            self._demand_place()
+            return await self._placed(operation, parameter, request, body, deadline)
         finally:
-            self._body_bytes -= announced
+            self.bodies.release(body)
+
+    def _demand_place(self) -> None:
+        if self.in_flight >= self._limits.max_requests:
+            raise OverloadedError(f"{self.in_flight} requests are in flight here already: try again later")
+
+    async def _placed(
+        self, operation: Operation, parameter: str, request: web.BaseRequest, body: bytes, deadline: float
+    ) -> Answer:
+        """Answer a request that is wholly received: only such a one takes a place."""
+        self.in_flight += 1
+        try:
+            given = await self._answer(operation, parameter, request, body, deadline)
+        finally:
             self.in_flight -= 1
+        size = len(given.body or b"")
+        if operation.method == HTTPMethod.GET and size > LARGE_BYTES and not self._site.unsent.has_room(size):
+            raise OverloadedError("clients here do not read what they were answered: try again later")
+        return given
 
     async def _answer(
         self, operation: Operation, parameter: str, request: web.BaseRequest, body: bytes, deadline: float
@@ -207,53 +223,6 @@ class Api:
         finally:
             self.admission.leave()
 
-    def _judge_head(self, operation: Operation, request: web.BaseRequest) -> int:
-        """Refuse a body by its headers, before it is read; return how many bytes to count it as."""
-        headers = request.headers
-        length = request.content_length
-        limit = self._limits.max_body_bytes
-        if length is not None and length > limit:
-            raise BodyTooLargeError(limit)
-        if not request.body_exists:
-            return 0
-        media_type = headers.get("Content-Type")
-        if media_type is None:
-            if operation.body is not None:
-                raise UnsupportedMediaTypeError(f"the body has no Content-Type: send it as {_JSON}")
-        elif media_type != _JSON and media_type.partition(";")[0].strip().lower() != _JSON:
-            raise UnsupportedMediaTypeError(f"Content-Type {media_type[:100]!r} is not taken: send {_JSON}")
-        if headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise UnsupportedMediaTypeError("compressed bodies are not taken: send it as it is")
-        return limit if length is None else length
-
-    async def _read(self, request: web.BaseRequest, deadline: float) -> bytes:
-        if not request.body_exists:
-            return b""
-        content = request.content
-        limit = self._limits.max_body_bytes
-        if content.is_eof() and content.exception() is None:
-            whole = content.read_nowait()  # a small body comes with its headers: nothing to wait for
-            if len(whole) > limit:
-                raise BodyTooLargeError(limit)
-            return whole
-        body = bytearray()
-        try:
-            async with asyncio.timeout_at(deadline):
-                if request.headers.get("Expect", "").lower() == "100-continue" and not content.total_bytes:
-                    await request.writer.write(_CONTINUE)
-                    request.writer.output_size = 0
-                while chunk := await content.readany():
-                    body += chunk
-                    if len(body) > limit:
-                        raise BodyTooLargeError(limit)
-        except TimeoutError:
-            raise BodyTimeoutError(
-                f"the body did not arrive within {self._limits.request_timeout_s:g} s: send it again"
-            ) from None
-        except web.RequestPayloadError:
-            raise MalformedJsonError("the body is not sent as its headers say") from None
-        return bytes(body)
-
     def _request_id(self, request: web.BaseRequest) -> str:
         given = request.headers.get("X-Request-Id")
         if given is not None and _REQUEST_ID.match(given) is not None:
@@ -264,7 +233,7 @@ class Api:
         headers = CIMultiDict(given.headers)
         headers["X-Request-Id"] = request_id
         if given.body is not None:
-            headers["Content-Type"] = _JSON if given.error_code is None else CONTENT_TYPE
+            headers["Content-Type"] = JSON if given.error_code is None else CONTENT_TYPE
         if allowed is not None:
             headers["Allow"] = allowed
         response = web.Response(status=given.status, body=given.body, headers=headers)

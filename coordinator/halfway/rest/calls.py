@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from halfway.domain.errors import HalfwayError
+    from halfway.rest.unsent import Unsent
     from halfway.rest.validation import Validation
     from halfway.service.coordinator import Coordinator
 
@@ -31,6 +32,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     validation: Validation
     openapi: bytes
     max_batch_items: int
+    unsent: Unsent
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
@@ -41,6 +43,12 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     parameter: str
     body: bytes
     deadline: float
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether the client is still there, and answers are read at all."""
+        transport = self.request.transport
+        return transport is not None and not transport.is_closing() and self.site.unsent.has_room()
 
     @property
     def credential(self) -> str | None:

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from halfway.domain.text import as_text
+
 
 class TypedData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A key or a value with its type, as in Confluent's REST v3."""
@@ -20,7 +22,7 @@ class TypedData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
 
 
 class BinaryData(msgspec.Struct, frozen=True, gc=False):
-    """Bytes that are not UTF-8, in an answer."""
+    """Bytes that are no text, in an answer."""
 
     data: str
     type: Literal["BINARY"] = "BINARY"
@@ -57,13 +59,11 @@ def from_base64(text: str) -> bytes:
 
 
 def shown(data: bytes | None) -> ShownData:
-    """Return a key or a value for an answer: a plain string where it is UTF-8."""
+    """Return a key or a value for an answer: a plain string where it is text."""
     if data is None:
         return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return BinaryData(data=b64encode(data).decode())
+    text = as_text(data)
+    return BinaryData(data=b64encode(data).decode()) if text is None else text
 
 
 def rfc3339(ms: int) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, Final
 
 import structlog
@@ -13,6 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from halfway.rest.calls import refusal
 from halfway.rest.errors import BadHttpError, InternalError
 from halfway.rest.problems import CONTENT_TYPE
+from halfway.rest.unsent import Unsent
 
 log = structlog.get_logger(__name__)
 
@@ -22,11 +26,48 @@ IDLE_S: Final = 75.0
 """A connection may be idle, or in the middle of its headers, for this long."""
 LINGER_S: Final = 5.0
 MAX_CONNECTIONS: Final = 10_000
+UNREAD_S: Final = 20.0
+"""A connection whose client takes none of what was sent for so long is closed by the system."""
+_LOOKED_AT: Final = 256
+"""Connections that are looked at to find an idle one, where there are too many."""
 _BAD_REQUEST: Final = 400
 
 
 class _Connection(RequestHandler):
-    """A connection whose errors below the handler are problem documents too."""
+    """A connection whose errors below the handler are problem documents too, and which ends if nobody reads it."""
+
+    def __init__(self, manager: _Server, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._unsent = manager.unsent
+        self.waiting: asyncio.Task[Any] | None = None
+        """What is cancelled if the connection is lost."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is open and no request is under way."""
+        return self.transport is not None and not self._request_in_progress and not self._messages
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock = transport.get_extra_info("socket")
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._unsent.end(self)
+        super().connection_lost(exc)
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.transport is not None:
+            self._unsent.begin(self, self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unsent.end(self)
 
     def handle_error(
         self,
@@ -50,8 +91,9 @@ class _Connection(RequestHandler):
 class _Server(web.Server):
     """Makes connections, no more than there may be."""
 
-    def __init__(self, handler: Handler, *, max_connections: int, **options: Any) -> None:
+    def __init__(self, handler: Handler, *, max_connections: int, unsent: Unsent, **options: Any) -> None:
         super().__init__(handler, **options)
+        self.unsent = unsent
         self._options = options
         self._max_connections = max_connections
 
@@ -60,16 +102,43 @@ class _Server(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self.connections) > self._max_connections:
-            transport.abort()
+        if len(self._connections) > self._max_connections:
+            eldest = (one for one in islice(self._connections, _LOOKED_AT) if one is not handler)
+            idle = next((one for one in eldest if isinstance(one, _Connection) and one.idle), None)
+            if idle is None:
+                transport.abort()
+            else:
+                idle.force_close()
+
+
+@contextmanager
+def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
+    """Cancel the current task if the request's connection is lost; ConnectionResetError if it is already."""
+    connection = request.protocol
+    if request.transport is None:
+        raise ConnectionResetError
+    if not isinstance(connection, _Connection):
+        yield
+        return
+    connection.waiting = asyncio.current_task()
+    try:
+        yield
+    finally:
+        connection.waiting = None
 
 
 class HttpServer:
     """One listening port. `stop` closes it and every connection; finishing requests first is the caller's part."""
 
-    def __init__(self, handler: Handler, *, max_connections: int = MAX_CONNECTIONS) -> None:
-        """Keep the handler; nothing is opened."""
+    def __init__(
+        self, handler: Handler, *, max_connections: int = MAX_CONNECTIONS, unsent: Unsent | None = None
+    ) -> None:
+        """Keep the handler; nothing is opened.
+
+        Of one connection too many, the eldest idle one is closed in its place, itself where none is idle.
+        """
         self._handler = handler
+        self._unsent = unsent or Unsent()
         self._max_connections = max_connections
         self._runner: web.ServerRunner | None = None
         self._site: web.TCPSite | None = None
@@ -80,6 +149,7 @@ class HttpServer:
         server = _Server(
             self._handler,
             max_connections=self._max_connections,
+            unsent=self._unsent,
             access_log=None,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,

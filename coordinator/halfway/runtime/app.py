@@ -23,8 +23,9 @@ from halfway.rest.peering import PATH, PeerPort
 from halfway.rest.problems import CONTENT_TYPE
 from halfway.rest.second_port import Reason, SecondPort
 from halfway.rest.server import HttpServer
+from halfway.rest.unsent import Unsent
 from halfway.runtime.backend import Backend, running
-from halfway.runtime.descriptors import connections_to_hold
+from halfway.runtime.descriptors import HEALTH_CONNECTIONS, connections_to_hold
 from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely
 from halfway.runtime.liveness import LoopLag
 from halfway.runtime.logging import configure
@@ -115,10 +116,13 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         stack.callback(watching.cancel)
         looking = asyncio.create_task(look_now_and_then())
         stack.callback(looking.cancel)
-        health = HttpServer(SecondPort(reasons=stage.reasons, metrics=metrics.render))
+        health = HttpServer(
+            SecondPort(reasons=stage.reasons, metrics=metrics.render), max_connections=HEALTH_CONNECTIONS
+        )
         stack.push_async_callback(health.stop)
         await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
-        server = HttpServer(stage, max_connections=connections_to_hold())
+        unsent = Unsent()
+        server = HttpServer(stage, max_connections=connections_to_hold(), unsent=unsent)
         stack.push_async_callback(server.stop)
         await listen(server, settings.host, settings.port, "HALFWAY_PORT")
         ready = Ready(
@@ -126,7 +130,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         )
         log.info("listening", url=ready.url, health_url=ready.health_url)
 
-        serving = asyncio.ensure_future(_serving(settings, stage, metrics, ready, on_ready, server, stopping))
+        serving = asyncio.ensure_future(_serving(settings, stage, metrics, ready, on_ready, server, unsent, stopping))
         halt = asyncio.ensure_future(stopping.wait())
         await asyncio.wait({serving, halt}, return_when=asyncio.FIRST_COMPLETED)
         halt.cancel()
@@ -146,6 +150,7 @@ async def _serving(
     ready: Ready,
     on_ready: Callable[[Ready], None] | None,
     server: HttpServer,
+    unsent: Unsent,
     stopping: asyncio.Event,
 ) -> None:
     """Run the backend and take requests until told to stop; then finish what is in flight, within the limit."""
@@ -163,8 +168,10 @@ async def _serving(
                 prepare_wait_s=settings.prepare_wait_s,
                 max_batch_items=settings.max_batch_items,
             ),
+            unsent=unsent,
         )
         metrics.show(backend.coordinator.shards, api)
+        metrics.show_unsent(unsent)
         if settings.peer_credential is not None:
             stage.peers = PeerPort(
                 backend.coordinator.answering,

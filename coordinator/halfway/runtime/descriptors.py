@@ -9,6 +9,8 @@ from halfway.rest.server import MAX_CONNECTIONS
 _WANTED: Final = 65_536
 _KEPT: Final = 1_500
 """For Kafka clients, check endpoints, other instances and the second port."""
+HEALTH_CONNECTIONS: Final = 64
+"""On the second port, out of those that are kept: a platform and a few scrapers need no more."""
 
 
 def connections_within(limit: int) -> int:

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from halfway.rest.api import Api
+    from halfway.rest.unsent import Unsent
     from halfway.runtime.liveness import LoopLag
     from halfway.service.shards import ShardTable
 
@@ -194,6 +195,10 @@ class Metrics:
         """Show the gauges of a coordinator from now on."""
         self.registry.register(_Gauges(shards, api, self._groups))
 
+    def show_unsent(self, unsent: Unsent) -> None:
+        """Show how much of what was answered clients have not read."""
+        self.registry.register(_Unsent(unsent))
+
     def show_lag(self, lag: LoopLag) -> None:
         """Show how late the event loop is."""
         self.registry.register(_Lag(lag))
@@ -241,6 +246,7 @@ class _Gauges(Collector):
             yield CounterMetricFamily(name, text, value=count)
         yield _gauge("halfway_resolving", "Ids that wait for the lane or are in it", len(self._shards.claims))
         yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight)
+        yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", self._api.bodies.bytes)
         yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", self._api.admission.waiting)
 
     def _by_shard(self) -> Iterator[Metric]:
@@ -278,6 +284,16 @@ class _Gauges(Collector):
             parked.add_metric([label], counts[1])
         yield pending
         yield parked
+
+
+class _Unsent(Collector):
+    """What clients do not read."""
+
+    def __init__(self, unsent: Unsent) -> None:
+        self._unsent = unsent
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("halfway_unsent_answer_bytes", "Answers that clients have not read yet", self._unsent.bytes)
 
 
 class _Lag(Collector):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HAND_OUT_S = 2.0
 """How long payloads may be read back beyond the time of the poll."""
-_HAND_OUT_BYTES = 16 * 1024 * 1024
+_HAND_OUT_BYTES = 4 * 1024 * 1024
 """How much payload one answer may carry, beyond that of its last check."""
 
 

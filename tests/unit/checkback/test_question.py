@@ -47,7 +47,13 @@ def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them
                 "partition": 0,
             },
             {"topic": "cart", "key": None, "value": None, "headers": [], "partition": None},
-            {"topic": "points", "key": "", "value": '{"points": 3}\x00', "headers": [], "partition": None},
+            {
+                "topic": "points",
+                "key": "",
+                "value": {"type": "BINARY", "data": "eyJwb2ludHMiOiAzfQA="},
+                "headers": [],
+                "partition": None,
+            },
         ],
     }
 

@@ -13,6 +13,7 @@ import aiohttp
 from halfway.memory import Memory
 from halfway.rest.api import Api, ApiLimits
 from halfway.rest.server import HttpServer
+from halfway.rest.unsent import Unsent
 from halfway.service.coordinator import Coordinator
 from halfway.service.requests import ServiceLimits
 
@@ -52,13 +53,17 @@ class Requests:
 class RestWorld:
     """One interface on a free port, and a client of it."""
 
-    def __init__(self, limits: ApiLimits | None = None, *, reject_prepares: bool = False) -> None:
+    def __init__(
+        self, limits: ApiLimits | None = None, *, reject_prepares: bool = False, unsent: Unsent | None = None
+    ) -> None:
         self.memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
         limits_of_service = ServiceLimits(shards=2, reject_prepares=reject_prepares)
         self.coordinator = Coordinator(limits=limits_of_service, **self.memory.ports)
         self.requests = Requests()
-        self.api = Api(self.coordinator, internal_prefix="_halfway.", observer=self.requests, limits=limits)
-        self._server = HttpServer(self.api)
+        self.api = Api(
+            self.coordinator, internal_prefix="_halfway.", observer=self.requests, limits=limits, unsent=unsent
+        )
+        self._server = HttpServer(self.api, unsent=unsent)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:

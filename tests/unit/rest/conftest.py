@@ -7,21 +7,26 @@ from typing import Protocol
 import pytest
 
 from halfway.rest.api import ApiLimits
+from halfway.rest.unsent import Unsent
 from tests.unit.rest.client import RestWorld
 
 
 class NewWorld(Protocol):
     """Makes interfaces with limits of their own, which end with the test."""
 
-    async def __call__(self, limits: ApiLimits | None = None, *, reject_prepares: bool = False) -> RestWorld: ...
+    async def __call__(
+        self, limits: ApiLimits | None = None, *, reject_prepares: bool = False, unsent: Unsent | None = None
+    ) -> RestWorld: ...
 
 
 @pytest.fixture
 async def new_world() -> AsyncIterator[NewWorld]:
     async with AsyncExitStack() as stack:
 
-        async def make(limits: ApiLimits | None = None, *, reject_prepares: bool = False) -> RestWorld:
-            return await stack.enter_async_context(RestWorld(limits, reject_prepares=reject_prepares))
+        async def make(
+            limits: ApiLimits | None = None, *, reject_prepares: bool = False, unsent: Unsent | None = None
+        ) -> RestWorld:
+            return await stack.enter_async_context(RestWorld(limits, reject_prepares=reject_prepares, unsent=unsent))
 
         yield make
 

@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
+from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
 
 from halfway.domain.errors import ShuttingDownError
+from halfway.rest import bodies
 from halfway.rest.api import ApiLimits
 from halfway.rest.server import HttpServer
+from halfway.rest.unsent import SLOW_LOOKS, Unsent
 from tests.unit.rest.client import HOST, RestWorld
 from tests.unit.rest.conftest import NewWorld
 
@@ -63,45 +67,111 @@ async def test_a_compressed_body_is_415(world: RestWorld) -> None:
     assert (answer.status, answer.error_code) == (415, "unsupported_media_type")
 
 
-async def test_more_requests_than_may_be_in_flight_are_429_before_their_body_is_read(new_world: NewWorld) -> None:
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what sets no event."""
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0.01)
+
+
+async def test_more_requests_than_may_be_in_flight_are_429(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = await new_world(ApiLimits(max_requests=1))
     await world.put_shop()
-    _, slow = await asyncio.open_connection(HOST, world.port)
-    try:
-        slow.write(POST + b"Content-Length: 100\r\n\r\n{")
-        await slow.drain()
-        async with asyncio.timeout(20):
-            while not world.api.in_flight:  # noqa: ASYNC110  nothing tells when the request has come
-                await asyncio.sleep(0.01)
-        answer = await world.call("POST", "/v1/transactions", raw=BODY)
-        assert (answer.status, answer.error_code) == (429, "overloaded")
-        assert int(answer.headers["Retry-After"]) >= 1
-        poll = await world.call("GET", "/v1/groups/nobody/checks")
-        assert poll.status == 404, "a poll takes no place"
-    finally:
-        slow.close()
-    async with asyncio.timeout(20):
-        while world.api.in_flight:  # noqa: ASYNC110  nor when it is gone
-            await asyncio.sleep(0.01)
+    began, go_on = held_up(world, monkeypatch)
+    in_flight = asyncio.create_task(world.prepare())
+    await began.wait()
+    answer = await world.call("POST", "/v1/transactions", raw=BODY)
+    assert (answer.status, answer.error_code) == (429, "overloaded")
+    assert int(answer.headers["Retry-After"]) >= 1
+    poll = await world.call("GET", "/v1/groups/nobody/checks")
+    assert poll.status == 404, "a poll takes no place"
+    go_on.set()
+    assert (await in_flight).status == 201
+    await until(lambda: not world.api.in_flight)
     assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
 
 
+async def test_bodies_that_are_only_announced_hold_up_nobody(new_world: NewWorld) -> None:
+    """Neither what they announce nor that they were begun counts, whatever others send."""
+    world = await new_world(ApiLimits(max_requests=2, max_body_bytes=100_000, max_body_bytes_in_flight=100_000))
+    await world.put_shop()
+    silent = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(40)]
+    try:
+        for writer in silent:
+            writer.write(POST + b"Content-Length: 100000\r\n\r\n")
+        await until(lambda: len(world.api._open) == len(silent))
+        assert world.api.bodies.bytes == 0
+        large = BODY + b" " * (90_000 - len(BODY))
+        for body in (BODY, large):
+            assert (await world.call("POST", "/v1/transactions", raw=body)).status == 201
+        assert (await world.call("GET", "/v1/groups")).status == 200
+    finally:
+        for writer in silent:
+            writer.close()
+
+
 async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> None:
-    world = await new_world(ApiLimits(max_body_bytes=1000, max_body_bytes_in_flight=1000))
+    """By what was received of them; small ones and calls without a body are never refused for it."""
+    world = await new_world(ApiLimits(max_body_bytes=100_000, max_body_bytes_in_flight=100_000))
     await world.put_shop()
     slow = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(2)]
     try:
         for number, writer in enumerate(slow, 1):
-            writer.write(POST + b"Content-Length: 900\r\n\r\n{")
-            await writer.drain()
-            async with asyncio.timeout(20):
-                while world.api.in_flight < number:  # noqa: ASYNC110  nothing tells when the request has come
-                    await asyncio.sleep(0.01)
-        answer = await world.call("POST", "/v1/transactions", raw=BODY)
-        assert (answer.status, answer.error_code) == (429, "overloaded")
+            writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 49_999)
+            await until(lambda number=number: world.api.bodies.bytes == number * 49_999)  # type: ignore[misc]
+        large = await world.call("POST", "/v1/transactions", raw=BODY + b" " * 20_000)
+        assert (large.status, large.error_code) == (429, "overloaded")
+        assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
+        assert (await world.call("GET", "/v1/groups")).status == 200
     finally:
         for writer in slow:
             writer.close()
+    await until(lambda: world.api.bodies.bytes == 0)
+
+
+async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_more_time(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 0.2)
+    world = await new_world(ApiLimits(request_timeout_s=1000))
+    reader, writer = await asyncio.open_connection(HOST, world.port)
+
+    async def trickle() -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+            while True:
+                writer.write(b"1\r\n \r\n")
+                await asyncio.sleep(0.02)
+
+    trickling = asyncio.create_task(trickle())
+    try:
+        async with asyncio.timeout(20):
+            head = await reader.readuntil(b"\r\n\r\n")
+    finally:
+        trickling.cancel()
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 408 ")
+    await until(lambda: world.api.bodies.bytes == 0)
+
+
+async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slowly, but fast enough: longer than the time for its first part."""
+    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 1.0)
+    world = await new_world()
+    await world.put_shop()
+    reader, writer = await asyncio.open_connection(HOST, world.port)
+    try:
+        whole = BODY + b" " * (4 * bodies.MIN_BYTES)
+        writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(whole))
+        for at in range(0, len(whole), bodies.MIN_BYTES):
+            await asyncio.sleep(0.3)
+            writer.write(whole[at : at + bodies.MIN_BYTES])
+        async with asyncio.timeout(20):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")
+    finally:
+        writer.close()
 
 
 async def test_a_body_that_does_not_come_is_408(new_world: NewWorld) -> None:
@@ -250,9 +320,8 @@ async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: R
     try:
         slow.write(POST + b"Content-Length: 100\r\n\r\n{")
         await slow.drain()
+        await until(lambda: bool(world.api._open))
         async with asyncio.timeout(20):
-            while not world.api.in_flight:  # noqa: ASYNC110  nothing tells when the request has come
-                await asyncio.sleep(0.01)
             await world.api.drain(asyncio.get_running_loop().time() + 0.1)
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
     finally:
@@ -281,24 +350,69 @@ async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: R
 
 
 async def test_connections_are_bounded(world: RestWorld) -> None:
-    """One more is closed at once; those that are there go on."""
+    """One more takes the place of the eldest idle one; where none is idle, it is closed at once."""
+    await world.put_shop(check={"mode": "pull"})
     server = HttpServer(world.api, max_connections=2)
     port = await server.start(HOST, 0)
-    try:
-        held = [await asyncio.open_connection(HOST, port) for _ in range(2)]
-        for reader, writer in held:
-            writer.write(b"GET /v1/groups HTTP/1.1\r\nHost: h\r\n\r\n")
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        reader, surplus = await asyncio.open_connection(HOST, port)
-        answer = b""
+    ask = b"GET /v1/groups HTTP/1.1\r\nHost: h\r\n\r\n"
+    poll = b"GET /v1/groups/shop/checks?wait_s=60 HTTP/1.1\r\nHost: h\r\n\r\n"
+    opened: list[asyncio.StreamWriter] = []
+
+    async def connected(sent: bytes) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        opened.append(writer)
         with contextlib.suppress(ConnectionError):
-            surplus.write(b"GET /v1/groups HTTP/1.1\r\nHost: h\r\n\r\n")
-            answer = await asyncio.wait_for(reader.read(), 20)
-        assert answer == b""
-        for open_one in (surplus, *(writer for _, writer in held)):
-            open_one.close()
+            writer.write(sent)
+        return reader
+
+    async def answer(reader: asyncio.StreamReader) -> bytes:
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(reader.readline(), 20)
+        return b""
+
+    try:
+        eldest = await connected(ask)
+        assert (await answer(eldest)).startswith(b"HTTP/1.1 200")
+        await connected(poll)
+        await until(lambda: bool(world.api._open))
+        third = await connected(ask)
+        assert (await answer(third)).startswith(b"HTTP/1.1 200")
+        assert b"HTTP" not in await asyncio.wait_for(eldest.read(), 20)
+        opened[2].write(poll)
+        await until(lambda: len(world.api._open) == 2)
+        assert await answer(await connected(ask)) == b""
     finally:
+        for writer in opened:
+            writer.close()
         await server.stop()
+
+
+async def test_answers_that_are_not_read_are_counted_bounded_and_ended(new_world: NewWorld) -> None:
+    """A client that asks and does not read loses its connection; others are answered again then."""
+    unsent = Unsent(max_bytes=1_000_000, look_every_s=3600)
+    world = await new_world(unsent=unsent)
+    await world.put_shop()
+    name = await world.prepared(*[{"topic": "orders", "value": "v" * 192_000}] * 5)
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((HOST, world.port))
+    try:
+        deaf.sendall(b"GET /v1/transactions/%s HTTP/1.1\r\nHost: h\r\n\r\n" % name.encode() * 30)
+        await until(lambda: unsent.bytes > 0)
+        assert unsent.bytes < 1_000_000, "what is pipelined behind it waits"
+        refused = await world.show(name)
+        assert (refused.status, refused.error_code) == (429, "overloaded")
+        assert (await world.call("GET", "/v1/groups")).status == 200, "small answers are always given"
+        for _ in range(SLOW_LOOKS):
+            unsent._look()
+        await until(lambda: unsent.bytes == 0)
+        assert (await world.show(name)).status == 200
+        deaf.settimeout(20)
+        with contextlib.suppress(ConnectionError):
+            while await asyncio.to_thread(deaf.recv, 1 << 20):
+                pass
+    finally:
+        deaf.close()
 
 
 async def test_requests_are_counted_by_operation_and_status(world: RestWorld) -> None:

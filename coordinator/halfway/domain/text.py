@@ -1,0 +1,20 @@
+"""Which keys and values are shown as text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_CONTROLS: Final = bytes(code for code in range(0x20) if code not in b"\t\n\r")
+
+
+def as_text(data: bytes) -> str | None:
+    """Return data as text, None where it is no UTF-8 or has control characters other than tabs and line breaks.
+
+    As JSON, a control character takes six times its place.
+    """
+    if len(data.translate(None, _CONTROLS)) != len(data):
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,102 @@
+"""Reads the bodies of requests: by their headers first, then as they come, with bounds on bytes and on slowness."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from halfway.domain.errors import OverloadedError
+from halfway.rest.errors import BodyTimeoutError, BodyTooLargeError, MalformedJsonError, UnsupportedMediaTypeError
+
+if TYPE_CHECKING:
+    from halfway.rest.routes import Operation
+
+JSON: Final = "application/json"
+SMALL_BYTES: Final = 16 * 1024
+"""A body of this size is never refused for what the others take."""
+MIN_BYTES: Final = 80 * 1024
+MIN_BYTES_IN_S: Final = 5.0
+"""So much of a body has to come in so much time, or all of it."""
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Bodies:
+    """The bodies that are being received or served. What a client only announces counts for nothing."""
+
+    def __init__(self, *, max_bytes: int, max_bytes_in_flight: int, timeout_s: float) -> None:
+        """Take the bounds on one body, on all of them, and on the time of one."""
+        self._max_bytes = max_bytes
+        self._max_in_flight = max_bytes_in_flight
+        self._timeout_s = timeout_s
+        self.bytes = 0
+
+    async def read(self, operation: Operation, request: web.BaseRequest, deadline: float) -> bytes:
+        """Return a body, which counts until `release`; one that is refused does not count."""
+        self._judge_head(operation, request)
+        if not request.body_exists:
+            return b""
+        content = request.content
+        if content.is_eof() and content.exception() is None:
+            whole = content.read_nowait()  # a small body comes with its headers: nothing to wait for
+            self._demand_fitting(len(whole), self.bytes + len(whole))
+            self.bytes += len(whole)
+            return whole
+        body = bytearray()
+        try:
+            await self._receive(request, body, deadline)
+        except BaseException as error:
+            self.bytes -= len(body)
+            if isinstance(error, TimeoutError):
+                raise BodyTimeoutError(
+                    f"the body did not arrive within {self._timeout_s:g} s, or less than {MIN_BYTES // 1024} KiB of it "
+                    f"in {MIN_BYTES_IN_S:g} s: send it again"
+                ) from None
+            if isinstance(error, web.RequestPayloadError):
+                raise MalformedJsonError("the body is not sent as its headers say") from None
+            raise
+        return bytes(body)
+
+    def release(self, body: bytes) -> None:
+        """Count a body no more."""
+        self.bytes -= len(body)
+
+    async def _receive(self, request: web.BaseRequest, body: bytearray, deadline: float) -> None:
+        """Add to `body` what comes, and count it."""
+        loop = asyncio.get_running_loop()
+        content = request.content
+        wanted = MIN_BYTES
+        async with asyncio.timeout_at(min(deadline, loop.time() + MIN_BYTES_IN_S)) as patience:
+            if request.headers.get("Expect", "").lower() == "100-continue" and not content.total_bytes:
+                await request.writer.write(_CONTINUE)
+                request.writer.output_size = 0
+            while chunk := await content.readany():
+                body += chunk
+                self.bytes += len(chunk)
+                self._demand_fitting(len(body), self.bytes)
+                if len(body) >= wanted:
+                    wanted = len(body) + MIN_BYTES
+                    patience.reschedule(min(deadline, loop.time() + MIN_BYTES_IN_S))
+
+    def _demand_fitting(self, size: int, in_flight: int) -> None:
+        """Refuse a body of a size, or of which so much came, where it is too large or all are too many bytes."""
+        if size > self._max_bytes:
+            raise BodyTooLargeError(self._max_bytes)
+        if size > SMALL_BYTES and in_flight > self._max_in_flight:
+            raise OverloadedError(f"{in_flight} bytes of bodies are in flight here already: try again later")
+
+    def _judge_head(self, operation: Operation, request: web.BaseRequest) -> None:
+        """Refuse a body by its headers, before it is read."""
+        headers = request.headers
+        self._demand_fitting(request.content_length or 0, self.bytes)
+        if not request.body_exists:
+            return
+        media_type = headers.get("Content-Type")
+        if media_type is None:
+            if operation.body is not None:
+                raise UnsupportedMediaTypeError(f"the body has no Content-Type: send it as {JSON}")
+        elif media_type != JSON and media_type.partition(";")[0].strip().lower() != JSON:
+            raise UnsupportedMediaTypeError(f"Content-Type {media_type[:100]!r} is not taken: send {JSON}")
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise UnsupportedMediaTypeError("compressed bodies are not taken: send it as it is")

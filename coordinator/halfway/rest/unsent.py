@@ -1,0 +1,76 @@
+"""Answers that clients do not read: counted, bounded, and ended where nothing goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+MAX_BYTES: Final = 256 * 1024 * 1024
+LOOK_EVERY_S: Final = 1.0
+SLOW_LOOKS: Final = 5
+"""Whoever reads less than `MIN_BYTES` between so many looks is taken for one that does not read."""
+MIN_BYTES: Final = 80 * 1024
+
+
+class _Waiting:
+    """What one connection has still to take."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.size = transport.get_write_buffer_size()
+        self.looks = 0
+        self.size_before = self.size
+
+
+class Unsent:
+    """What is held for clients that read more slowly than they are answered.
+
+    A connection is looked at from when more than its buffer waits for it until that is sent.
+    """
+
+    def __init__(self, *, max_bytes: int = MAX_BYTES, look_every_s: float = LOOK_EVERY_S) -> None:
+        """Begin with nothing."""
+        self._max_bytes = max_bytes
+        self._look_every_s = look_every_s
+        self._waiting: dict[object, _Waiting] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.bytes = 0
+
+    def has_room(self, size: int = 0) -> bool:
+        """Whether an answer of a size may be held."""
+        return self.bytes + size <= self._max_bytes
+
+    def begin(self, connection: object, transport: asyncio.Transport) -> None:
+        """Count what a connection could not send."""
+        self._waiting[connection] = waiting = _Waiting(transport)
+        self.bytes += waiting.size
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._look_every_s, self._look)
+
+    def end(self, connection: object) -> None:
+        """Count no more what a connection has sent, or will never send."""
+        waiting = self._waiting.pop(connection, None)
+        if waiting is not None:
+            self.bytes -= waiting.size
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        for connection, waiting in list(self._waiting.items()):
+            size = waiting.transport.get_write_buffer_size()
+            self.bytes += size - waiting.size
+            waiting.size = size
+            waiting.looks += 1
+            if waiting.size_before - size >= MIN_BYTES:
+                waiting.looks, waiting.size_before = 0, size
+            elif waiting.looks >= SLOW_LOOKS:
+                log.info("answer_not_read", unsent_bytes=size)
+                self.end(connection)
+                waiting.transport.abort()
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(self._look_every_s, self._look)
