@@ -57,6 +57,18 @@ def serve(config: Path | None) -> None:
 @click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep Kafka's data here.")
 @click.option("--keep", is_flag=True, help="Keep Kafka's data in its temporary directory.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME[:PARTITIONS]", help="Create a topic; can be repeated.")
+@click.option(
+    "--check-echo",
+    type=click.Choice(["commit", "rollback", "unknown"]),
+    help="Answer checks with this, as a service would.",
+)
+@click.option(
+    "--check-port",
+    type=click.IntRange(0, 65_535),
+    default=9000,
+    show_default=True,
+    help="Of --check-echo; 0 for a free one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
 @click.option("--with-parent", is_flag=True, help="Stop when standard input is closed.")
 def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...], **asked: Any) -> None:

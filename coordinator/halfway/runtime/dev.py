@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from halfway.domain.errors import ConfigurationError
 from halfway.kafka.topics import admin_client
 from halfway.runtime.app import Ready, not_listening, run
 from halfway.runtime.backend import check_authorities
+from halfway.runtime.check_echo import HOST, CheckEcho
 from halfway.runtime.terminal import complain, json_line, say
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ class Dev:
     data_dir: Path | None
     keep: bool
     topics: Mapping[str, int]
+    check_echo: str | None
+    """The outcome that every check is answered with on `check_port`; None: nothing answers there."""
+    check_port: int
     as_json: bool
     with_parent: bool
 
@@ -46,13 +51,6 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
     """Start the broker, then the coordinator; return the exit status once both have stopped."""
     from halfway.embedded import EmbeddedConfig, EmbeddedKafka, EmbeddedKafkaError
 
-    try:
-        _demand_usable(settings_for(_NOT_YET), wanted.kafka_port)
-    except ConfigurationError as error:
-        complain(error.detail)
-        return 1
-    if wanted.with_parent:
-        threading.Thread(target=_end_with_stdin, name="halfway-parent", daemon=True).start()
     config = EmbeddedConfig(
         data_dir=wanted.data_dir,
         keep_data=wanted.keep,
@@ -60,20 +58,31 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
         progress=lambda line: click.echo(line, err=True),
     )
     try:
-        with EmbeddedKafka(config) as kafka:
-            bootstrap = kafka.bootstrap_servers
+        with ExitStack() as stack:
+            _demand_usable(settings_for(_NOT_YET), wanted)
+            echo = (
+                None if wanted.check_echo is None else stack.enter_context(_echo(wanted.check_echo, wanted.check_port))
+            )
+            if wanted.with_parent:
+                threading.Thread(target=_end_with_stdin, name="halfway-parent", daemon=True).start()
+            bootstrap = stack.enter_context(EmbeddedKafka(config)).bootstrap_servers
             _create(bootstrap, wanted.topics)
-            return run(_for_people(settings_for(bootstrap)), on_ready=lambda ready: _announce(wanted, ready, bootstrap))
+            settings = logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty())
+            return run(settings, on_ready=lambda ready: _announce(wanted, ready, bootstrap, echo))
+    except ConfigurationError as error:
+        complain(error.detail)
     except EmbeddedKafkaError as error:
         complain(str(error))
-        return 1
+    return 1
 
 
-def _demand_usable(settings: Settings, kafka_port: int) -> None:
+def _demand_usable(settings: Settings, wanted: Dev) -> None:
     """Raise ConfigurationError for all that the coordinator would refuse, before Kafka is started for it."""
     admin_client(settings.kafka_config(""))
     check_authorities(settings)
-    ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": kafka_port}
+    ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": wanted.kafka_port}
+    if wanted.check_echo is not None:
+        ports["--check-port"] = wanted.check_port
     asked = {option: port for option, port in ports.items() if port}
     if len(set(asked.values())) < len(asked):
         given = ", ".join(f"{option} {port}" for option, port in asked.items())
@@ -85,9 +94,16 @@ def _demand_usable(settings: Settings, kafka_port: int) -> None:
             raise not_listening(host, ports[option], option, error) from error
 
 
-def _for_people(settings: Settings) -> Settings:
-    """Log for a person where one looks on and the settings choose no format."""
-    if "log_format" in settings.model_fields_set or not sys.stderr.isatty():
+def _echo(outcome: str, port: int) -> CheckEcho:
+    try:
+        return CheckEcho(outcome, port)
+    except OSError as error:
+        raise not_listening(HOST, port, "--check-port", error) from error
+
+
+def logging_for(settings: Settings, *, terminal: bool) -> Settings:
+    """Return settings that log for people if logs go to a terminal and no format was chosen."""
+    if "log_format" in settings.model_fields_set or not terminal:
         return settings
     return settings.model_copy(update={"log_format": "console"})
 
@@ -113,12 +129,14 @@ def _create(bootstrap: str, topics: Mapping[str, int]) -> None:
                 complain(f"topic {name!r} was not created: {error.args[0].str()}")
 
 
-def _announce(wanted: Dev, ready: Ready, bootstrap: str) -> None:
+def _announce(wanted: Dev, ready: Ready, bootstrap: str, echo: CheckEcho | None) -> None:
     if wanted.as_json:
         line = {"url": ready.url, "health_url": ready.health_url, "bootstrap_servers": bootstrap}
-        say(json_line(line))
+        say(json_line(line if echo is None else line | {"check_url": echo.url}))
         return
     say(f"halfway  {ready.url}    (OpenAPI: {ready.url}/openapi.json)")
     say(f"health   {ready.health_url}/health/ready    metrics: {ready.health_url}/metrics")
     say(f"kafka    {bootstrap}")
+    if echo is not None:
+        say(f"checks   {echo.url}    (each is answered {wanted.check_echo})")
     say("Stop with Ctrl-C.")

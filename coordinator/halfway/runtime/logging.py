@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from typing import Any, Final
@@ -38,7 +39,9 @@ def configure(*, form: str, level: str) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="iso", utc=True)
+        if form == "json"
+        else structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         redact,
     ]
     last: list[structlog.typing.Processor] = (
@@ -48,7 +51,7 @@ def configure(*, form: str, level: str) -> None:
         else [
             structlog.processors.format_exc_info,
             harmless,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR")),
         ]
     )
     handler = logging.StreamHandler(sys.stderr)

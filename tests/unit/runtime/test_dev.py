@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 import halfway.embedded
 from halfway.embedded.ports import pick_port
 from halfway.runtime.cli import halfway as command_line
+from halfway.runtime.dev import logging_for
+from halfway.runtime.settings import load
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,9 @@ def taken() -> Iterator[str]:
 
 def dev(*arguments: str, **settings: str) -> Result:
     result = CliRunner().invoke(command_line, ["dev", *arguments], env=settings)
-    assert isinstance(result.exception, SystemExit), result.exc_info
+    if not isinstance(result.exception, SystemExit):
+        assert result.exception is not None
+        raise result.exception
     return result
 
 
@@ -66,6 +70,26 @@ def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, 
     result = dev(*free(), option, taken)
     assert result.exit_code == 1
     assert f"port {taken} of 127.0.0.1 is taken by another process: choose another with {option}" in result.stderr
+
+
+def test_the_port_for_checks_is_judged_only_if_it_is_needed(taken: str) -> None:
+    """Before Kafka starts as well."""
+    result = dev(*free(), "--check-echo", "commit", "--check-port", taken)
+    assert result.exit_code == 1
+    assert f"port {taken} of 127.0.0.1 is taken by another process: choose another with --check-port" in result.stderr
+    with pytest.raises(AssertionError, match="Kafka was started"):
+        dev(*free(), "--check-port", taken)
+
+
+@pytest.mark.parametrize(
+    "chosen,terminal,form", [(None, True, "console"), (None, False, "json"), ("json", True, "json")]
+)
+def test_logs_on_a_terminal_are_for_people_unless_a_format_is_chosen(
+    chosen: str | None, terminal: bool, form: str
+) -> None:
+    """A pipe or a file gets JSON as ever."""
+    settings = load({} if chosen is None else {"HALFWAY_LOG_FORMAT": chosen})
+    assert logging_for(settings, terminal=terminal).log_format == form
 
 
 def test_one_port_given_twice_is_refused_before_kafka_starts() -> None:
