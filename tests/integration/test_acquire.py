@@ -7,23 +7,27 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import halfway.kafka.acquire as acquire_module
 from halfway.domain.records import Barrier, Message, Owner
 from halfway.domain.transaction import State
 from halfway.kafka.acquire import Acquired, Acquisition
 from halfway.kafka.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
+    KIND_HALF,
+    KIND_OP,
     KIND_OWNER,
     LAYOUT_KEY,
     decode_owner,
     encode_barrier,
+    encode_op,
     encode_owner,
     record_headers,
 )
@@ -366,6 +370,51 @@ async def test_the_fold_starts_at_the_cursors_but_reads_outcomes_back_to_the_hor
         assert state.state_of(before) is None
         assert state.state_of(after) is State.PREPARED
         assert state.state_of(ended) is State.COMMITTED
+
+
+async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_too(
+    config: KafkaConfig,
+) -> None:
+    """Kafka shows nothing behind the LSO when it is asked where the horizon begins: the fold begins there.
+
+    The one who wrote the outcome is not fenced, as it had released the shard; its commit was accepted, and the broker
+    writes its marker when the next owner has looked for the horizon.
+    """
+    produce(config, config.owners_topic, 0, b"0", None, record_headers(KIND_OWNER, "", "released"))
+    ended = in_shard(0, "ended")
+    [at] = prepare(config, 0, half(ended))
+    [lane] = initialised(config, [config.prefix + "released.0"], time.monotonic() + PATIENCE_S)
+    write = commit_of(0, half(ended), at)
+    assert write.op is not None
+    offsets: list[int | None] = []
+    lane.begin()
+    lane.produce(
+        config.op_topic,
+        encode_op(write.op),
+        ended.encode(),
+        0,
+        headers=record_headers(KIND_OP, "orders", "committed"),
+        on_delivery=lambda _error, message: offsets.append(message.offset()),
+    )
+    lane.produce(config.half_topic, None, ended.encode(), 0, headers=record_headers(KIND_HALF, "orders", "committed"))
+    assert lane.flush(time.monotonic() + PATIENCE_S, lambda: False)
+    [op] = offsets
+    assert op is not None
+
+    class Meanwhile(PartitionReader):
+        """Has the marker written as soon as it is known from where to read."""
+
+        def add(self, starts: Mapping[Place, int]) -> None:
+            if (config.parked_topic, 0) in starts:
+                lane.commit(PATIENCE_S)
+            super().add(starts)
+
+    cursors = GivenCursors({0: Cursors(half=at + 1, op=op + 1)})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(acquire_module, "PartitionReader", Meanwhile)
+        [acquired] = await asyncio.to_thread(acquire, config, "next", [0], cursors=cursors)
+    lane.abandon()
+    assert acquired.state.state_of(ended) is State.COMMITTED
 
 
 def test_every_lane_id_of_the_former_owner_is_fenced(config: KafkaConfig) -> None:

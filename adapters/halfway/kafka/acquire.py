@@ -262,7 +262,7 @@ class Acquisition:
         config = self.config
         cursors = self.cursors.load(self.shards)
         since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
-        horizon = reader.offsets_for_times({(config.op_topic, shard): since for shard in self.shards}, _ASK_S)
+        horizon = reader.first_since({(config.op_topic, shard): since for shard in self.shards}, _ASK_S)
         starts: dict[Place, int] = {}
         for shard in self.shards:
             at_half, at_op, at_parked = ((topic, shard) for topic in self._folded)
@@ -271,7 +271,7 @@ class Acquisition:
             # A cursor past the end would have nothing read at all.
             if cursor is not None and cursor.half <= barriers[at_half] and cursor.op <= barriers[at_op]:
                 starts[at_half] = cursor.half
-                starts[at_op] = cursor.op if horizon[at_op] < 0 else min(cursor.op, horizon[at_op])
+                starts[at_op] = min(cursor.op, horizon[at_op])
             elif cursor is not None:
                 log.warning("cursors_skipped", shard=shard, half=cursor.half, op=cursor.op, reason="beyond the end")
                 self.skipped(config.cursors_group, "beyond_end")

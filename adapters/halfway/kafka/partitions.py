@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.kafka.config import KafkaConfig
 
@@ -118,13 +118,21 @@ class PartitionReader:
             self.read(min(left, 0.2), handle)
         return True
 
-    def offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
-        """Return the first offset at or after a time (ms) by partition; below 0 where there is none.
+    def first_since(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
+        """Return by partition an offset before which nothing has that time (ms) or a later one.
+
+        Kafka looks for it below the LSO only, although what stands there may be committed a moment later: where it
+        finds nothing, that is where the LSO was before it looked.
 
         Raises:
             KafkaException: Kafka did not tell it of a partition, which must not be taken for "there is none".
 
         """
+        ends = self._offsets_for_times(dict.fromkeys(times, OFFSET_END), timeout)
+        found = self._offsets_for_times(times, timeout)
+        return {place: ends[place] if offset < 0 else offset for place, offset in found.items()}
+
+    def _offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
         asked = [TopicPartition(*place, at) for place, at in times.items()]
         found = self._consumer.offsets_for_times(asked, timeout=timeout)
         failure = next((entry.error for entry in found if entry.error is not None), None)
