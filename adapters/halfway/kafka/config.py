@@ -126,8 +126,9 @@ class KafkaConfig:
             raise ConfigurationError(
                 "bootstrap.servers is not set: set HALFWAY_KAFKA__BOOTSTRAP_SERVERS to host:port of a Kafka broker"
             )
-        for name in self.properties:
+        for name, value in self.properties.items():
             _demand_ours(name)
+            _demand_text(name, value)
         if _PREFIX.match(self.prefix) is None:
             raise ConfigurationError(
                 f"prefix {self.prefix!r} cannot start a topic's name: use up to 64 of A-Z a-z 0-9 . _ -"
@@ -288,6 +289,17 @@ def _demand_ours(name: str) -> None:
             f"Kafka property {name!r} is set by halfway ({reason}): remove HALFWAY_KAFKA__{_environment(name)}",
             setting=name,
         )
+
+
+def _demand_text(name: str, value: str) -> None:
+    """Raise ConfigurationError for what confluent-kafka cannot take: it ends the process without a message."""
+    try:
+        readable = b"\0" not in f"{name}={value}".encode()
+    except UnicodeEncodeError:
+        readable = False
+    if not readable:
+        variable = f"HALFWAY_KAFKA__{_environment(name)}"
+        raise ConfigurationError(f"{variable!r} is not UTF-8, or holds a NUL: write it in UTF-8", setting=name)
 
 
 def _environment(name: str) -> str:

@@ -245,7 +245,7 @@ def _on_signals(stopping: asyncio.Event, *, end_by_force_s: float) -> None:
 async def listen(server: HttpServer, host: str, port: int, setting: str) -> None:
     try:
         await server.start(host, port)
-    except (OSError, UnicodeError) as error:  # a host that cannot be a host name is a UnicodeError
+    except (OSError, ValueError) as error:  # text that cannot be a host's name is a ValueError
         raise not_listening(host, port, setting, error) from error
 
 

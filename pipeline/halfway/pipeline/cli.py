@@ -191,7 +191,7 @@ def audit(
     if as_json:
         click.echo(json.dumps({**summary.verdicts, "quarantined": summary.quarantined}))
     else:
-        _table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
+        say_table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
         if summary.quarantined:
             click.echo(f"{summary.quarantined:,} records could not be read: {output}/{job.QUARANTINE}")
         if summary.anomalies:
@@ -237,7 +237,7 @@ def sweep(
         [row["group"], row["age"], f"{row['pending']:,}", f"{row['due']:,}", f"{row['oldest_ms'] / 1000:,.0f}"]
         for row in rows
     ]
-    _table(["group", "age", "pending", "due", "oldest, s"], table)
+    say_table(["group", "age", "pending", "due", "oldest, s"], table)
 
 
 @pipeline.command()
@@ -337,9 +337,12 @@ def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_o
         click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")
 
 
-def _table(header: list[str], rows: list[list[str]]) -> None:
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    for row in [header, *rows]:
+def say_table(header: list[str], rows: list[list[str]]) -> None:
+    """Print rows in columns, the first of text and the others of numbers."""
+    # Names come from the topics, where others may have written: a terminal must not obey them.
+    lines = [[cell if cell.isprintable() else repr(cell)[1:-1] for cell in row] for row in [header, *rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for row in lines:
         first, *others = row
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
         click.echo("  ".join(cells).rstrip())

@@ -25,7 +25,7 @@ def test_a_url_that_can_be_called(host: str, url: str) -> None:
     assert app.reached_at(host, 8080) == url
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 300, "192.0.2.1", "[::1]"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 300, "192.0.2.1", "[::1]", "a\0b", "a\udcffb"])
 async def test_a_host_that_cannot_be_listened_on_is_named(host: str) -> None:
     """With the setting; a name that is too long is no traceback."""
 

@@ -211,3 +211,21 @@ def test_a_misspelt_key_of_the_file_is_answered_with_the_nearest_right_one(tmp_p
     file.write_text("prot = 1\n")
     with pytest.raises(ConfigurationError, match=r"HALFWAY_PROT \(did you mean HALFWAY_PORT\?\)"):
         load(BOOTSTRAP, file=file)
+
+
+@pytest.mark.parametrize("value", ["open\udcffsesame", "open\0sesame"])
+@pytest.mark.parametrize("variable", ["HALFWAY_KAFKA__SASL_PASSWORD", "HALFWAY_KAFKA__A\udcffB"])
+def test_a_kafka_property_that_is_no_text_is_named_and_not_shown(variable: str, value: str) -> None:
+    """As of a password in Latin-1: the Kafka client would take the process down with it."""
+    with pytest.raises(ConfigurationError, match="UTF-8") as refused:
+        load(BOOTSTRAP | {variable: value}).kafka_config("")
+    assert ascii(variable.removeprefix("HALFWAY_KAFKA__"))[1:-1] in refused.value.detail
+    assert "sesame" not in refused.value.detail
+
+
+def test_a_file_that_is_nested_without_end_is_not_toml(tmp_path: Path) -> None:
+    """The message names the file."""
+    file = tmp_path / "halfway.toml"
+    file.write_text("shards = " + "[" * 5_000)
+    with pytest.raises(ConfigurationError, match="is not TOML"):
+        load(BOOTSTRAP, file=file)
