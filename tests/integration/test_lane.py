@@ -6,10 +6,11 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # it is there
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from msgspec import structs
@@ -22,16 +23,18 @@ from halfway.domain.errors import (
     TopicUnavailableError,
 )
 from halfway.domain.ids import partition_for_key
-from halfway.domain.records import Message, OpKind
+from halfway.domain.records import Half, Message, OpKind
 from halfway.domain.transaction import State
 from halfway.kafka.avro import MARKER
 from halfway.kafka.codec import KIND_HALF, decode_op, record_headers
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.destinations import Destinations
 from halfway.kafka.lane_producer import fence
+from halfway.kafka.standing import Openings
 from halfway.service.ports import Written
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
+    PATIENCE_S,
     Instance,
     admin_of,
     commit_of,
@@ -189,6 +192,35 @@ async def test_a_missing_topic_is_refused_without_touching_the_others(config: Ka
     assert sorted(seen.value or b"" for seen in read_topic(config, orders)) == [b"good"] * 20 + [b"never"]
 
 
+async def test_a_partition_that_the_lane_has_not_seen_or_that_has_gone_costs_no_incarnation(
+    config: KafkaConfig,
+) -> None:
+    """A topic grows after the lane has written to it, and is then made again with fewer partitions."""
+    admin, grown = admin_of(config), config.prefix + "grown"
+    create_topics(config, {grown: 1})
+
+    def to(partition: int, name: str) -> Half:
+        return half(in_shard(0, name), Message(topic=grown, value=name.encode(), partition=partition))
+
+    def shown() -> int:
+        openings = instance.destinations.fresh([grown], PATIENCE_S)[grown]
+        return 0 if openings is None else openings.partitions
+
+    async with running(config) as instance:
+        for number in range(4):  # both producers of the lane know the topic afterwards
+            await instance.write(commit_of(0, to(0, f"old-{number}"), 0))
+        admin.create_partitions([NewPartitions(grown, 3)])[grown].result(30)
+        for number in range(4):
+            await instance.write_until_taken(commit_of(0, to(2, f"new-{number}"), 0))
+        assert Counter(seen.partition for seen in read_topic(config, grown)) == {0: 4, 2: 4}
+        delete_topics(config, [grown])
+        create_topics(config, {grown: 1})
+        await eventually(lambda: shown() == 1, "the topic is seen to have one partition")
+        with pytest.raises(TopicUnavailableError, match="no partition 2"):
+            await instance.write(commit_of(0, to(2, "beyond"), 0))
+        assert instance.observer.failures == []
+
+
 async def test_a_topic_deleted_under_the_lane_ends_at_most_one_incarnation(config: KafkaConfig) -> None:
     """Ends to a topic that was just deleted get its error while ends to other topics go on."""
     orders, doomed = config.prefix + "orders", config.prefix + "doomed"
@@ -294,7 +326,7 @@ async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_ne
     create_topics(config, {config.prefix + "orders": 1})
     wake, fresh = threading.Event(), Destinations.fresh
 
-    def hang_once(self: Destinations, names: Iterable[str], timeout: float) -> set[str]:
+    def hang_once(self: Destinations, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
         monkeypatch.setattr(Destinations, "fresh", fresh)
         wake.wait()
         return fresh(self, names, timeout)

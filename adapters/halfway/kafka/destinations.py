@@ -22,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.standing import Openings, Standing
 from halfway.service.ports import TopicFacts
 
 FACTS_S: Final = 30.0
@@ -35,7 +36,7 @@ _UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_
 _UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 _MAY_WRITE: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
-Partitions = int | None | HalfwayError
+Partitions = Standing | None | HalfwayError
 """What a topic's description tells: its partitions, None where there is no such topic, or why it is not known."""
 Described = TopicFacts | None | HalfwayError
 
@@ -43,13 +44,14 @@ Described = TopicFacts | None | HalfwayError
 @dataclass(frozen=True, slots=True)
 class _Existence:
     asked_at: float
-    partitions: int | None
+    standing: Standing | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
     asked_at: float
     facts: TopicFacts
+    min_insync: int
 
 
 class Destinations:
@@ -112,11 +114,11 @@ class Destinations:
         partitions = self._partitions(names, EXISTENCE_S)
         counted: dict[str, int] = {}
         for name, answer in partitions.items():
-            count = await asyncio.shield(asyncio.wrap_future(answer))
-            if isinstance(count, HalfwayError):
-                raise count
-            if count is not None:
-                counted[name] = count
+            standing = await asyncio.shield(asyncio.wrap_future(answer))
+            if isinstance(standing, HalfwayError):
+                raise standing
+            if standing is not None:
+                counted[name] = standing.partitions
         configured = self._configure(counted)
         found: dict[str, TopicFacts | None] = dict.fromkeys(names)
         for name, told in configured.items():
@@ -128,31 +130,50 @@ class Destinations:
 
     # --- on any thread
 
-    def fresh(self, names: Iterable[str], timeout: float) -> set[str]:
-        """Return those of the topics that do not exist, as known at most a second ago; blocks for `timeout` seconds.
+    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+        """Return where in each topic messages may go, None where it does not exist; blocks for `timeout` seconds.
 
-        What gets old is asked for again ahead of time, so that a lane that is busy hardly ever waits here.
+        That is as known at most a second ago, but for `min.insync.replicas`: 30 s, and asked for only where a replica
+        is out of sync. What gets old is asked for again ahead of time, so that a lane that is busy hardly ever waits
+        here.
 
         Raises:
             KafkaUnavailableError: the broker did not tell in time.
             NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
 
         """
-        asked = dict.fromkeys(names)
-        wanted = [name for name in asked if possible(name)]
+        until = time.monotonic() + timeout
+        found: dict[str, Openings | None] = dict.fromkeys(names)
+        wanted = [name for name in found if possible(name)]
         answers = self._partitions(wanted, EXISTENCE_S)
         self._partitions(wanted, _REFRESH_S)
         _, late = wait(answers.values(), timeout)
         if late:
             raise KafkaUnavailableError("Kafka did not describe the topics of a batch in time")
-        missing = asked.keys() - set(wanted)
+        short: dict[str, Standing] = {}
         for name, answer in answers.items():
-            count = answer.result()
-            if isinstance(count, HalfwayError):
-                raise count
-            if count is None:
-                missing.add(name)
-        return missing
+            standing = answer.result()
+            if isinstance(standing, HalfwayError):
+                raise standing
+            if standing is not None and standing.short:
+                short[name] = standing
+            elif standing is not None:
+                found[name] = standing.openings(name, 1)
+        if short:
+            self._demand_facts({name: standing.partitions for name, standing in short.items()}, until)
+            for name, standing in short.items():
+                known = self._facts.get(name)
+                found[name] = standing.openings(name, 1 if known is None else known.min_insync)
+        return found
+
+    def _demand_facts(self, counted: Mapping[str, int], until: float) -> None:
+        """Have facts that are not too old, as far as Kafka tells; who may not see them may write all the same."""
+        now = time.monotonic()
+        facts = self._facts
+        since = now - FACTS_S
+        old = {name: count for name, count in counted.items() if name not in facts or facts[name].asked_at <= since}
+        if old:
+            wait(self._configure(old).values(), max(0.0, until - now))
 
     def _admin(self) -> AdminClient:
         with self._lock:
@@ -169,7 +190,7 @@ class Destinations:
             for name in names:
                 known, running = self._existence.get(name), self._describing.get(name)
                 if known is not None and now < known.asked_at + oldest:
-                    answers[name] = _done(known.partitions)
+                    answers[name] = _done(known.standing)
                 elif running is not None and now < running[0] + oldest:
                     answers[name] = running[1]
                 else:
@@ -194,7 +215,7 @@ class Destinations:
         self._admin().poll(0)
 
     def _counted(self, name: str, asked_at: float, answer: Future[Partitions], done: Future[Any]) -> None:
-        self._described(name, asked_at, answer, _partition_count(name, done))
+        self._described(name, asked_at, answer, _standing(name, done))
 
     def _described(self, name: str, asked_at: float, answer: Future[Partitions], result: Partitions) -> None:
         with self._lock:
@@ -231,7 +252,7 @@ class Destinations:
             )
         except Exception as error:  # noqa: BLE001 - as in _send
             for name, answer in ask.items():
-                self._configured(name, now, answer, KafkaUnavailableError(str(error)))
+                self._configured(name, answer, KafkaUnavailableError(str(error)))
             return
         for resource, request in requests.items():
             name = resource.name
@@ -239,25 +260,26 @@ class Destinations:
         self._admin().poll(0)
 
     def _told(self, name: str, asked_at: float, partitions: int, answer: Future[Described], done: Future[Any]) -> None:
-        self._configured(name, asked_at, answer, _facts(name, partitions, done))
+        self._configured(name, answer, _facts(name, asked_at, partitions, done))
 
-    def _configured(self, name: str, asked_at: float, answer: Future[Described], result: Described) -> None:
+    def _configured(self, name: str, answer: Future[Described], result: _Facts | HalfwayError | None) -> None:
         with self._lock:
             del self._configuring[name]
-            if isinstance(result, TopicFacts):
+            if isinstance(result, _Facts):
                 _bound(self._facts)
-                self._facts[name] = _Facts(asked_at, result)
-        answer.set_result(result)
+                self._facts[name] = result
+        answer.set_result(result.facts if isinstance(result, _Facts) else result)
 
 
-def _facts(name: str, partitions: int, done: Future[Any]) -> Described:
+def _facts(name: str, asked_at: float, partitions: int, done: Future[Any]) -> _Facts | HalfwayError | None:
     try:
         entries = done.result()
-        return TopicFacts(
+        facts = TopicFacts(
             partitions=partitions,
             max_message_bytes=int(entries["max.message.bytes"].value),
             compacted="compact" in entries["cleanup.policy"].value,
         )
+        return _Facts(asked_at, facts, int(entries["min.insync.replicas"].value))
     except KafkaException as exception:
         return _failure(name, "DescribeConfigs", exception.args[0])
     except Exception as error:  # noqa: BLE001 - as in _send
@@ -269,7 +291,7 @@ def possible(name: str) -> bool:
     return _NAME.match(name) is not None and name not in (".", "..")
 
 
-def _partition_count(name: str, done: Future[Any]) -> Partitions:
+def _standing(name: str, done: Future[Any]) -> Partitions:
     try:
         topic = done.result()
         allowed = topic.authorized_operations
@@ -278,7 +300,7 @@ def _partition_count(name: str, done: Future[Any]) -> Partitions:
             return NotAuthorisedError(
                 f"Kafka does not let halfway write to topic {name!r}: allow Write on it", topic=name, operation="Write"
             )
-        return len(topic.partitions)
+        return Standing.of(topic.partitions)
     except KafkaException as exception:
         return _failure(name, "Describe", exception.args[0])
     except Exception as error:  # noqa: BLE001 - as in _send

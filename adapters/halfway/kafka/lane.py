@@ -118,13 +118,13 @@ class LaneThread:
 
         """
         refused: list[Answer] = []
-        admitted = self._admitted(self._trusted(batch, refused), refused)
+        producer = self._producers[self._turn]
+        admitted = self._admitted(producer, self._trusted(batch, refused), refused)
         if refused:
             self._context.loop.post(settle, refused)
         if not admitted:
             return
         started = time.monotonic()
-        producer = self._producers[self._turn]
         self._turn ^= 1
         try:
             transaction = write_transaction(producer, self._context.config, admitted)
@@ -160,12 +160,14 @@ class LaneThread:
                 self._suspects.put(submission, answers)
         return trusted
 
-    def _admitted(self, batch: Sequence[Submission], answers: list[Answer]) -> list[tuple[Submission, Encoded]]:
+    def _admitted(
+        self, producer: TransactionalProducer, batch: Sequence[Submission], answers: list[Answer]
+    ) -> list[tuple[Submission, Encoded]]:
         """Admit a batch; while Kafka does not give metadata, try again: deadlines thin the batch out meanwhile."""
         started = time.monotonic()
         while True:
             try:
-                return admit(self._context, batch, answers)
+                return admit(self._context, batch, answers, producer.shows)
             except KafkaUnavailableError as error:
                 if self.queue.closed or time.monotonic() - started > self._context.config.lane_stall_s:
                     self._context.loop.post(settle, answers)

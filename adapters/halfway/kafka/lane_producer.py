@@ -20,6 +20,9 @@ log = structlog.get_logger()
 
 _SLICE_S: Final = 0.25
 _INITIALISE_SLICE_S: Final = 1.0
+_LOOK_S: Final = 1.0
+_KEPT: Final = 10_000
+"""Topics of which a producer remembers how many partitions it knows."""
 _PARALLEL: Final = 8
 _MARGIN_MS: Final = 5_000
 FENCED: Final = frozenset(
@@ -80,6 +83,7 @@ class TransactionalProducer:
         self._known_topic = config.owners_topic
         transaction_ms = round(config.transaction_timeout_s * 1000)
         longest_ms = max(transaction_ms - _MARGIN_MS, transaction_ms // 2)
+        self._shown: dict[str, int] = {}
         debug = config.properties.get("debug", "")
         self._watch = CoordinatorWatch(verbose=bool(debug))
         self.worn = False
@@ -134,6 +138,25 @@ class TransactionalProducer:
         """Be connected first: `init_transactions` that asks before that tries again only after 500 ms."""
         with suppress(KafkaException):  # the call itself says what is wrong
             self._client.list_topics(self._known_topic, timeout=_INITIALISE_SLICE_S)
+
+    def shows(self, topic: str, partitions: int) -> bool:
+        """Whether the client knows that many partitions of a topic; it asks Kafka where that is not certain.
+
+        By itself it looks every few minutes only. It refuses a record for a partition that it does not know, and takes
+        one for a partition that has gone.
+        """
+        if self._shown.get(topic) == partitions:
+            return True
+        try:
+            found = self._client.list_topics(topic, timeout=_LOOK_S).topics[topic].partitions
+        except KafkaException:
+            return False
+        if len(found) != partitions:
+            return False
+        if len(self._shown) >= _KEPT:
+            self._shown.clear()
+        self._shown[topic] = partitions
+        return True
 
     def begin(self) -> None:
         """Begin a Kafka transaction; local, Kafka hears of it with the first record."""

@@ -134,7 +134,7 @@ class SuspectLane:
         """Rehearse a group, refuse those found bad, and write the others as one Kafka transaction."""
         refused: list[Answer] = []
         try:
-            good = self._rehearsed(admit(self._context, group, refused), refused)
+            good = self._rehearsed(admit(self._context, group, refused, self._producer.shows), refused)
         except KafkaUnavailableError as error:
             good = []
             refused.extend((submission.future, TopicUnavailableError(str(error))) for submission in group)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError, TopicUnavailableError
+from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
 from halfway.kafka.admission import LaneContext, admit
 from halfway.kafka.lane_queue import Submission
 from halfway.kafka.loop import Answer
+from halfway.kafka.standing import Openings
 from halfway.service.ports import LaneWrite, Written
 
 SLOW_S = 2.0
@@ -29,23 +31,55 @@ class SlowDestinations:
     def monotonic(self) -> float:
         return self.now
 
-    def fresh(self, names: Iterable[str], timeout: float) -> set[str]:
+    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
         self.granted.append(self.now + timeout)
-        for name in sorted(names):
+        asked = sorted(names)
+        for name in asked:
             if name.startswith("hidden"):
                 if timeout < SLOW_S:
                     self.now += timeout
                     raise KafkaUnavailableError("not in time")
                 self.now += SLOW_S
                 raise NotAuthorisedError("hidden", topic=name)
-        return set()
+        return {name: Openings(name, 1) for name in asked}
 
 
-def submission(topic: str) -> Submission:
-    message = (Message(topic=topic, value=b"v"),)
-    write = LaneWrite(shard=0, id=topic, group="g", state="COMMITTED", prepared_at=1, messages=message, deadline=0)
+class Told:
+    """Tells what a test puts down."""
+
+    def __init__(self, *openings: Openings) -> None:
+        self.openings = {one.topic: one for one in openings}
+
+    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+        assert timeout > 0
+        return {name: self.openings.get(name) for name in names}
+
+
+def submission(name: str, *messages: Message) -> Submission:
+    write = LaneWrite(
+        shard=0,
+        id=name,
+        group="g",
+        state="COMMITTED",
+        prepared_at=1,
+        messages=messages or (Message(topic=name, value=b"v"),),
+        deadline=0,
+    )
     future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
     return Submission(write, future, 1e9)
+
+
+def shown(_topic: str, _partitions: int) -> bool:
+    return True
+
+
+def context_with(destinations: SlowDestinations | Told) -> LaneContext:
+    listener = SimpleNamespace(current=lambda _write: True)
+    config = SimpleNamespace(op_topic="op", half_topic="half", parked_topic="parked")
+    made: Any = SimpleNamespace(
+        destinations=destinations, shards={0}, listener=listener, config=config, largest=1_000_000
+    )
+    return cast("LaneContext", made)
 
 
 async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
@@ -54,13 +88,61 @@ async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
     """When it is over, ends to topics of which Kafka has not told are refused; the others are written."""
     slow = SlowDestinations()
     monkeypatch.setattr("halfway.kafka.admission.time", slow)
-    listener = SimpleNamespace(current=lambda _write: True)
-    config = SimpleNamespace(op_topic="op", half_topic="half", parked_topic="parked")
-    context: Any = SimpleNamespace(destinations=slow, shards={0}, listener=listener, config=config, largest=1_000_000)
     batch = [submission(name) for name in (*(f"hidden-{number}" for number in range(20)), "good")]
     answers: list[Answer] = []
-    admitted = admit(cast("LaneContext", context), batch, answers)
+    admitted = admit(context_with(slow), batch, answers, shown)
     assert [work.write.id for work, _ in admitted] == ["good"]
     assert len(answers) == 20
     assert {type(error) for _, error in answers} == {NotAuthorisedError, TopicUnavailableError}
     assert max(slow.granted) == slow.granted[0]
+
+
+def refusals(answers: list[Answer]) -> list[str]:
+    assert {type(error) for _, error in answers} <= {TopicUnavailableError}
+    return [str(error) for _, error in answers]
+
+
+async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing() -> None:
+    """Its ends are refused and stay pending; ends to the other partitions of the topic, and to others, are written."""
+    half_closed = Openings("orders", 2, {partition_for_key(b"shut", 2): "has no leader"})
+    open_key = next(key for key in (b"%d" % n for n in range(9)) if partition_for_key(key, 2) not in half_closed.closed)
+    batch = [
+        submission("shut", Message(topic="points", value=b"v"), Message(topic="orders", key=b"shut", value=b"v")),
+        submission("open", Message(topic="orders", key=open_key, value=b"v")),
+        submission("elsewhere", Message(topic="points", value=b"v")),
+        submission("named", Message(topic="orders", partition=next(iter(half_closed.closed)), value=b"v")),
+    ]
+    answers: list[Answer] = []
+    admitted = admit(context_with(Told(half_closed, Openings("points", 1))), batch, answers, shown)
+    assert [work.write.id for work, _ in admitted] == ["open", "elsewhere"]
+    assert all("orders" in detail and "has no leader" in detail for detail in refusals(answers))
+    assert [future for future, _ in answers] == [batch[0].future, batch[3].future]
+
+
+async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
+    """It is refused only where every partition is closed."""
+    some = Openings("orders", 3, {0: "has no leader", 2: "has no leader"})
+    none = Openings("points", 1, {0: "has no leader"})
+    batch = [
+        submission(f"{topic}-{n}", Message(topic=topic, value=b"v")) for topic in ("orders", "points") for n in range(9)
+    ]
+    answers: list[Answer] = []
+    admitted = admit(context_with(Told(some, none)), batch, answers, shown)
+    assert {message.partition for _, encoded in admitted for message in encoded.real} == {1}
+    assert len(admitted) == len(refusals(answers)) == 9
+
+
+async def test_a_partition_that_is_not_there_is_refused_before_anything_begins() -> None:
+    """One that the topic has lost, and one that the producer does not know yet."""
+    batch = [
+        submission("lost", Message(topic="orders", partition=2, value=b"v")),
+        submission("unshown", Message(topic="points", partition=1, value=b"v")),
+        submission("there", Message(topic="orders", partition=1, value=b"v")),
+    ]
+    answers: list[Answer] = []
+    told = Told(Openings("orders", 2), Openings("points", 2))
+    admitted = admit(context_with(told), batch, answers, lambda topic, _partitions: topic != "points")
+    assert [work.write.id for work, _ in admitted] == ["there"]
+    lost, unshown = refusals(answers)
+    assert "no partition 2" in lost
+    assert "points" in unshown

@@ -13,10 +13,13 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.destinations import Destinations
+from halfway.kafka.standing import Openings
 
 LONG_S = 30.0
+CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
 SOUND = {
     "max.message.bytes": SimpleNamespace(value="1000"),
+    "min.insync.replicas": SimpleNamespace(value="2"),
     "cleanup.policy": SimpleNamespace(value="delete"),
 }
 
@@ -25,18 +28,27 @@ class ScriptedAdmin:
     """Answers what a test puts down, errors included."""
 
     def __init__(self) -> None:
-        self.shape: Any = SimpleNamespace(partitions=[0, 1], authorized_operations=[])
+        self.shape: Any = SimpleNamespace(partitions=[partition(0), partition(1)], authorized_operations=[])
         self.settings: Any = SOUND
+        self.asked = 0
 
     def describe_topics(self, names: Any, **_options: Any) -> dict[str, Future[Any]]:
         assert names is not None
         return {"orders": answered(self.shape)}
 
     def describe_configs(self, resources: list[Any], **_options: Any) -> dict[Any, Future[Any]]:
+        self.asked += 1
         return {resource: answered(self.settings) for resource in resources}
 
     def poll(self, _timeout: float) -> int:
         return 0
+
+
+def partition(number: int, *, leader: int | None = 1, in_sync: int = 3, replicas: int = 3) -> Any:
+    """Describe a partition as confluent-kafka does."""
+    nodes = [SimpleNamespace(id=broker) for broker in range(1, replicas + 1)]
+    led_by = None if leader is None else SimpleNamespace(id=leader)
+    return SimpleNamespace(id=number, leader=led_by, isr=nodes[:in_sync], replicas=nodes)
 
 
 def answered(result: Any) -> Future[Any]:
@@ -56,7 +68,7 @@ def admin() -> ScriptedAdmin:
 @pytest.fixture
 def destinations(admin: ScriptedAdmin, monkeypatch: pytest.MonkeyPatch) -> Destinations:
     monkeypatch.setattr(Destinations, "_admin", lambda _self: admin)
-    return Destinations(KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000))
+    return Destinations(CONFIG)
 
 
 def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
@@ -68,7 +80,7 @@ def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
         destinations.fresh(["orders"], LONG_S)
     assert caught.value.fields["topic"] == "orders"
     admin.shape = sound
-    assert destinations.fresh(["orders"], LONG_S) == set()
+    assert destinations.fresh(["orders"], LONG_S) == {"orders": Openings("orders", 2)}
 
 
 @pytest.mark.parametrize("settings", [RuntimeError("scripted"), {}, SOUND | {"cleanup.policy": None}])
@@ -92,7 +104,7 @@ def test_a_topic_that_may_be_written_is_there(
 ) -> None:
     """Also where the broker tells of no operation at all, as it has no access control."""
     admin.shape.authorized_operations = allowed
-    assert destinations.fresh(["orders"], LONG_S) == set()
+    assert destinations.fresh(["orders"], LONG_S) == {"orders": Openings("orders", 2)}
 
 
 def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
@@ -102,3 +114,37 @@ def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
     with pytest.raises(NotAuthorisedError, match="Write") as caught:
         destinations.fresh(["orders"], LONG_S)
     assert caught.value.fields["topic"] == "orders"
+
+
+def test_partitions_that_take_nothing_are_told(destinations: Destinations, admin: ScriptedAdmin) -> None:
+    """Without a leader, or below min.insync.replicas; a replica that lags where more than enough are left is none."""
+    admin.shape.partitions = [partition(0, in_sync=2), partition(1, in_sync=1), partition(2, leader=None)]
+    found = destinations.fresh(["orders"], LONG_S)["orders"]
+    assert found is not None
+    assert sorted(found.closed) == [1, 2]
+    assert "min.insync.replicas" in found.closed[1]
+
+
+@pytest.mark.parametrize("settings", [RuntimeError("scripted"), {}])
+def test_who_may_not_see_the_settings_may_write_wherever_there_is_a_leader(
+    destinations: Destinations, admin: ScriptedAdmin, settings: Any
+) -> None:
+    """What was written before cannot be refused for want of a figure."""
+    admin.settings = settings
+    admin.shape.partitions = [partition(0, in_sync=1), partition(1, leader=None)]
+    found = destinations.fresh(["orders"], LONG_S)["orders"]
+    assert found is not None
+    assert sorted(found.closed) == [1]
+
+
+def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
+    destinations: Destinations, admin: ScriptedAdmin
+) -> None:
+    """A lane that is busy with sound topics costs no request for settings, and one with others costs few."""
+    admin.shape.partitions = [partition(0)]
+    Destinations(CONFIG).fresh(["orders"], LONG_S)
+    assert admin.asked == 0
+    admin.shape.partitions = [partition(0, in_sync=1)]
+    for _ in range(3):
+        destinations.fresh(["orders"], LONG_S)
+    assert admin.asked == 1
