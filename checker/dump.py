@@ -58,15 +58,23 @@ class Topics:
         self._topics = (*topics, *self._internal)
         self._positions: Places = since or {}
 
+    def begin_again(self, topic: str) -> None:
+        """Read a topic from its beginning, as it has been deleted and made again."""
+        self._positions = {place: position for place, position in self._positions.items() if place[0] != topic}
+
     def read(self) -> Iterator[AnyRecord]:
-        """Return the committed records from where the last time ended up to the ends as they are now."""
+        """Return the committed records from where the last time ended up to the ends as they are now.
+
+        Where it fails, or is not read to its end, the next time gives the same again. Topics that are not there have
+        no records.
+        """
         found = _ends(self._bootstrap_servers, self._topics)
         for message in _read(self._bootstrap_servers, self._positions, found):
             kind = self._internal.get(message.topic() or "")
             record = _real(message) if kind is None else _internal(kind, message)
             if record is not None:
                 yield record
-        self._positions = found
+        self._positions = {**self._positions, **found}
 
 
 def _internal_topics(prefix: str) -> dict[str, str]:
@@ -84,17 +92,21 @@ def _read(bootstrap_servers: str, positions: Places, ends: Places) -> Iterator[M
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 16384,
+            "log_level": 0,
         }
     )
     try:
         consumer.assign([TopicPartition(*place, positions.get(place, 0)) for place in missing])
         heard = time.monotonic()
+        # A leader that has just been elected may not know the offset yet: then the client begins once more.
+        expected = {place: positions.get(place, 0) for place in missing}
         while missing:
             for message in consumer.consume(1000, timeout=0.5):
                 place = (message.topic() or "", message.partition() or 0)
                 offset, error = message.offset() or 0, message.error()
-                if error is None and place in missing and offset < missing[place]:
+                if error is None and place in missing and expected[place] <= offset < missing[place]:
                     heard = time.monotonic()
+                    expected[place] = offset + 1
                     yield message
                 elif error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  named so
                     if offset >= missing.get(place, offset + 1):
@@ -108,9 +120,11 @@ def _read(bootstrap_servers: str, positions: Places, ends: Places) -> Iterator[M
 
 
 def _ends(bootstrap_servers: str, topics: Sequence[str]) -> dict[Place, int]:
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     metadata = admin.list_topics(timeout=_ASK_WITHIN_S).topics
-    wanted = [TopicPartition(topic, number) for topic in topics for number in metadata[topic].partitions]
+    wanted = [
+        TopicPartition(topic, number) for topic in topics if topic in metadata for number in metadata[topic].partitions
+    ]
     asked: Any = dict.fromkeys(wanted, OffsetSpec.latest())  # type: ignore[no-untyped-call]
     answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_WITHIN_S)
     return {(one.topic, one.partition): answer.result(_ASK_WITHIN_S).offset for one, answer in answers.items()}
@@ -151,6 +165,7 @@ def _internal(kind: str, message: Message) -> AnyRecord | None:
         half_offset=fields["half_offset"],
         checks=fields["checks"],
         at=_milliseconds(fields["at"]),
+        remark=fields["remark"] if fields["cause"] == "policy" else None,
     )
 
 

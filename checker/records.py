@@ -59,6 +59,8 @@ class Op(Record, frozen=True, kw_only=True):
     """Checks sent until then, as halfway has counted them."""
     at: int = 0
     """When it happened: milliseconds since the epoch, by the clock of whoever wrote it."""
+    remark: str | None = None
+    """Why a policy gave up."""
 
     @property
     def outcome(self) -> str | None:

@@ -12,16 +12,19 @@ import random
 import shutil
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import uvloop
 
-from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP
+from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS
 from tests.chaos.run import Wanted, new_directory, run
 
 SHOWN = 30
-FAULTS_IN_100_000 = 44
+FAULTS_IN_100_000 = 60
 FEWEST_FAULTS = 20
 FAULTS_WITH_A_FULL_STOP = 40
+SHORT_HORIZON_S = 150.0
+"""Long enough for what is on its way to arrive within it, and short enough for ids to be used again."""
 
 
 def main() -> int:
@@ -29,7 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--transactions", type=int, default=2000, help="prepares that are to be acknowledged")
     parser.add_argument(
-        "--faults", type=int, help="the load goes on until so many took effect; three in four of them of coordinators"
+        "--faults", type=int, help="the load goes on until so many took effect; half of them of coordinators"
     )
     parser.add_argument("--seed", type=int)
     parser.add_argument("--instances", type=int, default=Wanted.instances)
@@ -40,23 +43,31 @@ def main() -> int:
     )
     parser.add_argument("--broker-gap", type=float, default=Wanted.broker_gap_s, help="the same, of brokers")
     parser.add_argument(
-        "--kinds", nargs="+", default=(), choices=[*COORDINATOR_FAULTS, *BROKER_FAULTS], help="of faults"
+        "--topic-gap", type=float, default=Wanted.topic_gap_s, help="the same, of what is done to topics"
+    )
+    parser.add_argument("--kinds", nargs="+", default=(), choices=KINDS, help="of faults")
+    parser.add_argument(
+        "--horizon", type=float, help="seconds; below 900 ids are used again (default: 150 for odd seeds, else 900)"
     )
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
     given = parser.parse_args()
     faults = faults_for(given.transactions) if given.faults is None else given.faults
-    coordinator_faults, broker_faults, full_stops = split(faults, given.kinds)
+    shares = split(faults, given.kinds)
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     wanted = Wanted(
-        seed=random.SystemRandom().randrange(10**6) if given.seed is None else given.seed,
+        seed=seed,
         transactions=given.transactions,
-        coordinator_faults=coordinator_faults,
-        broker_faults=broker_faults,
-        full_stops=full_stops,
+        coordinator_faults=shares.coordinators,
+        broker_faults=shares.brokers,
+        topic_faults=shares.topics,
+        full_stops=shares.full_stops,
         instances=given.instances,
         side_by_side=given.side_by_side,
         a_second=given.a_second,
         coordinator_gap_s=given.coordinator_gap,
         broker_gap_s=given.broker_gap,
+        topic_gap_s=given.topic_gap,
+        horizon_s=given.horizon or (SHORT_HORIZON_S if seed % 2 else Wanted.horizon_s),
         kinds=tuple(given.kinds),
     )
     directory = new_directory()
@@ -78,14 +89,29 @@ def faults_for(transactions: int) -> int:
     return max(FEWEST_FAULTS, transactions * FAULTS_IN_100_000 // 100_000)
 
 
-def split(faults: int, kinds: Collection[str] = ()) -> tuple[int, int, int]:
-    """Give how many faults of coordinators and of brokers are wanted of so many, and full stops beside them."""
-    wanted = kinds or [*COORDINATOR_FAULTS, *BROKER_FAULTS]
-    of_brokers = any(kind in BROKER_FAULTS and kind != FULL_STOP for kind in wanted)
-    of_coordinators = any(kind in COORDINATOR_FAULTS for kind in wanted)
-    brokers = (faults // 4 if of_coordinators else faults) if of_brokers else 0
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How many faults of each side are wanted, and full stops beside them."""
+
+    coordinators: int
+    brokers: int
+    topics: int
+    full_stops: int
+
+
+def split(faults: int, kinds: Collection[str] = ()) -> Shares:
+    """Share out so many faults: half are of coordinators, a quarter each of brokers and topics, of what is played."""
+    wanted = kinds or KINDS
+    plays = [
+        any(kind in deck and kind != FULL_STOP for kind in wanted)
+        for deck in (COORDINATOR_FAULTS, BROKER_FAULTS, TOPIC_FAULTS)
+    ]
+    weights = [weight * played for weight, played in zip((2, 1, 1), plays, strict=True)]
+    shares = [faults * weight // (sum(weights) or 1) for weight in weights]
+    if any(plays):
+        shares[plays.index(True)] += faults - sum(shares)
     stops = FULL_STOP in wanted and faults >= FAULTS_WITH_A_FULL_STOP
-    return faults - brokers if of_coordinators else 0, brokers, int(stops)
+    return Shares(coordinators=shares[0], brokers=shares[1], topics=shares[2], full_stops=int(stops))
 
 
 def _say(line: str) -> None:

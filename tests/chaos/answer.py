@@ -13,6 +13,8 @@ class Answer:
 
     status: int
     body: Mapping[str, Any]
+    tries: int = 1
+    """How often the call was made until this came."""
 
     def text(self, name: str) -> str | None:
         value = self.body.get(name)

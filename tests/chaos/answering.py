@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from checker.history import Checked, HistoryWriter, Said
+from checker.history import Checked, HistoryWriter, Said, Taken
 from halfway.embedded.ports import HOST, pick_port
 from tests.chaos.caller import Caller
 from tests.chaos.decisions import Decisions
-from tests.chaos.producers import PULLED, Producers
+from tests.chaos.producers import LEAVING, PULLED, Producers
 
 PLAIN_FROM: Final = 4
 """From this attempt on an answer is plain: what is never answered well is never resolved."""
@@ -46,6 +46,8 @@ class CheckEndpoints:
         self._port = pick_port()
         self._runner: web.AppRunner | None = None
         self.manners: Counter[str] = Counter()
+        self._heard: dict[web.RequestHandler, tuple[str, Said]] = {}
+        """What was answered last on each connection."""
 
     @property
     def url(self) -> str:
@@ -70,7 +72,10 @@ class CheckEndpoints:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = await request.json()
-        transaction, attempt = str(body["id"]), int(body["attempt"])
+        if (heard := self._heard.pop(request.protocol, None)) is not None:
+            # A connection is used again only where the answer before was read to its end, and in time.
+            self._history.write(Taken(id=heard[0], said=heard[1]))
+        transaction, attempt = self.name(body), int(body["attempt"])
         chance = random.Random(f"{self._seed}/{transaction}/{attempt}")
         manner = chance.choices(list(_MANNERS), list(_MANNERS.values()))[0] if attempt < PLAIN_FROM else "plain"
         self.manners[manner] += 1
@@ -79,9 +84,15 @@ class CheckEndpoints:
         if manner in ("plain", "late"):
             said = self.verdict(transaction)
             self._history.write(Checked(id=transaction, said=said, manner=manner))
+            self._heard[request.protocol] = (transaction, said)
             return web.json_response({"outcome": said})
         self._history.write(Checked(id=transaction, said="nothing", manner=manner))
         return _no_verdict(request, manner, self._bait(transaction))
+
+    def name(self, check: dict[str, Any]) -> str:
+        """Give the history's name of the transaction that a check is about."""
+        first: Any = check["messages"][0]["key"]
+        return self._producers.name_of(str(check["id"]), first if isinstance(first, str) else None)
 
     def _bait(self, transaction: str) -> str:
         """Give the opposite of the truth: to act on an answer that is none would show."""
@@ -120,11 +131,12 @@ class Fetcher:
         """Fetch, several at a time, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(FETCHERS * self._instances):
-                group.create_task(self._fetch())
+                group.create_task(self._fetch(PULLED))
+            group.create_task(self._fetch(LEAVING))
 
-    async def _fetch(self) -> None:
+    async def _fetch(self, of_group: str) -> None:
         while True:
-            answer = await self._caller.persist("GET", f"/groups/{PULLED}/checks?wait_s=0.5&max=50")
+            answer = await self._caller.persist("GET", f"/groups/{of_group}/checks?wait_s=0.5&max=50")
             checks = answer.body.get("checks") or []
             self.fetched += len(checks)
             await asyncio.gather(*(self._answer(check) for check in checks))
@@ -132,5 +144,5 @@ class Fetcher:
                 await asyncio.sleep(0.5)
 
     async def _answer(self, check: dict[str, Any]) -> None:
-        said = self._endpoints.verdict(check["id"])
-        await self._caller.end(check["id"], said, by="check", check_id=check["check_id"])
+        said = self._endpoints.verdict(name := self._endpoints.name(check))
+        await self._caller.end(name, said, by="check", check_id=check["check_id"])

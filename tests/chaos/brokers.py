@@ -7,12 +7,24 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # they are there
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from halfway.embedded import KAFKA_VERSION, SHORT_LIVED, find_java, resolve_jars
 from halfway.embedded.ports import HOST, pick_port
@@ -25,7 +37,6 @@ DIRECT: Final = "PLAINTEXT"
 _READY_WITHIN_S: Final = 120.0
 _STOP_WITHIN_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.1
-_TRIES: Final = 5
 _OURS: Final = {
     # A dead client's group membership and a dead broker's leadership are to be found out within seconds.
     "group.min.session.timeout.ms": "1000",
@@ -35,7 +46,44 @@ _OURS: Final = {
     "num.io.threads": "4",
     "log.cleaner.threads": "1",
     "background.threads": "2",
+    # Compaction and retention are to run within minutes.
+    "log.cleaner.backoff.ms": "3000",
+    "log.retention.check.interval.ms": "10000",
+    "log.segment.delete.delay.ms": "5000",
 }
+USER: Final = "halfway"
+_SECRET: Final = "chaos"
+LOGIN: Final[Mapping[str, str]] = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": USER,
+    "sasl.password": _SECRET,
+}
+"""How one comes in through the further listeners: as somebody who can be denied a topic."""
+
+
+def _guarded(listeners: Iterable[str]) -> dict[str, str]:
+    """Give the properties by which ACLs hold for whoever comes in through these listeners, and for nobody else."""
+    protocols = {"CONTROLLER": "PLAINTEXT", DIRECT: "PLAINTEXT", **dict.fromkeys(listeners, "SASL_PLAINTEXT")}
+    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{_SECRET}";'
+    return {
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+        "sasl.enabled.mechanisms": "PLAIN",
+        **{f"listener.name.{name.lower()}.plain.sasl.jaas.config": login for name in listeners},
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicKind:
+    """A real topic: how many replicas it has, and how many of them must be in sync."""
+
+    name: str
+    replication: int = len(NODES)
+    in_sync: int = 2
+    partitions: int = 2
 
 
 class Broker:
@@ -62,7 +110,8 @@ class Broker:
 
     def format(self, cluster_id: str) -> None:
         self._directory.mkdir(parents=True)
-        properties = render_properties(server_properties(self.node, _OURS))
+        guarded = _guarded([name for name in self.node.listeners if name != DIRECT])
+        properties = render_properties(server_properties(self.node, {**_OURS, **guarded}))
         (self._directory / "server.properties").write_text(properties, encoding="ascii")
         (self._directory / "log4j2.properties").write_text(LOG4J2_PROPERTIES, encoding="ascii")
         command = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config=server.properties"]
@@ -104,7 +153,7 @@ class Broker:
 
 
 class BrokerCluster:
-    """Three brokers; `listeners` are further ports of each broker by name, as `{node: Listener}`."""
+    """Three brokers; `listeners` are further ports of each broker by name, as `{node: Listener}`, for `LOGIN`."""
 
     def __init__(self, directory: Path, listeners: Mapping[str, Mapping[int, Listener]] | None = None) -> None:
         taken: set[int] = {one.port for ports in (listeners or {}).values() for one in ports.values()}
@@ -178,25 +227,106 @@ class BrokerCluster:
                     return f"{name}[{number}]: in sync {partition.isrs} of {partition.replicas}"
         return None
 
-    def make_topics(self, *names: str, partitions: int) -> None:
+    def make_topics(self, *kinds: TopicKind) -> None:
         """Make them; asked again where the client lost a broker that it had just found (on a busy machine)."""
-        new = [NewTopic(name, num_partitions=partitions, replication_factor=len(self.brokers)) for name in names]
-        error: KafkaException | None = None
-        for _ in range(_TRIES):
+        names = [kind.name for kind in kinds]
+        new = [
+            NewTopic(
+                kind.name,
+                num_partitions=kind.partitions,
+                replication_factor=kind.replication,
+                config={"min.insync.replicas": str(kind.in_sync)},
+            )
+            for kind in kinds
+        ]
+
+        def are_there() -> bool:
             for done in self.admin.create_topics(new, operation_timeout=30).values():
-                try:
+                with suppress(KafkaException):  # also where it is there already
                     done.result(60)
-                except KafkaException as failed:  # also where it is there already
-                    error = failed
-            if set(names) <= set(self.admin.list_topics(timeout=30).topics):
-                return
-            time.sleep(_LOOK_AGAIN_S)
-        raise AssertionError(f"the topics {names} are not there") from error
+            return set(names) <= set(self.admin.list_topics(timeout=30).topics)
+
+        _insist(are_there, f"the topics {names} are not there")
+
+    def remove_topic(self, name: str) -> None:
+        """Delete it, and return when no broker knows it any more."""
+
+        def is_gone() -> bool:
+            if name in self.admin.list_topics(timeout=30).topics:
+                self.admin.delete_topics([name], operation_timeout=30)[name].result(60)
+            return name not in self.admin.list_topics(timeout=30).topics
+
+        _insist(is_gone, f"the topic {name} is still there")
+
+    def grow_topic(self, name: str, most: int) -> bool:
+        """Give it one more partition, where it has not the most already."""
+        before: list[int] = []
+
+        def has_grown() -> bool:
+            partitions = len(self.admin.list_topics(name, timeout=30).topics[name].partitions)
+            before.append(partitions)
+            if partitions == before[0] < most:
+                new = [NewPartitions(name, partitions + 1)]
+                self.admin.create_partitions(new, operation_timeout=30)[name].result(60)
+            return True
+
+        _insist(has_grown, f"the topic {name} has not grown")
+        return before[0] < most
+
+    def deny(self, topic: str, operation: AclOperation) -> None:
+        """Take a permission for a topic away from whoever comes in with `LOGIN`."""
+        _insist(
+            lambda: all(
+                done.result(60) is None for done in self.admin.create_acls([_denial(topic, operation)]).values()
+            ),
+            f"{topic} is not denied",
+        )
+
+    def allow(self, topic: str) -> None:
+        """Give back what `deny` took."""
+        every = AclBindingFilter(
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            None,  # type: ignore[arg-type]  # whoever it is for
+            None,  # type: ignore[arg-type]
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        _insist(
+            lambda: all(done.result(60) is not None for done in self.admin.delete_acls([every]).values()),
+            f"{topic} is not allowed again",
+        )
+
+    def below_min_isr(self, kind: TopicKind) -> bool:
+        """Tell whether a partition of a topic has too few replicas in sync to be written to."""
+        partitions = self.admin.list_topics(kind.name, timeout=5).topics[kind.name].partitions
+        return any(len(partition.isrs) < kind.in_sync for partition in partitions.values())
 
     def close(self) -> None:
         for broker in self.brokers:
             if broker.running:
                 broker.kill()
+
+
+def _insist(act: Callable[[], bool], otherwise: str) -> None:
+    """Do something until it is done, also while brokers come and go."""
+    deadline = time.monotonic() + 2 * _READY_WITHIN_S
+    while True:
+        try:
+            if act():
+                return
+            error = None
+        except KafkaException as failed:
+            error = failed
+        if time.monotonic() > deadline:
+            raise AssertionError(otherwise) from error
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _denial(topic: str, operation: AclOperation) -> AclBinding:
+    user, denied = f"User:{USER}", AclPermissionType.DENY
+    return AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, user, "*", operation, denied)
 
 
 def _java_command() -> list[str]:

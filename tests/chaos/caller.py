@@ -7,7 +7,7 @@ import random
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from checker.content import Content, content_of
-from checker.history import End, Ended, HistoryWriter, Looked, Prepare, Prepared, Said
+from checker.history import LIFE, End, Ended, HistoryWriter, Looked, Prepare, Prepared, Said, wire_id
 from tests.chaos.answer import NOTHING, Answer
 from tests.chaos.batches import Batches
 from tests.chaos.coordinators import Instance
@@ -96,10 +96,13 @@ class Caller:
     async def prepare(
         self, ref: str, group: str, messages: Sequence[Message], as_id: str | None, *, batched: bool = False
     ) -> Answer:
-        """Prepare; sent again only where the client has brought an id, or where nothing can have been stored."""
+        """Prepare; sent again only where the client has brought an id, or where nothing can have been stored.
+
+        `as_id` is the history's name of the use of an id.
+        """
         body: dict[str, object] = {"group": group, "messages": [message.body for message in messages]}
         if as_id is not None:
-            body["id"] = as_id
+            body["id"] = wire_id(as_id)
         contents = tuple(message.content for message in messages)
         self._history.write(Prepare(ref=ref, group=group, contents=contents, id=as_id))
         sent_at = self._history.now()
@@ -110,7 +113,7 @@ class Caller:
                 ref=ref,
                 status=answer.status,
                 sent_at=sent_at,
-                id=answer.text("id"),
+                id=as_id if as_id is not None and LIFE in as_id else answer.text("id"),
                 state=answer.state,
                 error_code=answer.text("error_code"),
             )
@@ -131,9 +134,9 @@ class Caller:
         self._history.write(End(id=transaction_id, outcome=outcome, by=by))
         sent_at = self._history.now()
         if batched:
-            send: Send = partial(self._batches.send, "end", {"id": transaction_id} | body)
+            send: Send = partial(self._batches.send, "end", {"id": wire_id(transaction_id)} | body)
         else:
-            send = self._single("POST", f"/transactions/{transaction_id}/end", body)
+            send = self._single("POST", f"/transactions/{wire_id(transaction_id)}/end", body)
         answer = await self._persist(send)
         changed = answer.body.get("changed")
         self._history.write(
@@ -141,6 +144,7 @@ class Caller:
                 id=transaction_id,
                 outcome=outcome,
                 status=answer.status,
+                by=by,
                 sent_at=sent_at,
                 state=answer.state,
                 changed=changed if isinstance(changed, bool) else None,
@@ -152,7 +156,7 @@ class Caller:
     async def look(self, transaction_id: str) -> Answer:
         """Ask what became of a transaction."""
         sent_at = self._history.now()
-        answer = await self._persist(self._single("GET", f"/transactions/{transaction_id}"))
+        answer = await self._persist(self._single("GET", f"/transactions/{wire_id(transaction_id)}"))
         self._history.write(
             Looked(
                 id=transaction_id,
@@ -170,9 +174,10 @@ class Caller:
 
     async def _persist(self, send: Send, *, ambiguous: bool = True) -> Answer:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        refused = 0
+        refused = tries = 0
         while True:
-            answer = await send()
+            tries += 1
+            answer = replace(await send(), tries=tries)
             code = answer.text("error_code")
             self.answers[f"{answer.status} {code or ''}".strip()] += 1
             lost = answer.status == 0 or code == "outcome_unknown"
@@ -207,6 +212,10 @@ class Caller:
             instance = self._instances[self._turn % len(self._instances)]
             if self.in_flight[instance.number] < AT_ONCE:
                 return instance
+
+    async def ask(self, instance: Instance, path: str) -> Answer:
+        """Ask one coordinator once, with no place among the requests of the producers."""
+        return await self._once(instance, "GET", path, None)
 
     async def _once(self, instance: Instance, method: str, path: str, body: object) -> Answer:
         try:

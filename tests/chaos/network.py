@@ -1,13 +1,15 @@
-"""The network between one coordinator and the brokers: it can be cut, and it can be slow."""
+"""The network between one coordinator and the brokers: it is cut, it is slow, and it loses single requests."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
 
 from halfway.embedded.ports import HOST
+from tests.chaos.requests import Fate, Frames, Meeting
 
 
 class Network:
@@ -17,14 +19,18 @@ class Network:
     stay open, and what was sent meanwhile arrives when it is mended.
     """
 
-    def __init__(self, ports: Mapping[int, int]) -> None:
+    def __init__(self, ports: Mapping[int, int], chance: random.Random | None = None) -> None:
         self._ports = ports
+        self._chance = chance or random.Random()
         self._servers: list[asyncio.Server] = []
         self._ends: set[_End] = set()
-        self.is_cut = False
+        self._cut_off: frozenset[int] = frozenset()
+        self._meetings: list[Meeting] = []
         self.delay_s = 0.0
         self.held = 0
         """How often something had to wait because of a cut."""
+        self.met = 0
+        """How many requests met what was arranged for their kind."""
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -39,14 +45,16 @@ class Network:
         while self._ends:  # noqa: ASYNC110  transports tell their end on the loop
             await asyncio.sleep(0)
 
-    def cut(self) -> None:
-        self.is_cut = True
+    def cut(self, target: int | None = None) -> None:
+        """Let nothing arrive any more, from and to one port that is passed on to, or all of them."""
+        self._cut_off = frozenset(self._ports.values()) if target is None else frozenset({target})
         self.held = 0
         for end in self._ends:
-            end.pause()
+            if end.target in self._cut_off:
+                end.pause()
 
     def mend(self) -> None:
-        self.is_cut = False
+        self._cut_off = frozenset()
         for end in list(self._ends):
             end.resume()
 
@@ -55,9 +63,31 @@ class Network:
         for end in list(self._ends):
             end.abort()
 
+    def meet(self, meeting: Meeting) -> None:
+        """Arrange what becomes of requests of a kind from now on, until `let_go`."""
+        self._meetings.append(meeting)
+        self.met = 0
+
+    def let_go(self) -> None:
+        """Let every request pass from now on, and those that hang too."""
+        self._meetings.clear()
+        for end in list(self._ends):
+            end.let_go()
+
+    def met_by(self, frame: bytes) -> Meeting | None:
+        """Give what becomes of a request; None where it just passes."""
+        for meeting in self._meetings:
+            if meeting.is_of(frame) and self._chance.random() < meeting.share:
+                self.met += 1
+                return meeting
+        return None
+
+    def is_cut_off(self, target: int) -> bool:
+        return target in self._cut_off
+
     def joined(self, end: _End) -> None:
         self._ends.add(end)
-        if self.is_cut:
+        if self.is_cut_off(end.target):
             self.held += 1
             end.pause()
 
@@ -68,10 +98,12 @@ class Network:
 class _End(asyncio.Protocol):
     """One of the two sides of a connection."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, target: int) -> None:
         self.network = network
+        self.target = target
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
+        self.loses_answer = False
         self._waiting: list[bytes] = []
         self._delayed: deque[bytes] = deque()
         self._due = 0.0
@@ -89,12 +121,20 @@ class _End(asyncio.Protocol):
             self.other.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self.network.is_cut:
+        if self.network.is_cut_off(self.target):
             self.network.held += 1
-        if self.network.delay_s or self._delayed:
+        if self.loses_answer:
+            self.abort()
+        else:
+            self.pass_on(data)
+
+    def pass_on(self, data: bytes, later_s: float = 0.0) -> None:
+        """Send to the other side, never before what came before it."""
+        delay_s = self.network.delay_s + later_s
+        if delay_s or self._delayed:
             loop = asyncio.get_running_loop()
-            # Never before what came before it, also when the network has just become quick again.
-            self._due = max(self._due, loop.time() + self.network.delay_s)
+            # Also when the network has just become quick again.
+            self._due = max(self._due, loop.time() + delay_s)
             self._delayed.append(data)
             loop.call_at(self._due, self._pass_on)
         elif self.other is not None:
@@ -104,6 +144,9 @@ class _End(asyncio.Protocol):
         data = self._delayed.popleft()
         if self.other is not None:
             self.other.send(data)
+
+    def let_go(self) -> None:
+        """Pass on what hangs."""
 
     def send(self, data: bytes) -> None:
         if self.transport is None:
@@ -125,24 +168,49 @@ class _End(asyncio.Protocol):
 
 
 class _Accepted(_End):
-    """The side of the one who connects."""
+    """The side of the one who connects, and whose requests are looked at."""
 
     def __init__(self, network: Network, target: int) -> None:
-        super().__init__(network)
-        self._target = target
+        super().__init__(network, target)
         self._connecting: asyncio.Task[None] | None = None
+        self._frames = Frames()
+        self._hanging: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.other = _End(self.network)
+        self.other = _End(self.network, self.target)
         self.other.other = self
         super().connection_made(transport)
         self._connecting = asyncio.get_running_loop().create_task(self._connect(self.other))
 
     async def _connect(self, other: _End) -> None:
         try:
-            await asyncio.get_running_loop().create_connection(lambda: other, HOST, self._target)
+            await asyncio.get_running_loop().create_connection(lambda: other, HOST, self.target)
         except OSError:
             self.abort()
         else:
             if self.transport is None or self.transport.is_closing():
                 other.abort()
+
+    def pass_on(self, data: bytes, later_s: float = 0.0) -> None:
+        for frame in self._frames.feed(data):
+            if self._hanging:
+                self._hanging.append(frame)
+                continue
+            meeting = self.network.met_by(frame)
+            match None if meeting is None else meeting.fate:
+                case Fate.HANG:
+                    self._hanging.append(frame)
+                case Fate.LOSE:
+                    self.abort()
+                    return
+                case Fate.LOSE_ANSWER:
+                    assert self.other is not None
+                    self.other.loses_answer = True
+                    super().pass_on(frame, later_s)
+                case _:
+                    super().pass_on(frame, later_s if meeting is None else meeting.seconds)
+
+    def let_go(self) -> None:
+        hanging, self._hanging = self._hanging, []
+        for frame in hanging:
+            super().pass_on(frame)

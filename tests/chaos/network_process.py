@@ -1,7 +1,7 @@
 """A network in a process of its own, where the load of the harness does not slow it down.
 
 `python -m tests.chaos.network_process PORTS` obeys lines on its standard input until that ends; PORTS are pairs
-`port:target`. A line is an order, the answer is how often something was held back.
+`port:target`. A line is an order, the answer is how often something was held back, or met what was arranged for it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import uvloop
 
 from tests.chaos.network import Network
+from tests.chaos.requests import Meeting
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,9 +46,10 @@ class NetworkProcess:
             self._process.stdin.close()
             await self._process.wait()
 
-    async def cut(self) -> None:
-        """Let nothing arrive on either side."""
-        await self._order("cut")
+    async def cut(self, broker: int | None = None) -> None:
+        """Let nothing arrive on either side, or nothing from and to the broker with this place among them."""
+        targets = list(self._ports.values())
+        await self._order("cut" if broker is None else f"cut {targets[broker]}")
 
     async def mend(self) -> int:
         """Let everything arrive, and give how often something had to wait since the cut."""
@@ -60,6 +62,18 @@ class NetworkProcess:
     async def delay(self, seconds: float) -> None:
         """Let everything take so long on its way."""
         await self._order(f"delay {seconds}")
+
+    async def meet(self, meeting: Meeting) -> None:
+        """Arrange what becomes of requests of a kind."""
+        await self._order(f"meet {meeting.line()}")
+
+    async def met(self) -> int:
+        """Give how many requests have met what was arranged."""
+        return await self._order("met")
+
+    async def let_go(self) -> int:
+        """Let every request pass, and give how many have met what was arranged."""
+        return await self._order("let_go")
 
     async def _order(self, line: str) -> int:
         async with self._one_at_a_time:
@@ -78,13 +92,19 @@ async def _obey(ports: Mapping[int, int]) -> None:
         match order:
             case ["cut"]:
                 network.cut()
+            case ["cut", target]:
+                network.cut(int(target))
+            case ["meet", *words]:
+                network.meet(Meeting.of_words(*words))
+            case ["let_go"]:
+                network.let_go()
             case ["mend"]:
                 network.mend()
             case ["reset"]:
                 network.reset()
             case ["delay", seconds]:
                 network.delay_s = float(seconds)
-        print(network.held, flush=True)  # noqa: T201  the answer
+        print(network.met if order[0] in ("met", "let_go") else network.held, flush=True)  # noqa: T201  the answer
     await network.stop()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tests.chaos.caller import Caller
 from tests.chaos.decisions import Decisions
@@ -13,7 +13,11 @@ from tests.chaos.decisions import Decisions
 class Operator:
     """Looks at intervals, and leaves some for later."""
 
-    def __init__(self, caller: Caller, decisions: Decisions, chance: random.Random) -> None:
+    def __init__(
+        self, caller: Caller, decisions: Decisions, chance: random.Random, name_now: Callable[[str], str]
+    ) -> None:
+        """Keep the parts; `name_now` gives the history's name of the last use of an id."""
+        self._name_now = name_now
         self._caller = caller
         self._decisions = decisions
         self._chance = chance
@@ -37,7 +41,7 @@ class Operator:
         """End them as the database says; what it has never heard of is rolled back."""
         await asyncio.gather(
             *(
-                self._caller.end(one, self._decisions.decide(one, "rollback"), by="operator")
-                for one in list(transactions)
+                self._caller.end(name, self._decisions.decide(name, "rollback"), by="operator")
+                for name in map(self._name_now, list(transactions))
             )
         )

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from typing import Final
 
-from checker.history import Outcome
+from checker.history import LIFE, Outcome, wire_id
 from tests.chaos.answer import Answer
+from tests.chaos.brokers import TopicKind
 from tests.chaos.caller import Caller, Message
 from tests.chaos.decisions import Decisions
 
-TOPICS: Final = ("orders", "points", "carts")
-PUSHED, PULLED, PARKING, DROPPING = "pushed", "pulled", "parking", "dropping"
-"""Groups: asked over HTTP; fetching their checks; parked soon; rolled back by policy soon."""
-GROUPS: Final[Mapping[str, int]] = {PUSHED: 60, PULLED: 20, PARKING: 10, DROPPING: 10}
+FLEETING: Final = TopicKind(name="fleeting")
+"""Deleted, made again, grown and denied while it is written to."""
+STRICT: Final = TopicKind(name="strict", in_sync=3)
+"""Below its min.insync.replicas as soon as one broker is gone."""
+_SHARES: Final[Mapping[TopicKind, int]] = {
+    TopicKind(name="orders"): 34,
+    TopicKind(name="points"): 24,
+    TopicKind(name="carts", in_sync=1): 20,
+    TopicKind(name="narrow", replication=2): 8,
+    STRICT: 7,
+    FLEETING: 7,
+}
+TOPICS: Final = {kind.name: kind for kind in _SHARES}
+PUSHED, PULLED, PARKING, DROPPING, LEAVING = "pushed", "pulled", "parking", "dropping", "leaving"
+"""Groups: asked over HTTP; fetching their checks; parked soon; rolled back by policy soon; fetching and rolled back."""
+GROUPS: Final[Mapping[str, int]] = {PUSHED: 50, PULLED: 17, PARKING: 11, DROPPING: 11, LEAVING: 11}
 BATCHED: Final = 0.9
 """How many transactions go with others in batches, their prepares and their ends."""
 AFTERWARDS: Final = 32
 """Producers that go on when there were transactions enough, and not yet faults enough."""
 _STORED: Final = (200, 201)
+_OK: Final = 200
 
 Behaviour = Callable[["Producers", "Plan"], Awaitable[None]]
 
@@ -30,9 +44,12 @@ Behaviour = Callable[["Producers", "Plan"], Awaitable[None]]
 class Plan:
     """What one transaction is to be, by chance: the same for the same seed and number."""
 
-    def __init__(self, seed: int, number: int) -> None:
-        self.chance = random.Random(f"{seed}/{number}")
-        self.ref = f"t{number}"
+    def __init__(self, seed: int, number: int, ref: str | None = None) -> None:
+        """Decide everything; `ref`, by which its messages are told from others', is of the number too."""
+        self.ref = ref or f"t{number}"
+        self.chance = random.Random(f"{seed}/{self.ref}")
+        self.tries = 0
+        """How often it was tried to prepare it."""
         self.behaviour = self.chance.choices(list(BEHAVIOURS), list(BEHAVIOURS.values()))[0]
         self.group = self.chance.choices(list(GROUPS), list(GROUPS.values()))[0]
         self.outcome: Outcome = "commit" if self.chance.random() < 0.75 else "rollback"
@@ -58,16 +75,23 @@ class Plan:
         else:
             value = (f"{self.ref}.{number} " + "x" * self.chance.randrange(400)).encode()
         headers = (("trace", self.ref.encode()),) if self.chance.random() < 0.3 else ()
-        return Message(topic=self.chance.choice(TOPICS), key=key, value=value, headers=headers)
+        topic = self.chance.choices(list(_SHARES), list(_SHARES.values()))[0].name
+        return Message(topic=topic, key=key, value=value, headers=headers)
 
 
 class Producers:
     """A number of producers that work through the plans side by side."""
 
-    def __init__(self, caller: Caller, decisions: Decisions, seed: int) -> None:
+    def __init__(self, caller: Caller, decisions: Decisions, seed: int, used_again_after_s: float | None) -> None:
+        """Keep the parts; ids are used again after so long, None for never."""
         self._caller = caller
         self._decisions = decisions
         self._seed = seed
+        self._used_again_after_s = used_again_after_s
+        self._again: deque[tuple[float, Plan]] = deque()
+        self._names: dict[str, tuple[str | None, str]] = {}
+        """For ids that are used again, the key of the first message then, and the history's name of that use."""
+        self.used_again = 0
         self.begun: Counter[str] = Counter()
         self.stored = 0
         """Transactions whose prepare was acknowledged."""
@@ -75,7 +99,13 @@ class Producers:
         """Transactions whose local transaction still runs: a check about them is answered with unknown."""
 
     async def run(
-        self, transactions: int, broken_enough: Callable[[], bool], *, side_by_side: int, a_second: float
+        self,
+        transactions: int,
+        broken_enough: Callable[[], bool],
+        *,
+        side_by_side: int,
+        a_second: float,
+        lull_until: Callable[[], float],
     ) -> None:
         """Have so many transactions stored, and go on with few producers until enough was broken."""
         numbers = count()
@@ -85,12 +115,15 @@ class Producers:
             """Wait until the next transaction may begin; what was missed is not made up for."""
             nonlocal due
             now = asyncio.get_running_loop().time()
-            due = max(due, now) + 1 / a_second
+            due = max(due, now, lull_until()) + 1 / a_second
             await asyncio.sleep(due - now)
 
         async def work(worker: int) -> None:
             while self.stored < transactions or (worker < AFTERWARDS and not broken_enough()):
                 await turn()
+                if self._again and self._again[0][0] <= asyncio.get_running_loop().time():
+                    await self._use_again(self._again.popleft()[1])
+                    continue
                 number = next(numbers)
                 plan = Plan(self._seed, number)
                 self.begun[plan.behaviour.__name__] += 1
@@ -100,12 +133,31 @@ class Producers:
             for worker in range(side_by_side):
                 workers.create_task(work(worker))
 
+    def name_of(self, transaction: str, first_key: str | None) -> str:
+        """Give the history's name of the use of an id in which the first message has this key."""
+        key, name = self._names.get(transaction, (None, transaction))
+        return name if key == first_key else transaction
+
+    def name_now(self, transaction: str) -> str:
+        """Give the history's name of the use of an id that is the last one so far."""
+        return self._names.get(transaction, (None, transaction))[1]
+
+    async def _use_again(self, plan: Plan) -> None:
+        """Prepare another content under an id whose outcome is forgotten, and end it."""
+        assert plan.id is not None
+        key = plan.messages[0].key
+        self._names[wire_id(plan.id)] = (None if key is None else key.decode(), plan.id)
+        answer = await self._caller.prepare(plan.ref, plan.group, plan.messages, plan.id)
+        if _id_of(answer) is not None:
+            self.used_again += 1
+            await self._caller.end(plan.id, self.decide(plan.id, plan.outcome))
+
     async def prepare(self, plan: Plan) -> str | None:
         """Prepare, and give the id where it was acknowledged as pending."""
         return await self._prepare(plan, plan.ref)
 
-    async def _end(self, plan: Plan, transaction: str, outcome: Outcome) -> None:
-        await self._caller.end(transaction, outcome, batched=plan.batched)
+    async def _end(self, plan: Plan, transaction: str, outcome: Outcome) -> Answer:
+        return await self._caller.end(transaction, outcome, batched=plan.batched)
 
     def decide(self, transaction: str, outcome: Outcome) -> Outcome:
         return self._decisions.decide(transaction, outcome)
@@ -115,9 +167,15 @@ class Producers:
         transaction = await self.prepare(plan)
         if transaction is None:
             return
-        await self._end(plan, transaction, self.decide(transaction, plan.outcome))
+        ended = await self._end(plan, transaction, self.decide(transaction, plan.outcome))
         if plan.chance.random() < 0.15:
             await self._caller.look(transaction)
+        # Of what took one try nothing is on its way any more that could meet the next use of its id.
+        at_once = ended.status == _OK and ended.tries == 1 and plan.tries == 1
+        if self._used_again_after_s is not None and plan.id is not None and at_once and plan.group == PUSHED:
+            again = Plan(self._seed, int(plan.ref[1:]), f"u{plan.ref[1:]}")
+            again.id, again.group = f"{plan.id}{LIFE}1", PUSHED
+            self._again.append((asyncio.get_running_loop().time() + self._used_again_after_s, again))
 
     async def silent(self, plan: Plan) -> None:
         """Decide, and never tell: the check finds it out."""
@@ -153,6 +211,7 @@ class Producers:
     async def _prepare(self, plan: Plan, ref: str) -> str | None:
         answer = await self._caller.prepare(ref, plan.group, plan.messages, plan.id, batched=plan.batched)
         transaction = _id_of(answer)
+        plan.tries += answer.tries
         if transaction is not None and not plan.stored:
             plan.stored = True
             self.stored += 1

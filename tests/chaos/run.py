@@ -16,26 +16,45 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from checker.dump import Topics, read_topics
+from checker.dump import Topics
 from checker.history import HistoryWriter, Rest, Run, read_history
 from checker.judge import Verdict, judge
-from checker.records import Half, Parked, read_records, write_records
+from checker.records import read_records
 from halfway.embedded.ports import pick_port
 from halfway.embedded.properties import Listener
 from tests.chaos.answering import CheckEndpoints, Fetcher
-from tests.chaos.brokers import NODES, BrokerCluster
+from tests.chaos.brokers import LOGIN, NODES, BrokerCluster
 from tests.chaos.caller import Caller
 from tests.chaos.coordinators import Instance
 from tests.chaos.decisions import Decisions
-from tests.chaos.faults import SESSION_S, Faults, Pace
+from tests.chaos.effects import Effects
+from tests.chaos.faults import Faults, Pace, Paces
+from tests.chaos.follower import Follower
 from tests.chaos.network_process import NetworkProcess
 from tests.chaos.operator import Operator
-from tests.chaos.producers import DROPPING, PARKING, PULLED, PUSHED, TOPICS, Producers
+from tests.chaos.probes import Probes
+from tests.chaos.producers import (
+    DROPPING,
+    FLEETING,
+    LEAVING,
+    PARKING,
+    PULLED,
+    PUSHED,
+    STRICT,
+    TOPICS,
+    Producers,
+)
+from tests.chaos.stage import SESSION_S, Stage
+from tests.chaos.topic_faults import TopicFaults
 
 SHARDS: Final = 6
-PARTITIONS: Final = 2
-REST_WITHIN_S: Final = 180.0
-"""When all runs again, less must be pending after so long each time: checks are seconds apart here."""
+REST_WITHIN_S: Final = 400.0
+"""When all runs again, less must be pending after so long each time: what was denied is tried again after 300 s."""
+USED_AGAIN_AFTER_S: Final = 30.0
+"""Beyond the horizon: by then nothing of the former use is on its way any more."""
+CLOCK_STEPS_S: Final = (-3600, -60, -5, 5, 60, 600)
+LONG: Final = 10_000
+"""From so many transactions on a run has faults that last for minutes."""
 _LOOK_AGAIN_S: Final = 1.0
 _OPERATOR_LOOKS_S: Final = 3.0
 _SETTLE_S: Final = 3.0
@@ -47,9 +66,19 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "3",
     "HALFWAY_PEER_CREDENTIAL": "chaos-chaos-chaos-chaos",
+    # Limits that are met, and segments that are rolled while the run lasts.
+    "HALFWAY_LANE_STALL_S": "10",
+    "HALFWAY_MAX_PENDING": "2500",
+    "HALFWAY_MAX_REQUESTS": "200",
+    "HALFWAY_CHECK_QUEUE": "200",
+    "HALFWAY_SEGMENT_MS": "15000",
+    "HALFWAY_POLICY__MAX_AGE_S": "300",
+    **{f"HALFWAY_KAFKA__{name.upper().replace('.', '_')}": value for name, value in LOGIN.items()},
 }
 _POLICY: Final = {"first_check_after_s": 2, "check_interval_s": 1, "max_interval_s": 4, "max_checks": 40}
 _SHORT: Final = {"first_check_after_s": 1.5, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 2}
+_BRIEF: Final = _SHORT | {"max_age_s": 8, "on_exhausted": "rollback"}
+"""Most times the number of checks is reached, and after any outage the age."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +91,7 @@ class Wanted:
     coordinator_faults: int = 0
     """The load goes on until so many took effect; the same of brokers, and of everything at one instant."""
     broker_faults: int = 0
+    topic_faults: int = 0
     full_stops: int = 0
     instances: int = 3
     side_by_side: int = 8000
@@ -69,6 +99,9 @@ class Wanted:
     """Transactions begun, at most."""
     coordinator_gap_s: float = 8.0
     broker_gap_s: float = 20.0
+    topic_gap_s: float = 15.0
+    horizon_s: float = 900.0
+    """Of outcomes; where it is short, ids are used again and clocks are not set far ahead."""
     kinds: tuple[str, ...] = ()
     """Of faults; all of them where there are none."""
 
@@ -83,10 +116,12 @@ class Outcome:
     deaths: list[str]
     answers: Mapping[str, int]
     """What callers saw: how many tries got each status, or none."""
+    effects: Effects
 
     def summary(self) -> dict[str, object]:
         return {
             **self.verdict.summary(),
+            **self.effects.summary(),
             "deaths": len(self.deaths),
             "answers": dict(sorted(self.answers.items())),
             "minutes": round(self.seconds / 60, 1),
@@ -101,7 +136,7 @@ async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Ou
         await chaos.start()
         await chaos.load()
         await chaos.come_to_rest()
-        await chaos.dump()
+        effects = await chaos.effects()
     verdict = judge(read_history(chaos.history_path), read_records(chaos.dump_path))
     (directory / "findings.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict.findings)))
     return Outcome(
@@ -110,6 +145,7 @@ async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Ou
         seconds=time.monotonic() - began,
         deaths=chaos.faults.deaths,
         answers=chaos.caller.by_status,
+        effects=effects,
     )
 
 
@@ -141,7 +177,7 @@ class _Chaos:
         self._cluster = BrokerCluster(self._directory, listeners)
         self._stack.callback(self._cluster.close)
         await asyncio.to_thread(self._cluster.__enter__)
-        await asyncio.to_thread(self._cluster.make_topics, *TOPICS, partitions=PARTITIONS)
+        await asyncio.to_thread(self._cluster.make_topics, *TOPICS.values())
         networks = {}
         for number in numbers:
             ports = listeners[f"C{number}"].values()
@@ -154,7 +190,11 @@ class _Chaos:
                 [one.advertised_port or 0 for one in listeners[f"C{number}"].values()],
                 self._directory,
                 self._prefix,
-                SETTINGS,
+                {
+                    **SETTINGS,
+                    "HALFWAY_OUTCOME_HORIZON_S": f"{self._wanted.horizon_s:g}",
+                    "HALFWAY_OP_RETENTION_MS": f"{self._wanted.horizon_s * 3000:.0f}",
+                },
             )
             for number in numbers
         ]
@@ -174,17 +214,43 @@ class _Chaos:
         self._stack.callback(decisions.close)
         self._history, self._decisions = history, decisions
         self.caller = Caller(session, self._instances, history, self._chance("caller"))
-        self.producers = Producers(self.caller, decisions, self._wanted.seed)
+        again_after_s = self._wanted.horizon_s + USED_AGAIN_AFTER_S if self._forgets_soon else None
+        self.producers = Producers(self.caller, decisions, self._wanted.seed, again_after_s)
         self.endpoints = CheckEndpoints(decisions, self.producers, history, self._wanted.seed)
         await self.endpoints.start()
         self._stack.push_async_callback(self.endpoints.stop)
         self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
-        self.operator = Operator(self.caller, decisions, self._chance("operator"))
-        self.faults = Faults(
-            self._cluster, self._instances, networks, self.caller, history, self._chance("faults"), self._wanted.kinds
+        self.operator = Operator(self.caller, decisions, self._chance("operator"), self.producers.name_now)
+        self.probes = Probes(self.caller, self._instances, history, SHARDS)
+        topics = Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=tuple(TOPICS))
+        self.follower = Follower.of(topics, self.dump_path)
+        self.stage = Stage(
+            self._cluster,
+            self._instances,
+            networks,
+            self.caller,
+            history,
+            self._chance("faults"),
+            follower=self.follower,
+            clock_steps_s=[step for step in CLOCK_STEPS_S if step < self._wanted.horizon_s / 2],
+            long=self._wanted.transactions >= LONG,
         )
-        history.write(Run(seed=self._wanted.seed, topics=TOPICS, policy_rolls_back=(DROPPING,)))
+        self.faults = Faults(self.stage, TopicFaults(self.stage, history, FLEETING, STRICT), self._wanted.kinds)
+        history.write(
+            Run(
+                seed=self._wanted.seed,
+                topics=tuple(TOPICS),
+                policy_rolls_back=(DROPPING, LEAVING),
+                fetching=(PULLED, LEAVING),
+                horizon_s=self._wanted.horizon_s,
+                wall=int(time.time() * 1000),
+            )
+        )
         await self._register()
+
+    @property
+    def _forgets_soon(self) -> bool:
+        return self._wanted.horizon_s < Wanted.horizon_s
 
     async def _register(self) -> None:
         pushed = {"urls": [self.endpoints.url]}
@@ -192,7 +258,8 @@ class _Chaos:
             (PUSHED, pushed, _POLICY),
             (PULLED, {"mode": "pull"}, _POLICY),
             (PARKING, pushed, _SHORT | {"on_exhausted": "park"}),
-            (DROPPING, pushed, _SHORT | {"on_exhausted": "rollback"}),
+            (DROPPING, pushed, _BRIEF),
+            (LEAVING, {"mode": "pull"}, _BRIEF),
         ):
             body = {"check": check, "topics": list(TOPICS), "policy": policy}
             answer = await self.caller.persist("PUT", f"/groups/{group}", body)
@@ -200,11 +267,23 @@ class _Chaos:
 
     async def load(self) -> None:
         """Send transactions while faults happen, until there were enough of both."""
-        for helping in (self.fetcher.run(), self.operator.run(_OPERATOR_LOOKS_S)):
-            self._stack.callback(asyncio.create_task(helping).cancel)
-        self._paces = (
-            Pace(wanted=self._wanted.coordinator_faults, gap_s=self._wanted.coordinator_gap_s),
-            Pace(wanted=self._wanted.broker_faults, gap_s=self._wanted.broker_gap_s),
+        wanted = self._wanted
+        self._helping = [
+            asyncio.create_task(helping)
+            for helping in (
+                self.fetcher.run(),
+                self.operator.run(_OPERATOR_LOOKS_S),
+                self.probes.run(),
+                self.follower.run(),
+            )
+        ]
+        for helping in self._helping:
+            self._stack.callback(helping.cancel)
+        self._paces = Paces(
+            coordinators=Pace(wanted=wanted.coordinator_faults, gap_s=wanted.coordinator_gap_s),
+            brokers=Pace(wanted=wanted.broker_faults, gap_s=wanted.broker_gap_s),
+            topics=Pace(wanted=wanted.topic_faults, gap_s=wanted.topic_gap_s),
+            full_stops=wanted.full_stops,
         )
         watching = asyncio.create_task(self._report())
         ending = asyncio.create_task(self._end_of_faults())
@@ -216,9 +295,10 @@ class _Chaos:
                         self._broken_enough,
                         side_by_side=self._wanted.side_by_side,
                         a_second=self._wanted.a_second,
+                        lull_until=lambda: self.stage.lull_until,
                     )
                 )
-                group.create_task(self.faults.run(*self._paces, self._progress))
+                group.create_task(self.faults.run(self._paces, self._progress))
         finally:
             for task in (ending, watching):
                 task.cancel()
@@ -232,7 +312,7 @@ class _Chaos:
         self.faults.over()
 
     def _broken_enough(self) -> bool:
-        return self.faults.reached(*self._paces, self._wanted.full_stops)
+        return self.faults.reached(self._paces)
 
     def _progress(self) -> float:
         return min(1.0, self.producers.stored / self._wanted.transactions)
@@ -244,14 +324,15 @@ class _Chaos:
             stored = self.producers.stored
             self._say(
                 f"{time.monotonic() - began:.0f} s: {stored} transactions, {(stored - before) / 10:.0f}/s, "
-                f"{self.faults.happened.total()} faults, {self.caller.in_flight.total()} requests in flight"
+                f"{self.stage.happened.total()} faults, {self.caller.in_flight.total()} requests in flight"
+                + (f", away: {sorted(self.probes.away)}" if self.probes.away else "")
             )
             before = stored
 
     async def come_to_rest(self) -> None:
         """Wait until nothing is pending; an operator ends what is parked, by the producers' own database."""
         self._say("everything runs again; what is pending is resolved")
-        left = Left(Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=()))
+        left = self.follower
         fewest, deadline = sys.maxsize, 0.0
         while True:
             await asyncio.to_thread(left.look)
@@ -264,40 +345,24 @@ class _Chaos:
         self._say(f"{len(left.prepared)} are left without an outcome" if left.prepared else "all have an outcome")
         await asyncio.sleep(_SETTLE_S)
         self._history.write(Rest())
+        self._say("the topics are read to their ends")
+        await asyncio.to_thread(left.look)
 
-    async def dump(self) -> None:
-        """Keep what the topics hold."""
-        self._say("the topics are read")
-        records = read_topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=TOPICS)
-        await asyncio.to_thread(write_records, self.dump_path, records)
+    async def effects(self) -> Effects:
+        """Give what came of the run beside the verdict, and say the numbers."""
+        remaining = Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=())
+        effects = await asyncio.to_thread(
+            Effects.of, self.follower, remaining, self.stage, self.caller.answers, self.producers.used_again
+        )
+        for line in effects.lines(self.faults.without_effect()):
+            self._say(line)
         answers = ", ".join(f"{times} x {what}" for what, times in self.caller.answers.most_common())
         self._say(f"answers: {answers}")
         behaviours = ", ".join(f"{times} x {what}" for what, times in self.producers.begun.most_common())
         self._say(
             f"producers: {behaviours}; {self.caller.batches} batches; checks answered: {dict(self.endpoints.manners)}"
         )
-
-
-class Left:
-    """What the log has as prepared and as parked, read on each time."""
-
-    def __init__(self, topics: Topics) -> None:
-        self._topics = topics
-        self.prepared: set[str] = set()
-        self.parked: set[str] = set()
-
-    def look(self) -> None:
-        """Take what has been written since the last time."""
-        for record in self._topics.read():
-            match record:
-                case Half(contents=None):
-                    self.prepared.discard(record.id)
-                case Half():
-                    self.prepared.add(record.id)
-                case Parked(tombstone=True):
-                    self.parked.discard(record.id)
-                case Parked():
-                    self.parked.add(record.id)
+        return effects
 
 
 def new_directory() -> Path:

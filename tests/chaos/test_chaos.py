@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import BROKER_FAULTS as BROKER_KINDS
-from tests.chaos.faults import COORDINATOR_FAULTS as COORDINATOR_KINDS
 from tests.chaos.faults import FULL_STOP
+from tests.chaos.faults import KINDS as EVERY_KIND
 from tests.chaos.run import Wanted, run
 
-COORDINATOR_FAULTS, BROKER_FAULTS = 5, 3
-KINDS = tuple(kind for kind in (*COORDINATOR_KINDS, *BROKER_KINDS) if kind != FULL_STOP)
+COORDINATOR_FAULTS, BROKER_FAULTS, TOPIC_FAULTS = 4, 2, 3
+KINDS = tuple(kind for kind in EVERY_KIND if kind != FULL_STOP)
 """After a full stop Kafka itself may have forgotten a transaction (docs/failures.md): the long runs have those."""
 
 
@@ -26,10 +25,12 @@ async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_ev
         transactions=400,
         coordinator_faults=COORDINATOR_FAULTS,
         broker_faults=BROKER_FAULTS,
+        topic_faults=TOPIC_FAULTS,
         side_by_side=128,
         a_second=100,
         coordinator_gap_s=3,
         broker_gap_s=8,
+        topic_gap_s=4,
         kinds=KINDS,
     )
 
@@ -40,4 +41,4 @@ async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_ev
     assert outcome.verdict.complete
     assert outcome.verdict.committed > 0
     assert outcome.verdict.rolled_back > 0
-    assert sum(outcome.verdict.faults.values()) >= COORDINATOR_FAULTS + BROKER_FAULTS
+    assert sum(outcome.verdict.faults.values()) >= COORDINATOR_FAULTS + BROKER_FAULTS + TOPIC_FAULTS

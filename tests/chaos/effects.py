@@ -1,0 +1,81 @@
+"""What of all that was arranged took effect: faults, two at once, limits that were met, records cleaned away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from checker.dump import Topics
+from tests.chaos.follower import Follower
+from tests.chaos.stage import Stage
+
+_LIMITS: Final = ("429", "413")
+_INTERNAL: Final = ("half", "op", "parked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """Figures of one run."""
+
+    played: Mapping[str, int]
+    """Faults by kind, whether or not they took effect."""
+    happened: Mapping[str, int]
+    at_once: Mapping[str, int]
+    """Pairs of faults that were in effect at one time."""
+    cleaned: Mapping[str, int]
+    """Records that were read while they were there, and were not there at the end, by kind."""
+    gave_up: Mapping[str, int]
+    """How often policy parked or rolled back, by its reason."""
+    refused: Mapping[str, int]
+    """Answers that say that a limit is met, or that a topic cannot be written to."""
+    used_again: int
+    """Ids that were used again past the horizon."""
+
+    @classmethod
+    def of(
+        cls, follower: Follower, remaining: Topics, stage: Stage, answers: Mapping[str, int], used_again: int
+    ) -> Self:
+        """Read what is still there, and compare."""
+        there = Counter(type(record).__name__.lower() for record in remaining.read())
+        return cls(
+            played=dict(stage.played),
+            happened=dict(stage.happened),
+            at_once=dict(stage.at_once),
+            cleaned={kind: follower.records[kind] - there[kind] for kind in _INTERNAL},
+            gave_up=dict(follower.reasons),
+            refused={
+                what: times
+                for what, times in sorted(answers.items())
+                if what.startswith(_LIMITS) or what.endswith(("topic_unavailable", "not_authorised"))
+            },
+            used_again=used_again,
+        )
+
+    def summary(self) -> dict[str, object]:
+        """Return what goes into the JSON line."""
+        return {
+            "at_once": sum(self.at_once.values()),
+            "cleaned": dict(self.cleaned),
+            "gave_up": dict(self.gave_up),
+            "refused": dict(self.refused),
+            "used_again": self.used_again,
+        }
+
+    def lines(self, without_effect: Sequence[str]) -> Iterator[str]:
+        """Say it to a person."""
+        yield f"faults that took effect, of those played: {_listed(self.happened, self.played)}"
+        if without_effect:
+            yield f"without effect: {', '.join(without_effect)}"
+        yield f"two at once: {_listed(self.at_once)}"
+        yield f"policy gave up: {_listed(self.gave_up)}"
+        yield f"refused: {_listed(self.refused)}"
+        yield f"cleaned away: {_listed(self.cleaned)}; ids used again: {self.used_again}"
+
+
+def _listed(counts: Mapping[str, int], of: Mapping[str, int] | None = None) -> str:
+    if not counts:
+        return "none"
+    names = sorted(counts if of is None else of)
+    return ", ".join(f"{counts.get(name, 0)}{'' if of is None else f'/{of[name]}'} x {name}" for name in names)

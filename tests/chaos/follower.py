@@ -1,0 +1,89 @@
+"""Follows the topics while they are written, so that what compaction, retention and deletion take away was read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import msgspec
+from confluent_kafka import KafkaException
+
+from checker.dump import Topics
+from checker.records import AnyRecord, Half, Op, Parked
+
+_INTERVAL_S: Final = 5.0
+
+
+class Follower:
+    """Appends every committed record to a file, and knows what is pending and parked."""
+
+    def __init__(self, read: Callable[[], Iterator[AnyRecord]], path: Path, begin_again: Callable[[str], None]) -> None:
+        self._read = read
+        self._path = path
+        self._begin_again = begin_again
+        self._encode = msgspec.json.Encoder().encode
+        self._one_at_a_time = Lock()
+        self.prepared: set[str] = set()
+        self.parked: set[str] = set()
+        self.records: Counter[str] = Counter()
+        """How many have been read, by kind."""
+        self.reasons: Counter[str] = Counter()
+        """Why policy gave up, by its words without their numbers."""
+        self.failures = 0
+
+    @classmethod
+    def of(cls, topics: Topics, path: Path) -> Follower:
+        return cls(topics.read, path, topics.begin_again)
+
+    async def run(self) -> None:
+        """Read at intervals until cancelled; where Kafka does not answer, the next time gives what is missing."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            try:
+                await asyncio.to_thread(self.look)
+            except (KafkaException, TimeoutError):
+                self.failures += 1
+
+    def look(self) -> None:
+        """Read what has been written since the last time, all of it or nothing."""
+        with self._one_at_a_time:
+            self._look()
+
+    def _look(self) -> None:
+        found = list(self._read())
+        with self._path.open("ab") as file:
+            file.writelines(self._encode(record) + b"\n" for record in found)
+        for record in found:
+            self._take(record)
+
+    @contextmanager
+    def away(self, topic: str) -> Iterator[None]:
+        """Read a topic up to where it ends now, and not while it is deleted and made again; then from its beginning."""
+        with self._one_at_a_time:
+            try:
+                self._look()
+            except (KafkaException, TimeoutError):
+                self.failures += 1
+            yield
+            self._begin_again(topic)
+
+    def _take(self, record: AnyRecord) -> None:
+        self.records[type(record).__name__.lower()] += 1
+        match record:
+            case Half(contents=None):
+                self.prepared.discard(record.id)
+            case Half():
+                self.prepared.add(record.id)
+            case Parked(tombstone=True):
+                self.parked.discard(record.id)
+            case Parked():
+                self.parked.add(record.id)
+            case Op(remark=str() as reason):
+                self.reasons[" ".join(word for word in reason.split() if word.isalpha())] += 1
+            case _:
+                pass

@@ -1,0 +1,57 @@
+"""Asks for each shard, again and again, whether it is served, and writes down when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+from checker.history import HistoryWriter, Serving
+from halfway.domain.ids import shard_of
+from tests.chaos.caller import Caller
+from tests.chaos.coordinators import Instance
+
+_INTERVAL_S: Final = 1.0
+_ANSWERED: Final = (404, 410)
+"""What the owner says of an id that nobody has prepared."""
+_BUSY: Final = 429
+"""Says nothing of the shard."""
+
+
+class Probes:
+    """One question after another for each shard; it is away where no coordinator gets an answer of its owner."""
+
+    def __init__(self, caller: Caller, instances: Sequence[Instance], history: HistoryWriter, shards: int) -> None:
+        self._caller = caller
+        self._instances = instances
+        self._history = history
+        self._shards = shards
+        self.away: set[int] = set()
+        """The shards that are not served by what was answered last."""
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for shard in range(self._shards):
+                group.create_task(self._watch(shard))
+
+    async def _watch(self, shard: int) -> None:
+        name = next(name for n in count() if shard_of(name := f"probe-{n}", self._shards) == shard)
+        turn = shard
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            status = 0
+            for _ in self._instances:
+                turn += 1
+                instance = self._instances[turn % len(self._instances)]
+                status = (await self._caller.ask(instance, f"/transactions/{name}")).status
+                if status in (*_ANSWERED, _BUSY):
+                    break
+            if status != _BUSY:
+                self._note(shard, serving=status in _ANSWERED)
+
+    def _note(self, shard: int, *, serving: bool) -> None:
+        if serving == (shard in self.away):
+            self._history.write(Serving(shard=shard, serving=serving))
+            (self.away.discard if serving else self.away.add)(shard)

@@ -1,0 +1,91 @@
+"""Requests of Kafka's protocol on their way to a broker: where one ends, its kind, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Final
+
+_LENGTH: Final = 4
+_KEY: Final = slice(_LENGTH, _LENGTH + 2)
+
+
+class Api(IntEnum):
+    """Kinds of request: their keys in the protocol."""
+
+    PRODUCE = 0
+    FETCH = 1
+    JOIN_GROUP = 11
+    INIT_PRODUCER_ID = 22
+    ADD_PARTITIONS_TO_TXN = 24
+    END_TXN = 26
+
+
+class Fate(StrEnum):
+    """What becomes of a request."""
+
+    DELAY = "delay"
+    """It arrives later, and all that comes behind it on its connection."""
+    HANG = "hang"
+    """It arrives when it is let go, and all that comes behind it on its connection."""
+    LOSE = "lose"
+    """It never arrives: its connection breaks."""
+    LOSE_ANSWER = "lose_answer"
+    """It arrives, and its connection breaks in place of the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """What is to become of requests of one kind."""
+
+    api: Api
+    fate: Fate
+    seconds: float = 0.0
+    """How much later it arrives."""
+    share: float = 1.0
+    """How many of them meet this."""
+    containing: bytes = b""
+    """Only those in which these bytes stand."""
+
+    def is_of(self, frame: bytes) -> bool:
+        """Tell whether a request, with its length, is of this kind."""
+        return key_of(frame) == self.api and self.containing in frame
+
+    def line(self) -> str:
+        """Give it as words of a line."""
+        return f"{self.api.value} {self.fate} {self.seconds} {self.share} {self.containing.hex() or '-'}"
+
+    @classmethod
+    def of_words(cls, api: str, fate: str, seconds: str, share: str, containing: str) -> Meeting:
+        """Read what `line` gave."""
+        return cls(
+            api=Api(int(api)),
+            fate=Fate(fate),
+            seconds=float(seconds),
+            share=float(share),
+            containing=b"" if containing == "-" else bytes.fromhex(containing),
+        )
+
+
+def key_of(frame: bytes) -> int:
+    """Return the key of the kind of a request, with its length before it."""
+    return int.from_bytes(frame[_KEY])
+
+
+class Frames:
+    """Cuts a stream of bytes into whole requests, each with its length before it."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take what has come, and give the requests that are whole now."""
+        self._rest += data
+        while len(self._rest) >= _LENGTH:
+            end = _LENGTH + int.from_bytes(self._rest[:_LENGTH])
+            if len(self._rest) < end:
+                return
+            frame = bytes(self._rest[:end])
+            del self._rest[:end]
+            yield frame

@@ -1,0 +1,132 @@
+"""What faults are played on, and the notes of those that took effect."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from checker.history import Fault, HistoryWriter
+from tests.chaos.brokers import BrokerCluster
+from tests.chaos.caller import Caller
+from tests.chaos.coordinators import Instance
+from tests.chaos.follower import Follower
+from tests.chaos.network_process import NetworkProcess
+
+SESSION_S: Final = 6.0
+"""Above the time in which the brokers find out that one of them is gone."""
+RECOVERING: Final = 0.2
+"""How often a fault hits a coordinator that may not be ready yet."""
+LOOK_AGAIN_S: Final = 0.1
+_PATIENCE_S: Final = 10.0
+"""For one that is to serve when it is hit; then it is hit as it is."""
+
+Kind = Callable[[], Awaitable[None]]
+
+
+class Stage:
+    """The parts that are broken; each side is broken one fault at a time, the sides side by side."""
+
+    def __init__(
+        self,
+        cluster: BrokerCluster,
+        instances: Sequence[Instance],
+        networks: Mapping[int, NetworkProcess],
+        caller: Caller,
+        history: HistoryWriter,
+        chance: random.Random,
+        *,
+        follower: Follower,
+        clock_steps_s: Sequence[float],
+        long: bool,
+    ) -> None:
+        """Keep the parts; `clock_steps_s` are what clocks may be set ahead by, and a `long` run has long faults too."""
+        self.cluster = cluster
+        self.instances = instances
+        self.networks = networks
+        self.caller = caller
+        self.chance = chance
+        self.follower = follower
+        self.clock_steps_s = clock_steps_s
+        self.long = long
+        self._history = history
+        self.coordinators_free = asyncio.Lock()
+        self.brokers_free = asyncio.Lock()
+        self.is_over = asyncio.Event()
+        self.lull_until = 0.0
+        """Until then, on the loop's clock, no transaction begins."""
+        self.happened: Counter[str] = Counter()
+        """Faults that took effect, by kind."""
+        self.played: Counter[str] = Counter()
+        """Faults that were played, by kind, whether or not they took effect."""
+        self.at_once: Counter[str] = Counter()
+        """Pairs of kinds that were in effect at one time."""
+        self._playing: list[str] = []
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, but not beyond the end of all faults."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.is_over.wait(), seconds)
+
+    def now(self) -> int:
+        return self._history.now()
+
+    def between(self, least: float, most: float) -> float:
+        return self.chance.uniform(least, most)
+
+    def note(
+        self,
+        kind: str,
+        target: str,
+        *,
+        counts: bool,
+        since: int | None = None,
+        stops_ms: int | None = None,
+        **detail: Any,
+    ) -> None:
+        """Write down a fault that is over."""
+        since = self.now() if since is None else since
+        self._history.write(
+            Fault(kind=kind, target=target, counts=counts, since=since, stops_ms=stops_ms, detail=detail)
+        )
+        self.played[kind] += 1
+        if counts:
+            self.happened[kind] += 1
+
+    @contextmanager
+    def playing(self, kind: str) -> Iterator[None]:
+        """Know a fault as being played, so that those of the other sides at the same time are counted."""
+        self.at_once.update(" and ".join(sorted((kind, other))) for other in self._playing)
+        self._playing.append(kind)
+        try:
+            yield
+        finally:
+            self._playing.remove(kind)
+
+    def busy(self, instance: Instance) -> int:
+        """Give how many requests a coordinator has not answered."""
+        return self.caller.in_flight[instance.number]
+
+    async def until_busy(self, instance: Instance) -> None:
+        for _ in range(30):
+            if self.busy(instance) > 0:
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def some_instance(self, *others: Instance) -> Instance | None:
+        """Choose one that runs, none of `others`: most times one that serves, at times one that is still recovering."""
+        running = [one for one in self.instances if one.running and not one.paused and one not in others]
+        if not running:
+            return None
+        chosen = self.chance.choice(running)
+        if self.chance.random() < RECOVERING:
+            return chosen
+        patience = asyncio.get_running_loop().time() + _PATIENCE_S
+        while asyncio.get_running_loop().time() < patience:
+            if await asyncio.to_thread(chosen.is_ready):
+                break
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return chosen

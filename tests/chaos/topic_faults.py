@@ -1,0 +1,121 @@
+"""What is done to real topics while they are written to: none of it is to stop what does not need that topic."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # it is there
+
+from checker.history import HistoryWriter, Removed
+from tests.chaos.brokers import TopicKind
+from tests.chaos.stage import LOOK_AGAIN_S, Stage
+
+_MOST_PARTITIONS: Final = 8
+_FAIL_OVER_MS: Final = 20_000
+"""For so long the loss of a broker explains that shards are away; that a real topic lacks it does not."""
+
+
+class TopicFaults:
+    """What is played on the topics that may be broken: `fleeting` and `strict`."""
+
+    def __init__(self, stage: Stage, history: HistoryWriter, fleeting: TopicKind, strict: TopicKind) -> None:
+        """Keep the stage; `strict` is below its min.insync.replicas as soon as a broker is gone."""
+        self._stage = stage
+        self._history = history
+        self._fleeting = fleeting
+        self._strict = strict
+
+    async def topic_deleted(self) -> None:
+        """Delete a topic, and make it again at once or some time later."""
+        stage, since, topic = self._stage, self._stage.now(), self._fleeting
+        asked = self._refused()
+        for_s = stage.chance.choice((0.0, stage.between(1, 8)))
+
+        def away() -> None:
+            with stage.follower.away(topic.name):
+                stage.cluster.remove_topic(topic.name)
+                self._history.write(Removed(topic=topic.name))
+                if for_s:
+                    time.sleep(for_s)
+                stage.cluster.make_topics(topic)
+
+        await asyncio.to_thread(away)
+        await asyncio.to_thread(stage.cluster.wait_until_ready)
+        refused = self._refused() - asked
+        stage.note("topic_deleted", topic.name, counts=True, since=since, stops_ms=0, seconds=for_s, refused=refused)
+
+    async def topic_grown(self) -> None:
+        """Give a topic one more partition, until it has many."""
+        stage, since, topic = self._stage, self._stage.now(), self._fleeting
+        grown = await asyncio.to_thread(stage.cluster.grow_topic, topic.name, _MOST_PARTITIONS)
+        await asyncio.to_thread(stage.cluster.wait_until_ready)
+        stage.note("topic_grown", topic.name, counts=grown, since=since, stops_ms=0)
+
+    async def topic_denied(self) -> None:
+        """Take the permission to write to a topic away, or to see it, and give it back."""
+        stage, since, topic = self._stage, self._stage.now(), self._fleeting
+        asked = self._refused("not_authorised")
+        operation = stage.chance.choice((AclOperation.WRITE, AclOperation.DESCRIBE))
+        await asyncio.to_thread(stage.cluster.deny, topic.name, operation)
+        try:
+            await stage.wait(stage.between(3, 12))
+        finally:
+            await asyncio.to_thread(stage.cluster.allow, topic.name)
+        refused = self._refused("not_authorised") - asked
+        stage.note("topic_denied", topic.name, counts=refused > 0, since=since, stops_ms=0, refused=refused)
+
+    async def topic_below_min_isr(self) -> None:
+        """Take a broker away that a topic needs and nothing else does, for long."""
+        stage = self._stage
+        async with stage.brokers_free:
+            since, asked, broker = stage.now(), self._refused(), stage.chance.choice(stage.cluster.brokers)
+            await asyncio.to_thread(broker.kill)
+            below, until = False, asyncio.get_running_loop().time() + self._length_s()
+            while asyncio.get_running_loop().time() < until and not stage.is_over.is_set():
+                below = below or await asyncio.to_thread(self._is_below)
+                await stage.wait(10 * LOOK_AGAIN_S)
+            await asyncio.to_thread(broker.launch)
+            await asyncio.to_thread(stage.cluster.wait_until_ready)
+            stage.note(
+                "topic_below_min_isr",
+                self._strict.name,
+                counts=below,
+                since=since,
+                stops_ms=_FAIL_OVER_MS,
+                broker=broker.name,
+                refused=self._refused() - asked,
+            )
+
+    def _length_s(self) -> float:
+        stage = self._stage
+        return stage.between(120, 160) if stage.long and stage.chance.random() < 0.3 else stage.between(10, 30)
+
+    def _is_below(self) -> bool:
+        try:
+            return self._stage.cluster.below_min_isr(self._strict)
+        except KafkaException:
+            return False
+
+    async def shards_idle(self) -> None:
+        """Have no transaction begin for a while, so that faults meet shards to which nothing is written."""
+        stage, since = self._stage, self._stage.now()
+        for_s = stage.between(5, 12)
+        stage.lull_until = asyncio.get_running_loop().time() + for_s
+        await stage.wait(for_s)
+        stage.note("shards_idle", "producers", counts=True, since=since, stops_ms=0, seconds=for_s)
+
+    def _refused(self, code: str = "topic_unavailable") -> int:
+        return sum(times for what, times in self._stage.caller.answers.items() if what.endswith(code))
+
+
+TOPIC_FAULTS: Final[Mapping[str, int]] = {
+    "topic_deleted": 3,
+    "topic_grown": 2,
+    "topic_denied": 3,
+    "topic_below_min_isr": 3,
+    "shards_idle": 2,
+}
