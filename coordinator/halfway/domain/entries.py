@@ -45,7 +45,7 @@ def _shared(topics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Pending(msgspec.Struct, kw_only=True, gc=False):
-    """A half message without its payload; attempts and last_error live in memory only."""
+    """A half message without its payload; attempts, last_error and leased_until live in memory only."""
 
     id: str
     group: str
@@ -64,6 +64,8 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     op_offset: int | None = None
     attempts: int = 0
     last_error: str | None = None
+    leased_until: int = 0
+    """Until when a worker holds its check, ms since the epoch."""
 
     @property
     def state(self) -> State:

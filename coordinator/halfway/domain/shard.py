@@ -310,6 +310,7 @@ class ShardState:
             self._count(entry.group, 1, 0)
         else:
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
+            entry.leased_until = before.leased_until
         self._halves[entry.id] = entry
         self._half_offsets.note(entry.id, entry.offset)
         self._note_offsets.discard(entry.id)

@@ -52,7 +52,11 @@ async def fetch_checks(call: Call) -> Answer:
     name = path_parameter("group", call.parameter, models.GroupName)
     given = parameters(models.PollParameters, *call.query)
     checks = await call.site.coordinator.lease_checks(
-        name, at_most=given.max, wait_s=given.wait_s, credential=call.credential
+        name,
+        at_most=given.max,
+        wait_s=given.wait_s,
+        credential=call.credential,
+        wanted=lambda: call.has_reader,
     )
     return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
 

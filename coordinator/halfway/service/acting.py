@@ -117,6 +117,8 @@ class Acting:
         if _says_commit(request) and (request.check_id or "").rpartition(":")[0] == entry.id:
             self._checks.verdicts.keep(entry.id, shard.number, entry.checks)
         checked = request.check_id is not None and self._was_sent(request.check_id, entry)
+        if checked and isinstance(entry, Pending):
+            entry.leased_until = 0
         return Act(
             action=ACTIONS[request.outcome],
             cause=Cause.CHECK if checked else request.cause,

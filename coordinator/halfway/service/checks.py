@@ -82,6 +82,8 @@ class CheckDesk:
         group = self._groups.find(entry.group)
         if self.closed or (len(desk.due) >= self._limits.check_queue and not first):
             shard.agenda.put(entry.id, desk.defer(now + RETRY_MS))
+        elif now < entry.leased_until <= now + round(self._limits.lease_s * 1000):
+            shard.agenda.put(entry.id, entry.leased_until)  # a worker has it, whoever asks for another check
         elif group is not None and group.mode is CheckMode.PULL:
             # It is looked at again whatever becomes of the queue: its age may end, or its group change its mode.
             self._look_later(shard, entry, now)

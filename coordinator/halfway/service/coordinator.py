@@ -13,7 +13,7 @@ from halfway.service.finding import Finding
 from halfway.service.forwarding import Forwarding, NoOwners, NoPeers
 from halfway.service.gathering import Gathering
 from halfway.service.groups import Groups
-from halfway.service.leases import Leases
+from halfway.service.leases import Leases, Wanted, always
 from halfway.service.peer_calls import CheckCall, EndCall, GetCall, PrepareCall, ResumeCall
 from halfway.service.preparing import Preparing
 from halfway.service.queries import Queries
@@ -161,10 +161,10 @@ class Coordinator:
             return shown
 
     async def lease_checks(
-        self, group: str, *, at_most: int, wait_s: float, credential: str | None = None
+        self, group: str, *, at_most: int, wait_s: float, credential: str | None = None, wanted: Wanted = always
     ) -> Sequence[LeasedCheck]:
-        """Hand out due checks of a group in pull mode, waiting up to `wait_s` for the first."""
-        return await self._gathering.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
+        """Hand out due checks of a group in pull mode, waiting up to `wait_s` for the first, as long as `wanted`."""
+        return await self._gathering.lease(group, at_most=at_most, wait_s=wait_s, credential=credential, wanted=wanted)
 
     async def put_group(self, spec: GroupSpec, *, deadline: float, credential: str | None = None) -> GroupView:
         """Register a group or change it; answered once this instance has read it back from the log."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfway.domain.errors import HalfwayError
 from halfway.service.forwarding import together
+from halfway.service.leases import always
 from halfway.service.peer_calls import CountCall, Counted, Due, DueCall, LeaseCall, ListCall
 from halfway.service.queries import encode_cursor, order_of
 from halfway.service.requests import LeasedCheck, ListQuery, Page
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from halfway.service.forwarding import Forwarding
     from halfway.service.groups import Groups
-    from halfway.service.leases import Leases
+    from halfway.service.leases import Leases, Wanted
     from halfway.service.ports import OwnerHint
     from halfway.service.queries import Queries
 
@@ -75,31 +76,35 @@ class Gathering:
 
         await self._groups.delete(name, count_all, deadline=deadline, credential=credential)
 
-    async def lease(self, group: str, *, at_most: int, wait_s: float, credential: str | None) -> Sequence[LeasedCheck]:
+    async def lease(
+        self, group: str, *, at_most: int, wait_s: float, credential: str | None, wanted: Wanted = always
+    ) -> Sequence[LeasedCheck]:
         """Hand out due checks of all shards, waiting for the first, wherever it comes due.
 
         Nothing is leased by an answer that nobody takes: owners are waited for by a call that hands out nothing.
         """
         if not self._forwarding.others():
-            return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential)
+            return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential, wanted=wanted)
         until = asyncio.get_running_loop().time() + wait_s
-        found = await self._lease_now(group, at_most, credential)
+        found = await self._lease_now(group, at_most, credential, wanted)
         if found or not wait_s:
             return found
         with self._leases.polling(group):
             while not found and not self._leases.closed and asyncio.get_running_loop().time() < until:
                 await self._until_due(group, until, credential)
-                found = await self._lease_now(group, at_most, credential)
+                found = await self._lease_now(group, at_most, credential, wanted)
         return found
 
-    async def _lease_now(self, group: str, at_most: int, credential: str | None) -> Sequence[LeasedCheck]:
-        found = await self._leases.lease(group, at_most=at_most, wait_s=0, credential=credential)
-        return [*found, *await self._fetched(group, at_most - len(found), credential)]
+    async def _lease_now(
+        self, group: str, at_most: int, credential: str | None, wanted: Wanted
+    ) -> Sequence[LeasedCheck]:
+        found = await self._leases.lease(group, at_most=at_most, wait_s=0, credential=credential, wanted=wanted)
+        return [*found, *await self._fetched(group, at_most - len(found), credential, wanted)]
 
-    async def _fetched(self, group: str, at_most: int, credential: str | None) -> Sequence[LeasedCheck]:
+    async def _fetched(self, group: str, at_most: int, credential: str | None, wanted: Wanted) -> Sequence[LeasedCheck]:
         found: Sequence[LeasedCheck] = ()
         for owner in self._forwarding.others():
-            if len(found) >= at_most:
+            if len(found) >= at_most or not wanted():
                 break
             call = LeaseCall(group=group, at_most=at_most - len(found))
             # An owner that is away has its checks fetched later.

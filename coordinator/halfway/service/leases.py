@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from halfway.service.requests import LeasedCheck
 from halfway.service.timing import look_at
 
 if TYPE_CHECKING:
+    from halfway.domain.records import Half
     from halfway.domain.shard import Pending
     from halfway.service.checks import CheckDesk
     from halfway.service.finding import Finding
@@ -23,10 +24,18 @@ if TYPE_CHECKING:
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards import Shard, ShardTable
 
+Wanted = Callable[[], bool]
+"""Whether whoever asked for checks is still there to take them."""
+
 _HAND_OUT_S = 2.0
 """How long payloads may be read back beyond the time of the poll."""
 _HAND_OUT_BYTES = 4 * 1024 * 1024
 """How much payload one answer may carry, beyond that of its last check."""
+
+
+def always() -> bool:
+    """Say that whoever asked is still there."""
+    return True
 
 
 class Leases:
@@ -51,10 +60,13 @@ class Leases:
         self._clock = clock
         self._observer = observer
 
-    async def lease(self, name: str, *, at_most: int, wait_s: float, credential: str | None) -> list[LeasedCheck]:
+    async def lease(
+        self, name: str, *, at_most: int, wait_s: float, credential: str | None, wanted: Wanted = always
+    ) -> list[LeasedCheck]:
         """Hand out up to `at_most` due checks of a group in pull mode, waiting up to `wait_s` for the first.
 
-        A check that is handed out counts as sent, and is not handed out again before its lease has passed.
+        A check that is handed out counts as sent, and is not handed out again before its lease has passed. None is
+        handed out once nobody is there to take it, by `wanted`.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
@@ -68,10 +80,11 @@ class Leases:
             )
         desk = self._checks.desk(name)
         if not wait_s:
-            return await self._hand_out(group, desk, at_most, until=until + _HAND_OUT_S)
+            return await self._hand_out(group, desk, at_most, until=until + _HAND_OUT_S, wanted=wanted)
         with self.polling(name):
             while True:
-                leased = await self._hand_out(group, desk, at_most, until=max(until, loop.time()) + _HAND_OUT_S)
+                hand_out_until = max(until, loop.time()) + _HAND_OUT_S
+                leased = await self._hand_out(group, desk, at_most, until=hand_out_until, wanted=wanted)
                 if leased or self._checks.closed or not await self.due(name, until=until):
                     return leased
 
@@ -104,10 +117,12 @@ class Leases:
                 break
         return bool(desk.due)
 
-    async def _hand_out(self, group: Group, desk: Desk, at_most: int, *, until: float) -> list[LeasedCheck]:
+    async def _hand_out(
+        self, group: Group, desk: Desk, at_most: int, *, until: float, wanted: Wanted
+    ) -> list[LeasedCheck]:
         taken: list[tuple[Shard, Pending]] = []
         size = 0
-        while desk.due and len(taken) < at_most and size < _HAND_OUT_BYTES:
+        while desk.due and len(taken) < at_most and size < _HAND_OUT_BYTES and wanted():
             number, transaction_id = desk.take()
             shard, entry = self._shards.find(number), self._checks.pending(number, transaction_id)
             if shard is None or entry is None:
@@ -117,22 +132,31 @@ class Leases:
             if transaction_id not in self._shards.claims:
                 taken.append((shard, entry))
                 size += entry.size
-        leased = await asyncio.gather(*(self._lease_one(group, shard, entry, until=until) for shard, entry in taken))
-        return [check for check in leased if check is not None]
+        halves = await asyncio.gather(*(self._half(shard, entry, until=until) for shard, entry in taken))
+        if not wanted():
+            for shard, entry in taken:
+                desk.add(shard.number, entry.id, first=True)
+            return []
+        return [
+            self._leased(group, shard, entry, half)
+            for (shard, entry), half in zip(taken, halves, strict=True)
+            if half is not None and self._checks.is_open(shard.number, entry.id)
+        ]
 
-    async def _lease_one(self, group: Group, shard: Shard, entry: Pending, *, until: float) -> LeasedCheck | None:
+    async def _half(self, shard: Shard, entry: Pending, *, until: float) -> Half | None:
         try:
-            half = await self._finding.payload(shard, entry, deadline=until)
+            return await self._finding.payload(shard, entry, deadline=until)
         except HalfwayError as error:
             entry.last_error = f"{error.code}: {error.detail}"
             return None
-        if not self._checks.is_open(shard.number, entry.id):
-            return None
+
+    def _leased(self, group: Group, shard: Shard, entry: Pending, half: Half) -> LeasedCheck:
         now = self._clock.now_ms()
         lease_until = now + round(self._limits.lease_s * 1000)
         attempt = entry.checks + 1
         entry.attempts += 1
         entry.checked_at = now
+        entry.leased_until = lease_until
         shard.agenda.put(entry.id, lease_until)
         self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
         self._checks.spawn(self._noted_lease(shard.number, entry, attempt, now, lease_until))

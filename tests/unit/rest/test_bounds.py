@@ -15,6 +15,7 @@ from halfway.rest import bodies
 from halfway.rest.api import ApiLimits
 from halfway.rest.server import HttpServer
 from halfway.rest.unsent import SLOW_LOOKS, Unsent
+from halfway.service.requests import ServiceLimits
 from tests.unit.rest.client import HOST, RestWorld
 from tests.unit.rest.conftest import NewWorld
 
@@ -385,6 +386,30 @@ async def test_connections_are_bounded(world: RestWorld) -> None:
         for writer in opened:
             writer.close()
         await server.stop()
+
+
+async def test_polls_whose_clients_have_gone_take_neither_places_nor_checks(world: RestWorld) -> None:
+    """As many as may wait come and go; the next one is served, and gets the first check."""
+    policy = {"first_check_after_s": 1, "check_interval_s": 1}
+    await world.put_shop(check={"mode": "pull"}, policy=policy)
+    poll = b"GET /v1/groups/shop/checks?wait_s=60 HTTP/1.1\r\nHost: h\r\n\r\n"
+    most = ServiceLimits().max_waiting_polls
+    for _ in range(2):
+        opened = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(most)]
+        for writer in opened:
+            writer.write(poll)
+        await until(lambda: len(world.api._open) == most)
+        refused = await world.call("GET", "/v1/groups/shop/checks?wait_s=60")
+        assert (refused.status, refused.error_code) == (429, "overloaded")
+        for writer in opened:
+            writer.close()
+        await until(lambda: not world.api._open)
+    name = await world.prepared()
+    world.memory.clock.advance(2)
+    for shard in world.coordinator.shards.served:
+        await world.coordinator.scan(shard, world.memory.clock.now_ms())
+    answer = await world.call("GET", "/v1/groups/shop/checks?wait_s=60")
+    assert [(check["id"], check["attempt"]) for check in answer.body["checks"]] == [(name, 1)]
 
 
 async def test_answers_that_are_not_read_are_counted_bounded_and_ended(new_world: NewWorld) -> None:

@@ -264,6 +264,44 @@ async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
     assert await world.state(prepared.id) is State.PARKED
 
 
+async def test_a_check_that_a_worker_has_is_not_handed_to_a_second_one(world: World) -> None:
+    """Whoever asks for another check meanwhile: it uses none up. What was answered, or not in time, is free again."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+
+    async def check_now() -> list[tuple[int, str]]:
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+        await world.scan()
+        found = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+        return [(check.attempt, check.check_id) for check in found]
+
+    [(attempt, first)] = await check_now()
+    assert attempt == 1
+    assert await check_now() == []
+    await world.scan(after_s=29)
+    assert await check_now() == []
+    assert (await world.get(prepared.id)).checks == 1
+    await world.end(prepared.id, Outcome.UNKNOWN, check_id=first)
+    [(attempt, _)] = await check_now()
+    assert attempt == 2
+    assert await check_now() == []
+    await world.scan(after_s=31)
+    assert [attempt for attempt, _ in await check_now()] == [3]
+
+
+async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None:
+    """It is handed to the next one, and counts as sent only then."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    await world.scan(after_s=6)
+    looks = iter([True, False])
+    for wanted in (lambda: False, lambda: next(looks)):
+        assert not await world.coordinator.lease_checks("puller", at_most=10, wait_s=0, wanted=wanted)
+        assert (await world.get(prepared.id)).checks == 0
+    [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+    assert check.attempt == 1
+
+
 async def test_a_group_that_is_called_cannot_poll(world: World) -> None:
     """The error says how to change it."""
     with pytest.raises(InvalidRequestError, match="pull"):
