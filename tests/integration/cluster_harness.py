@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from halfway.domain.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
 from halfway.domain.ids import shard_of
@@ -54,6 +54,16 @@ def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str
     )
     for future in futures.values():
         future.result(30)
+
+
+def add_partitions(config: KafkaConfig, name: str, count: int) -> None:
+    """Give a topic more partitions, as anybody with the right to alter it can."""
+    admin = admin_of(config)
+    admin.create_partitions([NewPartitions(name, count)])[name].result(30)
+    until = time.monotonic() + PATIENCE_S
+    while len(admin.list_topics(name, timeout=PATIENCE_S).topics[name].partitions) < count:
+        assert time.monotonic() < until, f"{name} does not grow"
+        time.sleep(0.05)
 
 
 def create_internal_topics(config: KafkaConfig) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AlterConfigOpType,
@@ -23,7 +24,7 @@ from halfway.kafka.config import KafkaConfig
 from halfway.kafka.layout import Problem
 from halfway.kafka.topics import InternalTopics
 from tests.fixtures_kafka import Kafka
-from tests.integration.cluster_harness import create_topics, read_topic
+from tests.integration.cluster_harness import add_partitions, create_topics, read_topic
 from tests.integration.kafka_adapter import PATIENCE_S, admin_of, config_of, delete_all, produce
 
 
@@ -184,6 +185,20 @@ async def test_another_shard_count_is_refused_before_anything_is_made(config: Ka
     with pytest.raises(ConfigurationError, match=r"created for 3 shards.*set HALFWAY_SHARDS=3"):
         await ensure(replace(config, shards=5))
     assert config.half_topic not in existing(config)
+
+
+async def test_partitions_that_somebody_has_added_are_ignored_with_a_warning(config: KafkaConfig) -> None:
+    """Ids are hashed over the number that was written down: that one starts as before, and another is refused."""
+    await ensure(config)
+    for topic in (config.half_topic, config.owners_topic, config.groups_topic):
+        add_partitions(config, topic, 5)
+    with structlog.testing.capture_logs() as logs:
+        await ensure(config)
+    ignored = {(one["topic"], one["partitions"], one["used"]) for one in logs if one["event"] == "partitions_ignored"}
+    assert ignored == {(config.half_topic, 5, 3), (config.owners_topic, 5, 3), (config.groups_topic, 5, 1)}
+    assert await watch(config) == []
+    with pytest.raises(ConfigurationError, match="set HALFWAY_SHARDS=3"):
+        await ensure(replace(config, shards=5))
 
 
 async def test_an_overwritten_layout_is_written_again(config: KafkaConfig) -> None:

@@ -17,6 +17,7 @@ from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
     PATIENCE_S,
     Instance,
+    add_partitions,
     admin_of,
     commit_of,
     config_for,
@@ -104,6 +105,17 @@ async def test_only_what_must_move_moves(config: KafkaConfig) -> None:
         finally:
             await third.stop()
             await second.stop()
+
+
+async def test_partitions_added_to_half_are_no_shards(config: KafkaConfig) -> None:
+    """The group assigns them too; the instance serves its shards, and is recovering nothing."""
+    await asyncio.to_thread(add_partitions, config, config.half_topic, 6)
+    async with running(config) as instance:
+        status = instance.cluster.membership.status
+        assert (status.joined, status.owned, status.acquiring, status.last_error) == (True, (0, 1, 2, 3), (), None)
+        await instance.write(
+            commit_of(0, half(in_shard(0, "one", shards=4), Message(topic=config.prefix + "orders")), 0)
+        )
 
 
 async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itself(config: KafkaConfig) -> None:

@@ -144,9 +144,8 @@ class GroupMember:
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)
-        shards = {entry.partition for entry in partitions}
         self._joined = True
-        self._tell(self._events.assigned, shards)
+        self._tell(self._events.assigned, self._shards(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_back(consumer, partitions, self._events.revoked)
@@ -158,12 +157,15 @@ class GroupMember:
     def _give_back(
         self, consumer: Consumer, partitions: list[TopicPartition], event: Callable[[set[int]], None]
     ) -> None:
-        shards = {entry.partition for entry in partitions}
-        self._tell(event, shards)
+        self._tell(event, self._shards(partitions))
         try:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             log.info("unassign_failed", error=str(error))
+
+    def _shards(self, partitions: Iterable[TopicPartition]) -> set[int]:
+        """Return the shards that the group has given: partitions that somebody has added to half are none."""
+        return {entry.partition for entry in partitions if entry.partition < self._config.shards}
 
     def _tell(self, event: Callable[[set[int]], None], shards: Iterable[int]) -> None:
         try:

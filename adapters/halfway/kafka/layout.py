@@ -100,8 +100,22 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
     ]
 
 
-def problems(planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic], *, bootstrap: str) -> list[Problem]:
-    """Return all that is unsafe in topics as they are; a topic that is missing is unsafe."""
+def surplus(planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic]) -> dict[str, int]:
+    """Return topics that have more partitions than planned, and how many are planned."""
+    return {
+        plan.name: plan.partitions
+        for plan in planned
+        if plan.name in found and found[plan.name].partitions > plan.partitions
+    }
+
+
+def problems(
+    planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic], *, bootstrap: str, recorded: bool = False
+) -> list[Problem]:
+    """Return all that is unsafe in topics as they are; a topic that is missing is unsafe.
+
+    Once the number of shards is `recorded`, partitions that somebody has added are no problem: nobody uses them.
+    """
     planned = list(planned)
     unsafe: list[Problem] = []
     for plan in planned:
@@ -110,15 +124,15 @@ def problems(planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic], *, b
             remedy = "start halfway again: it creates what is missing; what the topic held is lost"
             unsafe.append(Problem(topic=plan.name, setting="topic", found="missing", needed="present", remedy=remedy))
             continue
-        unsafe += _shape_problems(plan, topic, bootstrap)
+        unsafe += _shape_problems(plan, topic, bootstrap, recorded=recorded)
         unsafe += _setting_problems(plan, topic, bootstrap)
     names = {plan.kind: plan.name for plan in planned}
     return unsafe + _size_problem(names["half"], names["parked"], found, bootstrap)
 
 
-def _shape_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str) -> list[Problem]:
+def _shape_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str, *, recorded: bool) -> list[Problem]:
     unsafe: list[Problem] = []
-    if topic.partitions != plan.partitions:
+    if topic.partitions < plan.partitions or (topic.partitions > plan.partitions and not recorded):
         created_with = f"set HALFWAY_SHARDS={topic.partitions}, the number it was created with, or "
         remedy = ("" if plan.kind == "groups" else created_with) + "use another HALFWAY_KAFKA_PREFIX"
         unsafe.append(

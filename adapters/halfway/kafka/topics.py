@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.intake import Count
-from halfway.kafka.layout import FoundTopic, Problem, TopicPlan, plans, problems
+from halfway.kafka.layout import FoundTopic, Problem, TopicPlan, plans, problems, surplus
 from halfway.kafka.layout_record import LayoutRecord
 from halfway.kafka.transactional_ids import verify_transactional_ids
 
@@ -88,6 +88,8 @@ class InternalTopics:
         self._skipped = skipped
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-topics")
         self._closed = threading.Event()
+        self._ignored: dict[str, int] = {}
+        """Topics that have more partitions than are used, and how many, as far as that was said."""
 
     async def ensure(self, *, timeout_s: float = 30.0) -> None:
         """Create what is missing and verify everything else.
@@ -115,7 +117,8 @@ class InternalTopics:
 
     async def _call(self, call: Callable[[_Session], T], timeout_s: float) -> T:
         def run() -> T:
-            return call(_Session(self._config, self._skipped, time.monotonic() + timeout_s, self._closed.is_set))
+            deadline = time.monotonic() + timeout_s
+            return call(_Session(self._config, self._skipped, deadline, self._closed.is_set, self._ignored))
 
         return await asyncio.wrap_future(self._thread.submit(run))
 
@@ -136,8 +139,16 @@ class _Told:
 class _Session:
     """One look at the topics, with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
 
-    def __init__(self, config: KafkaConfig, skipped: Count, deadline: float, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        config: KafkaConfig,
+        skipped: Count,
+        deadline: float,
+        cancelled: Callable[[], bool],
+        ignored: dict[str, int],
+    ) -> None:
         self._config = config
+        self._ignored = ignored
         self._skipped = skipped
         self._cancelled = cancelled
         self._deadline = deadline
@@ -160,7 +171,7 @@ class _Session:
                 log.warning("topics_lost", topics=[plan.name for plan in missing], remedy="they are created empty")
             self._create(missing)
             found = self._describe_created(planned)
-        unsafe = problems(planned, found, bootstrap=self._bootstrap)
+        unsafe = self._problems(planned, found, recorded=layout is not None)
         if unsafe:
             raise ConfigurationError(
                 "unsafe topics:\n" + "\n".join(f"  {problem}" for problem in unsafe), problems=unsafe
@@ -174,7 +185,23 @@ class _Session:
         """Verify only."""
         cluster = self._result(self._admin.describe_cluster(request_timeout=self._left()), "Describe", "the cluster")
         planned = plans(self._config, len(cluster.nodes))
-        return problems(planned, self._describe(planned), bootstrap=self._bootstrap)
+        return self._problems(planned, self._describe(planned), recorded=True)
+
+    def _problems(
+        self, planned: Sequence[TopicPlan], found: Mapping[str, FoundTopic], *, recorded: bool
+    ) -> list[Problem]:
+        if recorded:
+            for name, used in surplus(planned, found).items():
+                if self._ignored.get(name) != found[name].partitions:
+                    self._ignored[name] = found[name].partitions
+                    log.warning(
+                        "partitions_ignored",
+                        topic=name,
+                        partitions=found[name].partitions,
+                        used=used,
+                        reason="the number of shards was written down when the topics were created",
+                    )
+        return problems(planned, found, bootstrap=self._bootstrap, recorded=recorded)
 
     # --- asking
 

@@ -6,7 +6,7 @@ import pytest
 
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.layout import FoundTopic, Problem, plans, problems
+from halfway.kafka.layout import FoundTopic, Problem, plans, problems, surplus
 from halfway.kafka.topics import check_broker
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "kafka:9092"}, max_prepare_bytes=1_000_000, shards=4)
@@ -23,6 +23,26 @@ def as_planned(config: KafkaConfig = CONFIG, brokers: int = 1) -> dict[str, Foun
 
 def found_problems(found: dict[str, FoundTopic], config: KafkaConfig = CONFIG, brokers: int = 1) -> list[Problem]:
     return problems(plans(config, brokers), found, bootstrap="kafka:9092")
+
+
+def grown(topic: str, partitions: int) -> dict[str, FoundTopic]:
+    found = as_planned()
+    found[topic] = replace(found[topic], partitions=partitions)
+    return found
+
+
+@pytest.mark.parametrize(
+    "topic", ["_halfway.half", "_halfway.op", "_halfway.parked", "_halfway.groups", "_halfway.owners"]
+)
+def test_partitions_beyond_the_recorded_number_are_no_problem(topic: str) -> None:
+    """Somebody added them: neither the old nor the new number could be started with otherwise. Too few are refused."""
+    planned, found = plans(CONFIG, 1), grown(topic, 9)
+    assert problems(planned, found, bootstrap="kafka:9092", recorded=True) == []
+    assert surplus(planned, found) == {topic: 1 if topic.endswith("groups") else 4}
+    assert [problem.topic for problem in problems(planned, found, bootstrap="kafka:9092")] == [topic]
+    assert surplus(planned, as_planned()) == {}
+    (few,) = problems(planned, grown(topic, 0), bootstrap="kafka:9092", recorded=True)
+    assert (few.topic, few.setting) == (topic, "partitions")
 
 
 def changed(topic: str, setting: str, value: str) -> dict[str, FoundTopic]:
