@@ -209,6 +209,23 @@ def test_an_open_release_of_a_frozen_owner_does_not_stop_the_next(config: KafkaC
     assert decode_owner(read_topic(config, config.owners_topic)[-1].value).incarnation == "next"
 
 
+def test_an_open_rehearsal_of_a_frozen_owner_holds_no_consumer_back(kafka: Kafka) -> None:
+    """It is aborted by whoever takes over, long before it would time out."""
+    config = config_for(kafka.bootstrap_servers, transaction_timeout_s=5 * PATIENCE_S)
+    create_internal_topics(config)
+    orders = config.prefix + "orders"
+    create_topics(config, {orders: 1})
+    acquire(config, "first", [0])
+    [rehearsal] = initialised(config, [f"{config.prefix}first.r"], time.monotonic() + PATIENCE_S)
+    rehearsal.begin()
+    rehearsal.produce(orders, b"tried", None, 0)
+    assert rehearsal.flush(time.monotonic() + PATIENCE_S, lambda: False)
+    produce(config, orders, 0, None, b"plain")
+    acquire(config, "second", [0])
+    assert [seen.value for seen in read_topic(config, orders)] == [b"plain"]
+    rehearsal.abandon()
+
+
 def test_of_two_that_acquire_at_once_only_one_claims(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 4: an acquirer that was fenced by another's step 1 stops, and claims nothing."""
     slow = acquisition(config, "slow", [0])

@@ -31,6 +31,7 @@ from halfway.kafka.intake import Count, barrier_in, is_layout, marked, note_skip
 from halfway.kafka.lane_producer import fence
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.kafka.patience import Patience
+from halfway.kafka.rehearsal import end_rehearsal
 from halfway.kafka.transactional_ids import lane_ids
 
 log = structlog.get_logger()
@@ -130,6 +131,8 @@ class FormerOwners:
     def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
         """Step 3: take their lane ids away from former owners."""
         log.info("fencing_former_owner", incarnations=list(owners))
+        for incarnation in owners:
+            end_rehearsal(self.config, incarnation)
         taken = [one for ids in owners.values() for one in ids]
         fence(self.config, taken, self.patience.deadline, self.patience.cancelled)
         self._fenced.update(owners)

@@ -21,7 +21,7 @@ from halfway.kafka.loop import Loop, settle
 from halfway.kafka.rehearsal import Rehearsal
 from halfway.kafka.suspects import SuspectLane
 from halfway.kafka.tail import OnAppended, Tail
-from halfway.kafka.transactional_ids import lane_ids
+from halfway.kafka.transactional_ids import lane_ids, rehearsal_id
 from halfway.service.ports import Observer
 
 log = structlog.get_logger()
@@ -80,7 +80,7 @@ class Incarnation:
         self._on_failed = on_failed
         self._failure: ProducerFailedError | None = None
         self._closed = False
-        rehearsal = Rehearsal(context.config, f"{context.config.prefix}{incarnation_id}.r")
+        rehearsal = Rehearsal(context.config, rehearsal_id(context.config.prefix, incarnation_id))
         self._suspects = SuspectLane(context, for_suspects, rehearsal, self._lane_failed)
         self.lane = LaneThread(context, (first, second), self._suspects, self._lane_failed)
         self.tail = Tail(

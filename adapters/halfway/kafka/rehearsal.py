@@ -3,11 +3,13 @@
 A failure of the suspects' own producer would end the incarnation (DESIGN section 4: one path for every failure), so a
 bad end would end one with every try. A rehearsal finds it first: the transactional id that it uses never commits and
 stands in no owner record, so nothing that it does can resolve anything, whenever it happens. Only real topics are
-written to, one after the other, so that a topic that hangs does not hold back the readers of the others.
+written to, one after the other, so that a topic that hangs does not hold back the readers of the others. Whoever takes
+the shards over aborts what it has open, so that the readers of a topic do not wait for an instance that is frozen.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -17,15 +19,17 @@ from confluent_kafka import KafkaError
 
 from halfway.domain.errors import MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, fence, initialised
 from halfway.kafka.lane_records import Real
 from halfway.kafka.quarantine import Blame
+from halfway.kafka.transactional_ids import rehearsal_id
 
 log = structlog.get_logger()
 
 _DELIVERY_S: Final = 10.0
 _INITIALISE_S: Final = 10.0
 _ABORT_S: Final = 5.0
+_ENDED_AT_ONCE: Final = 16
 _PROPAGATION_MS: Final = 500
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _NOT_AUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
@@ -161,6 +165,44 @@ class Rehearsal:
                 **over,
             )
         return self._producer
+
+
+class _Endings:
+    """Aborts what rehearsals of former owners have left open, beside acquisitions, which do not depend on it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: set[str] = set()
+
+    def take(self, config: KafkaConfig, transactional_id: str) -> None:
+        with self._lock:
+            if transactional_id in self._under_way or len(self._under_way) >= _ENDED_AT_ONCE:
+                return  # its Kafka transaction times out
+            self._under_way.add(transactional_id)
+        threading.Thread(
+            target=self._run, args=(config, transactional_id), name="halfway-end-rehearsal", daemon=True
+        ).start()
+
+    def _run(self, config: KafkaConfig, transactional_id: str) -> None:
+        try:
+            fence(config, [transactional_id], time.monotonic() + config.transaction_timeout_s)
+        except ProducerFailedError as error:
+            log.info("rehearsal_not_aborted", error=str(error))
+        finally:
+            with self._lock:
+                self._under_way.discard(transactional_id)
+
+
+_ENDINGS: Final = _Endings()
+
+
+def end_rehearsal(config: KafkaConfig, incarnation: str) -> None:
+    """Abort what the rehearsal of a former owner has open, so that it holds no consumer back; does not wait for it.
+
+    It commits nothing, so whether that is done, and when, decides nothing; and its topic may be one that cannot be
+    written to, which is why it is rehearsed.
+    """
+    _ENDINGS.take(config, rehearsal_id(config.prefix, incarnation))
 
 
 def _reports(errors: list[KafkaError], taken: list[int]) -> Callable[[Any, Any], None]:

@@ -23,6 +23,14 @@ def lane_ids(prefix: str, incarnation: str) -> tuple[str, ...]:
     return tuple(f"{prefix}{incarnation}.{name}" for name in ("0", "1", "q"))
 
 
+def rehearsal_id(prefix: str, incarnation: str) -> str:
+    """Return the id with which an incarnation tries messages out: it never commits anything.
+
+    It stands in no owner record: the incarnation tells it.
+    """
+    return f"{prefix}{incarnation}.r"
+
+
 def verify_transactional_ids(config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:
     """Initialise a transactional id that nobody uses: Kafka tells in no other way whether that is allowed. Blocks.
 
