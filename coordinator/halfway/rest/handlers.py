@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def put_group(call: Call) -> Answer:
     """Register a group or change it."""
     validation = call.site.validation
-    name = path_parameter("group", call.parameter, models.GroupName)
+    name = path_parameter("group", call.parameter, models.NewGroupName)
     to_spec = partial(convert.group, name=name, internal_prefix=validation.internal_prefix)
     spec = validation.read(models.GroupRequest, something_in(call.body), to_spec)
     view = await call.site.coordinator.put_group(spec, deadline=call.deadline, credential=call.credential)
@@ -28,9 +28,13 @@ async def put_group(call: Call) -> Answer:
 
 
 async def list_groups(call: Call) -> Answer:
-    """Show every group."""
-    views = await call.site.coordinator.list_groups(deadline=call.deadline, credential=call.credential)
-    return answer(HTTPStatus.OK, models.GroupList(groups=[convert.group_shown(view) for view in views]))
+    """Show a page of the groups."""
+    given = parameters(models.GroupParameters, *call.query)
+    page = await call.site.coordinator.list_groups(
+        limit=given.limit, after=given.cursor, deadline=call.deadline, credential=call.credential
+    )
+    shown = [convert.group_shown(view) for view in page.groups]
+    return answer(HTTPStatus.OK, models.GroupList(groups=shown, next=page.next))
 
 
 async def get_group(call: Call) -> Answer:

@@ -29,6 +29,22 @@ TransactionId = Annotated[
 GroupName = Annotated[
     str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,100}}{_END}", description="1 to 100 of letters, digits and . _ -")
 ]
+# A client that normalises paths never reaches `.` and `..`: they are not made, and those that are there can be ended.
+_NO_DOTS = r"^(?!\.{1,2}(?:$(?!\n)))"
+NewTransactionId = Annotated[
+    str,
+    Meta(
+        pattern=rf"{_NO_DOTS}[A-Za-z0-9._~-]{{1,128}}{_END}",
+        description="1 to 128 of letters, digits and . _ ~ -, not . or ..",
+    ),
+]
+NewGroupName = Annotated[
+    str,
+    Meta(
+        pattern=rf"{_NO_DOTS}[A-Za-z0-9._-]{{1,100}}{_END}",
+        description="1 to 100 of letters, digits and . _ -, not . or ..",
+    ),
+]
 TopicName = Annotated[
     str,
     Meta(
@@ -58,6 +74,7 @@ CheckUrl = Annotated[
     ),
 ]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, description=f"seconds, above 0 and at most {MAX_SECONDS}")]
+PageSize = Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")]
 Timestamp = Annotated[str, Meta(description="RFC 3339 in UTC with milliseconds", examples=["2026-01-02T03:04:05.678Z"])]
 
 
@@ -85,7 +102,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     group: GroupName
     messages: Annotated[list[Message], Meta(min_length=1, description="at least one message")]
-    id: TransactionId | None = None
+    id: NewTransactionId | None = None
     check_after_s: Seconds | None = None
     """When the first check comes, in place of the group's `first_check_after_s`."""
 
@@ -146,8 +163,15 @@ class ListParameters(msgspec.Struct, frozen=True, kw_only=True):
     key: (
         Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")] | None
     ) = None
-    limit: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = 100
+    limit: PageSize = 100
     cursor: Annotated[str, Meta(min_length=1, max_length=1024, description="`next` of the page before")] | None = None
+
+
+class GroupParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Which groups to list."""
+
+    limit: PageSize = 1000
+    cursor: Annotated[GroupName, Meta(description="`next` of the page before")] | None = None
 
 
 class PollParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,9 +273,10 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every group, by name."""
+    """A page, by name."""
 
     groups: list[GroupResponse]
+    next: str | None
 
 
 class FetchedCheck(msgspec.Struct, frozen=True, kw_only=True):

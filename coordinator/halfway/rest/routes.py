@@ -81,7 +81,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/groups/{group}",
         summary="Register a producer group or change it; answered once it stands in the log",
         handler=handlers.put_group,
-        parameter=GROUP,
+        parameter=("group", models.NewGroupName),
         body=models.GroupRequest,
         responses={
             HTTPStatus.CREATED: ("It is new", models.GroupResponse),
@@ -93,9 +93,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         id="listGroups",
         method=HTTPMethod.GET,
         path="/v1/groups",
-        summary="Show every group with its policy in force",
+        summary="Show the groups, each with its policy in force",
         handler=handlers.list_groups,
-        responses={HTTPStatus.OK: ("The groups by name", models.GroupList)},
+        query=models.GroupParameters,
+        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.GroupList)},
+        errors=(errors.InvalidRequestError,),
     ),
     Operation(
         id="getGroup",

@@ -30,6 +30,9 @@ def _list(answer: dict[str, Any], name: str, columns: tuple[str, ...], *, as_jso
         say(json_line(answer))
         return
     say_rows(columns, [[row.get(column) for column in columns] for row in objects_of(answer, name)])
+    if cursor := answer.get("next"):
+        # Not among the rows, which may be piped.
+        click.echo(f"more: --cursor {shlex.quote(printable(str(cursor)))}", err=True)
 
 
 @click.group()
@@ -53,9 +56,6 @@ def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: 
     answer = Remote(url, token).ask("GET", path_of("transactions"), query=query)
     columns = ("id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics")
     _list(answer, "transactions", columns, as_json=as_json)
-    if not as_json and (cursor := answer.get("next")):
-        # Not among the rows, which may be piped.
-        click.echo(f"more: --cursor {shlex.quote(printable(str(cursor)))}", err=True)
 
 
 @transactions.command()
@@ -108,12 +108,15 @@ def groups() -> None:
 
 
 @groups.command("list")
+@click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
+@click.option("--cursor")
 @url_option
 @token_option
 @json_option
-def list_groups(url: str, token: str | None, *, as_json: bool) -> None:
-    """List every group."""
-    answer = Remote(url, token).ask("GET", path_of("groups"))
+def list_groups(url: str, token: str | None, *, limit: int, cursor: str | None, as_json: bool) -> None:
+    """List groups by name."""
+    query = {"limit": str(limit)} | ({} if cursor is None else {"cursor": cursor})
+    answer = Remote(url, token).ask("GET", path_of("groups"), query=query)
     _list(answer, "groups", ("group", "check", "topics", "policy"), as_json=as_json)
 
 

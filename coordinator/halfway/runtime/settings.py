@@ -129,6 +129,7 @@ class Settings(BaseSettings):
     max_messages: Count = 1_000
     max_prepare_bytes: Count = 4 * MIB
     max_pending: Count = 2_000_000
+    max_groups: Count = 1_000
     max_outcomes_per_shard: Count = 1_000_000
     payload_cache_bytes: Count = 256 * MIB
     reanchor_after: Count = 50_000
@@ -252,6 +253,7 @@ class Settings(BaseSettings):
                     "max_messages",
                     "max_prepare_bytes",
                     "max_pending",
+                    "max_groups",
                     "reanchor_after",
                     "check_concurrency",
                     "check_queue",

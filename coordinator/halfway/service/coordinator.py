@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from halfway.service.requests import (
         End,
         EndResult,
+        GroupPage,
         GroupSpec,
         GroupView,
         LeasedCheck,
@@ -174,9 +175,11 @@ class Coordinator:
         """Show a group."""
         return await self._groups.view(name, deadline=deadline, credential=credential)
 
-    async def list_groups(self, *, deadline: float, credential: str | None = None) -> Sequence[GroupView]:
-        """Show every group, by name."""
-        return await self._groups.views(deadline=deadline, credential=credential)
+    async def list_groups(
+        self, *, limit: int, after: str | None = None, deadline: float, credential: str | None = None
+    ) -> GroupPage:
+        """Show a page of the groups by name, those after a name."""
+        return await self._groups.views(limit=limit, after=after, deadline=deadline, credential=credential)
 
     async def delete_group(self, name: str, *, deadline: float, credential: str | None = None) -> None:
         """Remove a group without pending or parked transactions."""

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from halfway.service.leases import Leases, Wanted
     from halfway.service.ports import OwnerHint
     from halfway.service.queries import Queries
+    from halfway.service.requests import TransactionView
 
 _ASK_S = 2.0
 """How long another owner may wait for a check that comes due, before it is asked again."""
 _PAUSE_S = 0.05
 _COUNT_S = 5.0
+_PAGE_TOPICS = 20_000
+"""On one page of a list, beyond those of its last transaction."""
 
 
 class Gathering:
@@ -55,8 +58,8 @@ class Gathering:
         ]
         parts = await together(calls)
         ordered = list(islice(merge(*(part.transactions for part in parts), key=order_of), query.limit + 1))
-        shown = tuple(ordered[: query.limit])
-        more = len(ordered) > query.limit or any(part.more for part in parts)
+        shown = _page(ordered, query.limit)
+        more = len(ordered) > len(shown) or any(part.more for part in parts)
         return Page(transactions=shown, next=encode_cursor(shown[-1]) if more and shown else None)
 
     async def delete_group(self, name: str, *, deadline: float, credential: str | None) -> None:
@@ -155,6 +158,16 @@ class Gathering:
 
     def _asked(self, owner: OwnerHint, call: Any, deadline: float, credential: str | None) -> asyncio.Task[Any]:
         return _task(self._forwarding.ask(owner, call, deadline=deadline, credential=credential))
+
+
+def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionView, ...]:
+    """Return as many as may be on one page; fewer where they have many messages."""
+    topics = 0
+    for number, one in enumerate(ordered[:limit], 1):
+        topics += len(one.topics)
+        if topics > _PAGE_TOPICS:
+            return tuple(ordered[:number])
+    return tuple(ordered[:limit])
 
 
 def _task(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -7,10 +7,16 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from halfway.domain.errors import GroupInUseError, HalfwayError, InvalidRequestError, UnknownGroupError
+from halfway.domain.errors import (
+    GroupInUseError,
+    HalfwayError,
+    InvalidRequestError,
+    OverloadedError,
+    UnknownGroupError,
+)
 from halfway.domain.records import Group
 from halfway.service.peer_calls import Counted
-from halfway.service.requests import GroupSpec, GroupView
+from halfway.service.requests import GroupPage, GroupSpec, GroupView
 
 if TYPE_CHECKING:
     from halfway.domain.policy import CheckPolicy
@@ -22,6 +28,8 @@ HOLD_S: Final = 10.0
 """How long a group that is being deleted takes no prepares: longer than to write and to read the deletion may take."""
 _TAKE_AGAIN: Final = -1.0
 """In place of `HOLD_S`: take its prepares again."""
+_PAGE_CHARACTERS: Final = 4 * 1024 * 1024
+"""Of topics and URLs on one page, beyond those of its last group."""
 
 CountAll = Callable[[str, float], Awaitable[Counted]]
 """Counts a group's transactions in every shard, and holds its prepares back as `Groups.count` does."""
@@ -100,12 +108,17 @@ class Groups:
         Raises:
             InvalidRequestError: a policy that could outlive the op topic, or whose times contradict each other; an
                 endpoint that the operator does not allow.
+            OverloadedError: it is new, and there are as many as may be.
 
         """
         await self._store.refresh(deadline=deadline)
         before = self._store.get(spec.name)
         self._authority.require(credential, before, action="put_group")
         self._judge(spec)
+        if before is None and len(self._store.all()) >= self._limits.max_groups:
+            raise OverloadedError(
+                f"{self._limits.max_groups} groups are registered already: delete some, or raise HALFWAY_MAX_GROUPS"
+            )
         now = self._clock.now_ms()
         group = Group(
             name=spec.name,
@@ -180,11 +193,22 @@ class Groups:
         await self._store.refresh(deadline=deadline)
         return self._shown(self.require(name, credential=credential, action="get_group"))
 
-    async def views(self, *, deadline: float, credential: str | None) -> list[GroupView]:
-        """Show every group, by name."""
+    async def views(self, *, limit: int, after: str | None, deadline: float, credential: str | None) -> GroupPage:
+        """Show up to `limit` groups by name, those after a name; fewer where they are large."""
         self._authority.require(credential, None, action="list_groups")
         await self._store.refresh(deadline=deadline)
-        return [self._shown(group) for group in sorted(self._store.all(), key=lambda group: group.name)]
+        found = [group for group in self._store.all() if after is None or group.name > after]
+        shown: list[Group] = []
+        size = 0
+        for group in found[:limit]:
+            shown.append(group)
+            size += sum(map(len, group.topics)) + sum(map(len, group.urls))
+            if size > _PAGE_CHARACTERS:
+                break
+        return GroupPage(
+            groups=tuple(self._shown(group) for group in shown),
+            next=shown[-1].name if len(shown) < len(found) else None,
+        )
 
     def _shown(self, group: Group, *, created: bool = False) -> GroupView:
         return GroupView(

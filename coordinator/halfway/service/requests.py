@@ -70,6 +70,13 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     created: bool = False
 
 
+class GroupPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups by name, and the last one's name where there are more."""
+
+    groups: tuple[GroupView, ...]
+    next: str | None
+
+
 class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known of one transaction.
 
@@ -139,6 +146,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_messages: int = 1000
     max_prepare_bytes: int = 4 * 1024 * 1024
     max_pending: int = 2_000_000
+    max_groups: int = 1000
     reanchor_after: int = 50_000
     check_concurrency: int = 16
     """Checks in flight for one group."""

@@ -55,7 +55,7 @@ def test_every_operation_lists_its_answers_and_its_problems(path: str, method: s
 
 def test_every_error_that_can_be_answered_stands_in_the_table_once_and_in_openapi() -> None:
     """Codes are unique; nothing but faults of ours falls back to 500."""
-    internal = {"internal", "configuration", "lane_lost", "not_written", "peer_lost"}
+    internal = {"internal", "configuration", "lane_lost", "not_written", "overtaken", "peer_lost"}
     kinds = {kind for kind in subclasses(HalfwayError) if kind.__module__.startswith("halfway.")}
     codes = {kind.code for kind in kinds} - internal
     assert codes == {kind.code for kind in STATUS} - internal
