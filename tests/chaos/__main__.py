@@ -23,6 +23,8 @@ SHOWN = 30
 FAULTS_IN_100_000 = 60
 FEWEST_FAULTS = 20
 FAULTS_WITH_A_FULL_STOP = 40
+LONG = 10_000
+"""From so many transactions on a run has faults that last for minutes."""
 SHORT_HORIZON_S = 150.0
 """Long enough for what is on its way to arrive within it, and short enough for ids to be used again."""
 
@@ -49,6 +51,7 @@ def main() -> int:
     parser.add_argument(
         "--horizon", type=float, help="seconds; below 900 ids are used again (default: 150 for odd seeds, else 900)"
     )
+    parser.add_argument("--long-faults", action="store_true", help="some last for minutes, as in long runs")
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
     given = parser.parse_args()
     faults = faults_for(given.transactions) if given.faults is None else given.faults
@@ -68,6 +71,7 @@ def main() -> int:
         broker_gap_s=given.broker_gap,
         topic_gap_s=given.topic_gap,
         horizon_s=given.horizon or (SHORT_HORIZON_S if seed % 2 else Wanted.horizon_s),
+        long_faults=given.long_faults or given.transactions >= LONG,
         kinds=tuple(given.kinds),
     )
     directory = new_directory()

@@ -53,8 +53,6 @@ REST_WITHIN_S: Final = 400.0
 USED_AGAIN_AFTER_S: Final = 30.0
 """Beyond the horizon: by then nothing of the former use is on its way any more."""
 CLOCK_STEPS_S: Final = (-3600, -60, -5, 5, 60, 600)
-LONG: Final = 10_000
-"""From so many transactions on a run has faults that last for minutes."""
 _LOOK_AGAIN_S: Final = 1.0
 _OPERATOR_LOOKS_S: Final = 3.0
 _SETTLE_S: Final = 3.0
@@ -102,6 +100,8 @@ class Wanted:
     topic_gap_s: float = 15.0
     horizon_s: float = 900.0
     """Of outcomes; where it is short, ids are used again and clocks are not set far ahead."""
+    long_faults: bool = False
+    """Whether some last for minutes."""
     kinds: tuple[str, ...] = ()
     """Of faults; all of them where there are none."""
 
@@ -233,7 +233,7 @@ class _Chaos:
             self._chance("faults"),
             follower=self.follower,
             clock_steps_s=[step for step in CLOCK_STEPS_S if step < self._wanted.horizon_s / 2],
-            long=self._wanted.transactions >= LONG,
+            long=self._wanted.long_faults,
         )
         self.faults = Faults(self.stage, TopicFaults(self.stage, history, FLEETING, STRICT), self._wanted.kinds)
         history.write(
