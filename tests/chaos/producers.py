@@ -33,6 +33,8 @@ PUSHED, PULLED, PARKING, DROPPING, LEAVING = "pushed", "pulled", "parking", "dro
 GROUPS: Final[Mapping[str, int]] = {PUSHED: 50, PULLED: 17, PARKING: 11, DROPPING: 11, LEAVING: 11}
 BATCHED: Final = 0.9
 """How many transactions go with others in batches, their prepares and their ends."""
+LATER_S: Final = (2, 40)
+"""When an outcome is asked for again: within the horizon."""
 AFTERWARDS: Final = 32
 """Producers that go on when there were transactions enough, and not yet faults enough."""
 _STORED: Final = (200, 201)
@@ -163,13 +165,19 @@ class Producers:
         return self._decisions.decide(transaction, outcome)
 
     async def plain(self, plan: Plan) -> None:
-        """Prepare, decide, end; sometimes look afterwards."""
+        """Prepare, decide, end; sometimes look, or end again, at once or when others may own the shard."""
         transaction = await self.prepare(plan)
         if transaction is None:
             return
         ended = await self._end(plan, transaction, self.decide(transaction, plan.outcome))
-        if plan.chance.random() < 0.15:
+        if plan.chance.random() < 0.1:
             await self._caller.look(transaction)
+        elif plan.chance.random() < 0.1:
+            await asyncio.sleep(plan.chance.uniform(*LATER_S))
+            await self._caller.look(transaction)
+            if plan.chance.random() < 0.5:
+                await self._end(plan, transaction, self.decide(transaction, plan.outcome))
+            return
         # Of what took one try nothing is on its way any more that could meet the next use of its id.
         at_once = ended.status == _OK and ended.tries == 1 and plan.tries == 1
         if self._used_again_after_s is not None and plan.id is not None and at_once and plan.group == PUSHED:
