@@ -236,8 +236,11 @@ class OrderService:
 
     async def check(self, request: web.Request) -> web.Response:
         """Answer halfway's question what became of a transaction."""
-        transaction_id: str = (await request.json())["id"]
-        return web.json_response({"outcome": await self._in_database(lambda: self._database.verdict(transaction_id))})
+        question = await request.json()
+        outcome = await self._in_database(lambda: self._database.verdict(question["id"]))
+        # Echoed, the nonce binds this answer to this question; a check that an operator makes by hand has none.
+        nonce = {"nonce": question["nonce"]} if "nonce" in question else {}
+        return web.json_response({"outcome": outcome, **nonce})
 
     async def _bank(self) -> None:
         while True:

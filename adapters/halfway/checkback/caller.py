@@ -1,8 +1,9 @@
-"""Asks a producer service what became of a transaction (DESIGN section 6)."""
+"""Asks a producer service what became of a transaction (docs/protocol.md#scan-and-check-back)."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import ssl
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from ipaddress import ip_address
 from types import SimpleNamespace, TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import aiohttp
 import structlog
@@ -19,17 +20,20 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from halfway.checkback import question
+from halfway.checkback.connections import TURN, LineConnector, Question, Turn
 from halfway.checkback.resolver import PoolResolver
 from halfway.checkback.rules import AnyAddress, Signer, Unsigned, UrlRule
-from halfway.checkback.verdict import NotAVerdictError, is_json, read_verdict
+from halfway.checkback.verdict import NotAVerdictError, NotBoundError, is_json, read_verdict
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply, CheckRequest
 
 MAX_DETAIL = 500
-CONNECTIONS_PER_HOST = 64
-"""Above what the service lets one group have in flight, since groups may share a host."""
+MAX_REPLY_BYTES = 64 * 1024
+CONNECTIONS_PER_ADDRESS = 64
+"""Of one group: above what the service lets one group have in flight."""
 KEEPALIVE_S = 15.0
+_NONCE_BYTES = 16
 ADDRESS_REFUSED = "the operator does not allow the address that the host name has (HALFWAY_CHECK_NETWORKS)"
 
 _log = structlog.get_logger(__name__)
@@ -39,18 +43,27 @@ class AddressRefusedError(OSError):
     """The operator does not allow connections to that address."""
 
 
+class _Asked(NamedTuple):
+    """A question as it is sent, to whichever endpoint."""
+
+    group: str
+    nonce: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class _Attempt:
     """What became of one request to one endpoint."""
 
     sent: bool = False
-    reused: bool = False
     queued: bool = False
     reachable: bool = True
     outcome: Outcome | None = None
     remark: str | None = None
     detail: str = ""
-    stale: bool = False
+    again: bool = False
+    """Whether a kept connection is to blame, so that a new one may bring the answer."""
 
 
 class HttpCheckCaller:
@@ -65,8 +78,8 @@ class HttpCheckCaller:
         *,
         timeout_s: float = 10.0,
         connect_timeout_s: float = 3.0,
-        max_reply_bytes: int = 64 * 1024,
         max_connections: int = 1024,
+        demand_nonce: bool = False,
         urls: UrlRule | None = None,
         signer: Signer | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -74,12 +87,13 @@ class HttpCheckCaller:
     ) -> None:
         """Open nothing yet. `timeout_s` bounds one whole call, over all its endpoints.
 
+        With `demand_nonce` nothing is a verdict that does not echo the question's nonce.
         `ssl_context` replaces the system's certificate authorities; `proxy` is the URL of an HTTP proxy.
         """
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._max_reply_bytes = max_reply_bytes
         self._max_connections = max_connections
+        self._demand_nonce = demand_nonce
         self._urls = urls or AnyAddress()
         self._signer = signer or Unsigned()
         self._ssl_context = ssl_context
@@ -118,14 +132,15 @@ class HttpCheckCaller:
         attempts: list[_Attempt] = []
         try:
             session = self._open()
-            body = question.encode(request)
-            headers = self._headers(group.name, request.check_id, body)
+            nonce = secrets.token_urlsafe(_NONCE_BYTES)
+            body = question.encode(request, nonce)
+            asked = _Asked(group.name, nonce, body, self._headers(group.name, request.check_id, body))
             for position, url in enumerate(urls):
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
                     break
                 share = deadline - left + left / (len(urls) - position)
-                attempts.append(await self._ask(session, url, body, headers, share))
+                attempts.append(await self._ask(session, url, asked, share))
                 if attempts[-1].outcome is not None:
                     break
         except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not stop the scan
@@ -137,9 +152,10 @@ class HttpCheckCaller:
         if self._closed:
             raise RuntimeError("the caller is closed")
         if self._session is None:
-            connector = aiohttp.TCPConnector(
+            connector = LineConnector(
+                most_kept=self._max_connections // 2,
                 limit=self._max_connections,
-                limit_per_host=CONNECTIONS_PER_HOST,
+                limit_per_host=CONNECTIONS_PER_ADDRESS,
                 keepalive_timeout=KEEPALIVE_S,
                 resolver=PoolResolver(),
                 ssl=self._ssl_context or True,
@@ -147,10 +163,11 @@ class HttpCheckCaller:
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
+                request_class=Question,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
-                read_bufsize=self._max_reply_bytes,
+                read_bufsize=MAX_REPLY_BYTES,
                 proxy=self._proxy,
                 # The time of a whole attempt is bounded by its deadline, in `_ask`.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
@@ -176,48 +193,71 @@ class HttpCheckCaller:
             raise AddressRefusedError(ADDRESS_REFUSED)
         return socket.socket(family, kind, protocol)
 
-    async def _ask(
-        self, session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], deadline: float
-    ) -> _Attempt:
-        """Ask one endpoint; once more where a kept connection turns out to have been closed before the request."""
+    async def _ask(self, session: aiohttp.ClientSession, url: str, asked: _Asked, deadline: float) -> _Attempt:
+        """Ask one endpoint; once more, on a new connection, if a kept one gave no answer or another question's."""
         refusal = self.refusal(url)
         if refusal is not None:
             return _Attempt(reachable=False, detail=refusal)
         target = URL(url)
-        attempt = await self._post(session, target, body, headers, deadline)
-        if attempt.stale:
-            attempt = await self._post(session, target, body, headers, deadline)
+        attempt = await self._post(session, target, asked, deadline, fresh=False)
+        if attempt.again:
+            attempt = await self._post(session, target, asked, deadline, fresh=True)
         place = f"{target.host}:{target.port}"
         attempt.detail = f"{place}: {attempt.detail}" if attempt.detail else f"{place} answered"
         return attempt
 
     async def _post(
-        self, session: aiohttp.ClientSession, url: URL, body: bytes, headers: Mapping[str, str], deadline: float
+        self, session: aiohttp.ClientSession, url: URL, asked: _Asked, deadline: float, *, fresh: bool
     ) -> _Attempt:
         attempt = _Attempt()
+        turn = Turn(asked.group, fresh)
+        TURN.set(turn)
         try:
             async with (
                 asyncio.timeout_at(deadline),
                 # As a stream it is sent in pieces; large bytes would hold up the loop.
                 session.post(
-                    url, data=BytesIO(body), headers=headers, allow_redirects=False, trace_request_ctx=attempt
+                    url,
+                    data=BytesIO(asked.body),
+                    headers=asked.headers,
+                    allow_redirects=False,
+                    trace_request_ctx=attempt,
                 ) as response,
             ):
                 try:
-                    attempt.outcome, attempt.remark = read_verdict(await self._read(response))
+                    attempt.outcome, attempt.remark = await self._verdict(response, turn, asked.nonce)
                 finally:
-                    if not response.content.at_eof():
-                        response.close()
+                    turn.end(response)
         except NotAVerdictError as error:
             attempt.detail = str(error)
+            attempt.again = turn.reused and isinstance(error, NotBoundError)
         except TimeoutError:
             _timed_out(attempt)
         except aiohttp.ClientError as error:
-            _failed(attempt, error)
+            _failed(attempt, error, turn)
         except Exception as error:  # noqa: BLE001 - what one endpoint provokes must not keep the next from being asked
             _log.warning("check_request_failed", host=url.host, error=type(error).__name__)
             attempt.detail = f"the request failed: {type(error).__name__}"
         return attempt
+
+    async def _verdict(self, response: aiohttp.ClientResponse, turn: Turn, nonce: str) -> tuple[Outcome, str | None]:
+        """Return the verdict of an answer to this very question.
+
+        An answer that echoes the nonce is bound to it. Any other counts only on a connection that carries no other
+        question, if it came after the question and from no cache.
+        """
+        verdict = read_verdict(await self._read(response), nonce)
+        if verdict.bound:
+            turn.prove()
+        elif turn.reused:
+            raise NotBoundError("the answer on a kept connection does not echo the nonce")
+        elif self._demand_nonce:
+            raise NotBoundError("the answer does not echo the nonce (HALFWAY_CHECK_DEMAND_NONCE)")
+        elif turn.is_out_of_turn:
+            raise NotBoundError("the answer does not echo the nonce and came before the question was sent whole")
+        elif "age" in response.headers:
+            raise NotBoundError("the answer does not echo the nonce and comes from a cache")
+        return verdict.outcome, verdict.remark
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """Return the body of an answer that may hold a verdict, and stop reading where it cannot be one."""
@@ -227,13 +267,13 @@ class HttpCheckCaller:
             raise NotAVerdictError("the content type is not JSON")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise NotAVerdictError("the body is compressed, which was not asked for")
-        too_large = NotAVerdictError(f"the body is larger than {self._max_reply_bytes} bytes")
-        if (response.content_length or 0) > self._max_reply_bytes:
+        too_large = NotAVerdictError(f"the body is larger than {MAX_REPLY_BYTES} bytes")
+        if (response.content_length or 0) > MAX_REPLY_BYTES:
             raise too_large
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
-            if len(body) > self._max_reply_bytes:
+            if len(body) > MAX_REPLY_BYTES:
                 raise too_large
         return bytes(body)
 
@@ -248,7 +288,7 @@ def _timed_out(attempt: _Attempt) -> None:
         attempt.reachable, attempt.detail = False, "no connection in time"
 
 
-def _failed(attempt: _Attempt, error: aiohttp.ClientError) -> None:
+def _failed(attempt: _Attempt, error: aiohttp.ClientError, turn: Turn) -> None:
     """Say what went wrong without the error's own text, which can hold the URL or parts of the answer."""
     match error:
         case aiohttp.ClientConnectorDNSError():
@@ -264,7 +304,7 @@ def _failed(attempt: _Attempt, error: aiohttp.ClientError) -> None:
         case aiohttp.InvalidURL():
             attempt.reachable, attempt.detail = False, "the URL cannot be read"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
-            attempt.stale = attempt.reused
+            attempt.again = turn.reused
             attempt.detail = "the connection was closed without an answer"
         case aiohttp.ClientPayloadError():
             attempt.detail = "the body was cut short"
@@ -295,14 +335,10 @@ def _tracing() -> aiohttp.TraceConfig:
     async def dequeued(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.queued = False
 
-    async def reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.reused = True
-
     async def sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.sent = True
 
     config.on_connection_queued_start.append(queued)
     config.on_connection_queued_end.append(dequeued)
-    config.on_connection_reuseconn.append(reused)
     config.on_request_headers_sent.append(sent)
     return config

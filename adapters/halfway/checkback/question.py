@@ -1,4 +1,4 @@
-"""The body of a check request (DESIGN section 7): messages in the form in which a prepare takes them."""
+"""The body of a check request (docs/rest.md#answer-a-check): messages in the form in which a prepare takes them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from halfway.service.ports import CheckRequest
 _JSON = msgspec.json.Encoder()
 
 
-def encode(request: CheckRequest) -> bytes:
-    """Return the JSON of one question; `prepared_at` is RFC 3339 in UTC with milliseconds."""
+def encode(request: CheckRequest, nonce: str) -> bytes:
+    """Return the JSON of one question, whose answer echoes `nonce`; `prepared_at` is RFC 3339 with milliseconds."""
     return _JSON.encode(
         {
             "type": "transaction.check",
+            "nonce": nonce,
             "id": request.id,
             "group": request.group,
             "prepared_at": rfc3339(request.prepared_at),

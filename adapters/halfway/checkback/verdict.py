@@ -1,9 +1,9 @@
-"""What counts as a verdict: nothing but a JSON object with an `outcome` that is spelled as DESIGN section 6 says."""
+"""What counts as a verdict: a JSON object with an `outcome` that is spelled right (docs/rest.md#answer-a-check)."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from halfway.domain.transaction import Outcome
 
@@ -14,6 +14,10 @@ class NotAVerdictError(Exception):
     """The answer is not a verdict; the message says why, and holds nothing of the answer itself."""
 
 
+class NotBoundError(NotAVerdictError):
+    """The answer may be that to another question."""
+
+
 def is_json(content_type: str) -> bool:
     """Whether a media type (lower case, without parameters) is JSON."""
     return content_type == "application/json" or (
@@ -21,14 +25,23 @@ def is_json(content_type: str) -> bool:
     )
 
 
-def read_verdict(body: bytes) -> tuple[Outcome, str | None]:
-    """Return the outcome and the remark, cut to 1 KiB, that a body holds.
+class Verdict(NamedTuple):
+    """What a body says; the remark is cut to 1 KiB."""
+
+    outcome: Outcome
+    remark: str | None
+    bound: bool
+    """Whether it echoes the question's nonce, so that it answers this question and no other."""
+
+
+def read_verdict(body: bytes, nonce: str) -> Verdict:
+    """Return the verdict that a body holds.
 
     The body is one JSON object in UTF-8 with exactly one `outcome`. Other fields are let through unread, so that a
     service may say more to its own tools; a remark that is no string is one of them.
 
     Raises:
-        NotAVerdictError: it is anything else.
+        NotAVerdictError: it is anything else, or echoes another nonce.
 
     """
     try:
@@ -47,12 +60,15 @@ def read_verdict(body: bytes) -> tuple[Outcome, str | None]:
     # By value and type: `Outcome("commit")` would also take what merely compares equal.
     if not isinstance(outcome, str) or outcome not in set(Outcome):
         raise NotAVerdictError("the outcome is not commit, rollback or unknown")
-    return Outcome(outcome), _remark(answer.get("remark"))
+    if "nonce" in answer and answer["nonce"] != nonce:
+        raise NotBoundError("the nonce is that of another question")
+    return Verdict(Outcome(outcome), _remark(answer.get("remark")), "nonce" in answer)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if sum(name == "outcome" for name, _ in pairs) > 1:
-        raise NotAVerdictError("the body has more than one outcome")
+    for once in ("outcome", "nonce"):
+        if sum(name == once for name, _ in pairs) > 1:
+            raise NotAVerdictError(f"the body has more than one {once}")
     return dict(pairs)
 
 

@@ -205,6 +205,7 @@ def _check_caller(settings: Settings) -> HttpCheckCaller:
     return HttpCheckCaller(
         timeout_s=settings.check_timeout_s,
         connect_timeout_s=settings.check_connect_timeout_s,
+        demand_nonce=settings.check_demand_nonce,
         urls=AllowedHosts(settings.check_hosts, settings.check_networks),
         ssl_context=check_authorities(settings),
     )

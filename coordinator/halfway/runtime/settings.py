@@ -139,6 +139,8 @@ class Settings(BaseSettings):
     scan_interval_s: Seconds = 1
     check_timeout_s: Seconds = 10
     check_connect_timeout_s: Seconds = 3
+    check_demand_nonce: bool = False
+    """Whether only an answer that echoes the question's nonce is a verdict."""
     check_hosts: Hosts = ()
     """Host names that may be checked, `*` for any characters; empty: all."""
     check_networks: Networks = ()

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-Serve = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Serve = Callable[[asyncio.StreamWriter, "Asked"], Awaitable[None]]
 
 
 @dataclass
@@ -16,6 +17,12 @@ class Asked:
     line: str
     headers: dict[str, str]
     body: bytes
+
+    @property
+    def nonce(self) -> str:
+        """What a conforming service echoes."""
+        nonce: str = json.loads(self.body)["nonce"]
+        return nonce
 
 
 @dataclass
@@ -53,7 +60,7 @@ async def endpoint(serve: Serve, *, keep: bool = False) -> AsyncIterator[Endpoin
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while True:
                     made.asked.append(await _request(reader))
-                    await serve(writer)
+                    await serve(writer, made.asked[-1])
                     await writer.drain()
                     if not keep:
                         break
@@ -85,8 +92,17 @@ def response(
 def sends(data: bytes) -> Serve:
     """Write bytes and nothing more."""
 
-    async def serve(writer: asyncio.StreamWriter) -> None:
+    async def serve(writer: asyncio.StreamWriter, _: Asked) -> None:
         writer.write(data)
+
+    return serve
+
+
+def echoes(outcome: str, *, after: bytes = b"") -> Serve:
+    """Answer as a conforming service does, and write `after` behind it."""
+
+    async def serve(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        writer.write(response(json.dumps({"outcome": outcome, "nonce": asked.nonce}).encode()) + after)
 
     return serve
 
@@ -94,7 +110,7 @@ def sends(data: bytes) -> Serve:
 def hangs(before: bytes = b"") -> Serve:
     """Write `before` and then nothing, with the connection open."""
 
-    async def serve(writer: asyncio.StreamWriter) -> None:
+    async def serve(writer: asyncio.StreamWriter, _: Asked) -> None:
         writer.write(before)
         await writer.drain()
         await asyncio.Event().wait()
@@ -105,7 +121,7 @@ def hangs(before: bytes = b"") -> Serve:
 def repeats(head: bytes, chunk: bytes, *, pause_s: float = 0.0, written: Callable[[int], None] | None = None) -> Serve:
     """Write `chunk` again and again for as long as the client takes it."""
 
-    async def serve(writer: asyncio.StreamWriter) -> None:
+    async def serve(writer: asyncio.StreamWriter, _: Asked) -> None:
         writer.write(head)
         while True:
             writer.write(chunk)

@@ -13,7 +13,7 @@ from halfway.domain.records import Message
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckRequest
 from tests.unit.checkback.conftest import GROUP, QUESTION, Ask
-from tests.unit.checkback.servers import endpoint, hangs, repeats, response, sends
+from tests.unit.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
 
 COMMIT = response(b'{"outcome": "commit"}')
 
@@ -184,25 +184,34 @@ async def test_a_place_that_does_not_come_free_says_nothing_of_the_endpoint() ->
 
 
 async def test_connections_are_kept_and_used_again(ask: Ask) -> None:
-    """Ten questions one after the other to a service that keeps its connection open come over one."""
-    async with endpoint(sends(COMMIT), keep=True) as service:
+    """Ten questions one after the other to a service that echoes the nonce come over one connection."""
+    async with endpoint(echoes("commit"), keep=True) as service:
         for _ in range(10):
             assert (await ask(service.url)).answered
     assert service.connections == 1
     assert len(service.asked) == 10
 
 
+async def test_a_service_that_does_not_echo_the_nonce_is_asked_on_a_new_connection_each_time(ask: Ask) -> None:
+    """Its answers count, each on a connection that carries no other question."""
+    async with endpoint(sends(COMMIT), keep=True) as service:
+        for _ in range(3):
+            assert (await ask(service.url)).outcome is Outcome.COMMIT
+    assert (service.connections, len(service.asked)) == (3, 3)
+
+
 async def test_a_kept_connection_that_breaks_on_the_question_is_replaced_once(ask: Ask) -> None:
     """A service that closed its side while the question was under way is asked again on a new connection."""
+    answer = echoes("commit")
     answers = 0
 
-    async def serve_one_and_break(writer: asyncio.StreamWriter) -> None:
+    async def serve_one_and_break(writer: asyncio.StreamWriter, asked: Asked) -> None:
         nonlocal answers
         answers += 1
         if answers == 2:
             writer.transport.abort()
         else:
-            writer.write(COMMIT)
+            await answer(writer, asked)
 
     async with endpoint(serve_one_and_break, keep=True) as service:
         assert (await ask(service.url)).answered
@@ -213,7 +222,7 @@ async def test_a_kept_connection_that_breaks_on_the_question_is_replaced_once(as
 async def test_a_new_connection_that_breaks_is_not_tried_again(ask: Ask) -> None:
     """A service that breaks every connection is asked once a call."""
 
-    async def break_it(writer: asyncio.StreamWriter) -> None:
+    async def break_it(writer: asyncio.StreamWriter, _: Asked) -> None:
         writer.transport.abort()
 
     async with endpoint(break_it) as service:

@@ -27,8 +27,9 @@ def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them
             Message(topic="points", key=b"", value=b'{"points": 3}\x00'),
         ),
     )
-    assert json.loads(question.encode(request)) == {
+    assert json.loads(question.encode(request, "Zk3vN0pQ")) == {
         "type": "transaction.check",
+        "nonce": "Zk3vN0pQ",
         "id": "order-1",
         "group": "orders",
         "prepared_at": "2026-01-01T00:00:00.007Z",

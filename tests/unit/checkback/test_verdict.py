@@ -5,34 +5,45 @@ import pytest
 from halfway.checkback.verdict import MAX_REMARK_BYTES, NotAVerdictError, is_json, read_verdict
 from halfway.domain.transaction import Outcome
 
+NONCE = "Zk3vN0pQ1rS5tUwXyZ-_ab"
+
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_each_outcome_in_its_own_spelling_is_a_verdict(outcome: Outcome) -> None:
     """The three words of the protocol are read, with white space around as JSON allows it."""
-    assert read_verdict(f' {{"outcome": "{outcome.value}"}}\n'.encode()) == (outcome, None)
+    assert read_verdict(f' {{"outcome": "{outcome.value}"}}\n'.encode(), NONCE) == (outcome, None, False)
 
 
 def test_other_fields_are_let_through() -> None:
     """A service may say more than was asked."""
     body = b'{"order": {"id": 7, "outcome": "rollback"}, "outcome": "commit", "tags": []}'
-    assert read_verdict(body) == (Outcome.COMMIT, None)
+    assert read_verdict(body, NONCE) == (Outcome.COMMIT, None, False)
+
+
+def test_an_echoed_nonce_binds_the_verdict_to_its_question() -> None:
+    """Only the very string counts, and only beside the outcome."""
+    bound = b'{"outcome": "rollback", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab", "remark": "never came"}'
+    assert read_verdict(bound, NONCE) == (Outcome.ROLLBACK, "never came", True)
+    elsewhere = b'{"outcome": "rollback", "question": {"nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab"}}'
+    assert not read_verdict(elsewhere, NONCE).bound
 
 
 def test_a_remark_is_kept_and_cut_to_its_limit() -> None:
     """A remark of any length does not harm the verdict, and is cut between characters."""
-    outcome, remark = read_verdict('{{"outcome": "rollback", "remark": "{}"}}'.format("\u00e9" * 5000).encode())
+    body = '{{"outcome": "rollback", "remark": "{}"}}'.format("\u00e9" * 5000).encode()
+    outcome, remark, _ = read_verdict(body, NONCE)
     assert (outcome, remark) == (Outcome.ROLLBACK, "\u00e9" * (MAX_REMARK_BYTES // 2))
 
 
 @pytest.mark.parametrize("remark", ["7", "null", '{"a": 1}', "[]"])
 def test_a_remark_that_is_no_string_is_left_out(remark: str) -> None:
     """The verdict stands without it."""
-    assert read_verdict(f'{{"outcome": "commit", "remark": {remark}}}'.encode()) == (Outcome.COMMIT, None)
+    assert read_verdict(f'{{"outcome": "commit", "remark": {remark}}}'.encode(), NONCE)[:2] == (Outcome.COMMIT, None)
 
 
 def test_a_remark_with_half_a_character_is_text_afterwards() -> None:
     """A lone surrogate, which JSON can spell, cannot be written down as UTF-8: it is replaced."""
-    _, remark = read_verdict(b'{"outcome": "commit", "remark": "\\ud800!"}')
+    _, remark, _ = read_verdict(b'{"outcome": "commit", "remark": "\\ud800!"}', NONCE)
     assert remark == "?!"
 
 
@@ -72,6 +83,11 @@ def test_a_remark_with_half_a_character_is_text_afterwards() -> None:
         b'{"outcome": "rollback", "outcome": "commit"}',
         b'{"outcome": "commit", "outcome": "commit"}',
         b'{"outcome": "commit", "\\u006futcome": "rollback"}',
+        b'{"outcome": "commit", "nonce": "that of another question"}',
+        b'{"outcome": "commit", "nonce": null}',
+        b'{"outcome": "commit", "nonce": ["Zk3vN0pQ1rS5tUwXyZ-_ab"]}',
+        b'{"outcome": "commit", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab ", "a": 1}',
+        b'{"outcome": "commit", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab"}',
         b'{"outcome": "commit", "cost": NaN}',
         b'{"outcome": "commit", "cost": -Infinity}',
         b'\xef\xbb\xbf{"outcome": "commit"}',
@@ -81,13 +97,14 @@ def test_a_remark_with_half_a_character_is_text_afterwards() -> None:
         b'{"outcome": "commit", "a": ' + b"9" * 60_000 + b"}",
         b"<html><body>commit</body></html>",
     ],
-    ids=lambda body: repr(body[:50]),
+    ids=lambda body: repr(body[:70]),
 )
 def test_anything_else_is_no_verdict(body: bytes) -> None:
     """Whatever is not exactly one object with one outcome, spelled right, says nothing."""
     with pytest.raises(NotAVerdictError) as caught:
-        read_verdict(body)
+        read_verdict(body, NONCE)
     assert "commit" not in str(caught.value).replace("is not commit, rollback or unknown", "")
+    assert NONCE not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,12 @@ async def test_an_order_is_one_transaction_of_four_messages(service: CLIENT, hal
     assert all(json.loads(message["value"])[message["topic"]] for message in body["messages"])
 
 
+async def test_an_answer_to_a_check_echoes_the_nonce_of_the_question(service: CLIENT) -> None:
+    """So that it can resolve nothing but what was asked about."""
+    question = {"type": "transaction.check", "nonce": "n-1", "id": "o-7", "attempt": 1}
+    assert await post(service, "/check", question) == (200, {"outcome": "rollback", "nonce": "n-1"})
+
+
 @pytest.mark.parametrize(
     "payment, state, outcome",
     [("card", "paid", "commit"), ("card-declined", "failed", "rollback"), ("invoice", "awaiting", "unknown")],
