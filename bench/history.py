@@ -218,7 +218,7 @@ class Writer:
             at = half.prepared_at + _END_AFTER_MS
             told = writes.Told(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
             write = writes.committed(shard.number, Pending.of(offset, half), half, told)
-            ended.append((shard, encode(write), at))
+            ended.append((shard, encode(write, self._config.op_record_bytes), at))
         again = [one for shard in self._shards for one in self._far_behind(shard)]
         producer = self._lane[0]
         self._lane.rotate()
@@ -261,7 +261,8 @@ class Writer:
             offset, half = shard.pending.popleft()
             write = writes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
             place: list[int] = []
-            again.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encode(write), place))
+            encoded = encode(write, self._plan.config.op_record_bytes)
+            again.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, place))
         self.reanchored += len(again)
         return again
 

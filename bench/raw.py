@@ -143,7 +143,7 @@ def _one(topic: str, number: int) -> Records:
         shard=shard,
         half=encode_half(half),
         half_headers=record_headers(KIND_HALF, GROUP, State.PREPARED.value),
-        ended=encode(writes.committed(shard, Pending.of(0, half), half, told)),
+        ended=encode(writes.committed(shard, Pending.of(0, half), half, told), MIB),
     )
 
 

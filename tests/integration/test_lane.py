@@ -395,6 +395,29 @@ async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: Ka
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
 
 
+async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_ended(kafka: Kafka) -> None:
+    """Its op marker would pass what op takes: it is written without naming the messages, and no incarnation ends."""
+    config = config_for(kafka.bootstrap_servers)
+    create_topics(
+        config, dict.fromkeys((config.half_topic, config.parked_topic), 2), **{"max.message.bytes": "2000000"}
+    )
+    create_topics(config, dict.fromkeys((config.op_topic, config.owners_topic), 2))
+    orders = config.prefix + "orders"
+    create_topics(config, {orders: 3})
+    messages = [Message(topic=orders, key=b"k%d" % number, value=b"v") for number in range(26_000)]
+    many, never = half(in_shard(0, "many"), *messages), half(in_shard(1, "never"), *messages)
+    [committed] = await asyncio.to_thread(prepare, config, 0, many)
+    [rolled_back] = await asyncio.to_thread(prepare, config, 1, never)
+    async with running(config) as instance:
+        await instance.write(commit_of(0, many, committed))
+        back = commit_of(1, never, rolled_back)
+        assert back.op is not None
+        op = structs.replace(back.op, kind=OpKind.ROLLED_BACK)
+        await instance.write(structs.replace(back, messages=(), state="rolled_back", op=op))
+        assert instance.observer.failures == []
+    assert len(read_topic(config, orders)) == len(messages)
+
+
 async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: KafkaConfig) -> None:
     """It is halfway's own, as its headers say: to skip it could lose a prepare. The tail stops, and so does a start."""
     newer = Producer(config.producer())

@@ -201,7 +201,7 @@ def _encoded(
         if refusal is not None:
             return refusal
     try:
-        encoded = encode(write)
+        encoded = encode(write, context.config.op_record_bytes)
         if targets:
             encoded = structs.replace(encoded, real=[_steered(message, targets) for message in encoded.real])
     except Exception as error:

@@ -19,6 +19,11 @@ MIB: Final = 1024 * 1024
 RECORD_OVERHEAD: Final = 64 * KIB
 """Bytes that a record may have beyond its payload: ids, names, headers, framing, and a remark that it gets later."""
 HALF_BATCH_BYTES: Final = 256 * KIB
+_DIGEST_BYTES: Final = 48
+"""What an op marker keeps of a message beside its topic's name, at most."""
+_TOPIC_BYTES: Final = 252
+_LEAST_MESSAGE_BYTES: Final = 6
+"""What a half record takes for a message, at least."""
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
@@ -92,6 +97,8 @@ class KafkaConfig:
     """The largest payload of a prepare: keys, values and headers of all its messages."""
     prefix: str = "_halfway."
     shards: int = 8
+    max_messages: int = 1_000
+    """Of one prepare."""
     instance_url: str = ""
     """Where other instances reach this one; stands in the owner record."""
     outcome_horizon_s: float = 900
@@ -217,6 +224,19 @@ class KafkaConfig:
         return self.half_max_message_bytes + RECORD_OVERHEAD
 
     @property
+    def op_record_bytes(self) -> int:
+        """The largest encoded op marker of a transaction with as many messages as a prepare may have."""
+        messages = min(self.max_messages, self.half_record_bytes // _LEAST_MESSAGE_BYTES)
+        # The names of its topics stand in the half record too.
+        names = min(messages * _TOPIC_BYTES, self.half_record_bytes)
+        return names + messages * _DIGEST_BYTES + RECORD_OVERHEAD
+
+    @property
+    def op_max_message_bytes(self) -> int:
+        """What `max.message.bytes` of op must be at least: the largest marker, and a batch of small ones."""
+        return max(self.op_record_bytes, HALF_BATCH_BYTES) + RECORD_OVERHEAD
+
+    @property
     def lowest_compaction_lag_ms(self) -> int:
         """`min.compaction.lag.ms` of the internal topics."""
         if self.min_compaction_lag_ms is None:
@@ -244,7 +264,7 @@ class KafkaConfig:
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "message.timeout.ms": round(self.prepare_timeout_s * 1000),
-                "message.max.bytes": self.parked_max_message_bytes + MIB,
+                "message.max.bytes": max(self.parked_max_message_bytes, self.op_max_message_bytes) + MIB,
                 "batch.size": HALF_BATCH_BYTES,
                 "allow.auto.create.topics": False,
             },

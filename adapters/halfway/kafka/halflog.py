@@ -42,6 +42,11 @@ class KafkaHalfLog:
 
     def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
         """Append a half record with acks=all; its offset comes once it is delivered; errors as the port tells."""
+        if len(half.messages) > self._config.max_messages:
+            raise MessageTooLargeError(
+                f"the transaction has {len(half.messages)} messages, {self._config.max_messages} at most "
+                "(HALFWAY_MAX_MESSAGES): its op marker could be larger than its topic takes; send fewer messages"
+            )
         value = encode_half(half)
         key = half.id.encode()
         if len(key) + len(value) > self._config.half_record_bytes:

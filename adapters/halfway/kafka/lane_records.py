@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import structlog
 
+from halfway.domain.records import Op
 from halfway.kafka.codec import (
     KIND_HALF,
     KIND_OP,
@@ -15,6 +17,8 @@ from halfway.kafka.codec import (
 )
 from halfway.kafka.config import KafkaConfig
 from halfway.service.ports import LaneWrite, Tombstone
+
+log = structlog.get_logger(__name__)
 
 ANY_PARTITION = -1
 _FRAMING = 512
@@ -50,12 +54,15 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     parked: Kept | None
 
 
-def encode(write: LaneWrite) -> Encoded:
-    """Encode a write: messages with the headers of DESIGN section 4, internal records with those of section 1."""
+def encode(write: LaneWrite, op_record_bytes: int) -> Encoded:
+    """Encode a write: messages with halfway's headers, and internal records (docs/protocol.md#topics).
+
+    An op marker has at most `op_record_bytes`, which its topic certainly takes.
+    """
     group, state = write.group, write.state
     op = half = parked = None
     if write.op is not None:
-        op = Kept(encode_op(write.op), record_headers(KIND_OP, group, state))
+        op = Kept(_op_value(write.op, op_record_bytes), record_headers(KIND_OP, group, state))
     if write.half is not None:
         value = None if isinstance(write.half, Tombstone) else encode_half(write.half)
         half = Kept(value, record_headers(KIND_HALF, group, state))
@@ -64,6 +71,26 @@ def encode(write: LaneWrite) -> Encoded:
         parked = Kept(value, record_headers(KIND_PARKED, group, state))
     key = write.id.encode()
     return Encoded(key, real_messages(write, key) if write.messages else [], op, half, parked)
+
+
+def _op_value(op: Op, most: int) -> bytes:
+    """Encode an op marker, without the digests of its messages where it would be larger than `most`.
+
+    Only a transaction that was accepted when a prepare could have more messages has such a marker: it must be ended
+    all the same.
+    """
+    value = encode_op(op)
+    if len(value) <= most:
+        return value
+    log.warning(
+        "op_marker_shortened",
+        id=op.id,
+        messages=len(op.messages),
+        bytes=len(value),
+        limit=most,
+        remedy="set HALFWAY_MAX_MESSAGES to as many messages as transactions that are pending have",
+    )
+    return encode_op(msgspec.structs.replace(op, messages=()))
 
 
 def real_messages(write: LaneWrite, key: bytes) -> list[Real]:

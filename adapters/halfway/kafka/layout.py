@@ -13,6 +13,8 @@ DAY_MS: Final = 24 * HOUR_MS
 SAFE_REPLICATION: Final = 3
 """Replicas, and brokers, from which on two must be in sync."""
 _FOREVER: Final = -1
+_KAFKAS_MESSAGE_BYTES: Final = 1_048_588
+"""What `max.message.bytes` is where nobody sets it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +86,7 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         "cleanup.policy": _policies("compact,delete"),
         "retention.ms": _at_least(config.op_retention_ms, forever=True),
         "retention.bytes": _exactly(str(_FOREVER)),
+        "max.message.bytes": _at_least(config.op_max_message_bytes, value=_KAFKAS_MESSAGE_BYTES),
     }
 
     def plan(kind: str, needs: Mapping[str, Need], partitions: int) -> TopicPlan:

@@ -221,6 +221,7 @@ class Settings(BaseSettings):
                 name: getattr(self, name)
                 for name in (
                     "max_prepare_bytes",
+                    "max_messages",
                     "shards",
                     "replication_factor",
                     "outcome_horizon_s",

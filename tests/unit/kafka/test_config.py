@@ -116,6 +116,16 @@ def test_what_is_accepted_can_be_stored_and_parked() -> None:
     assert config.producer()["batch.size"] < config.half_max_message_bytes
 
 
+def test_an_op_marker_has_room_for_all_messages_of_a_prepare() -> None:
+    """By default in what a topic takes where nobody has set it, so that no topic of an earlier release is refused."""
+    config = make(max_prepare_bytes=4_194_304)
+    assert config.op_record_bytes < config.op_max_message_bytes < 1_048_588
+    many = make(max_prepare_bytes=4_194_304, max_messages=30_000)
+    assert many.op_record_bytes > 1_048_588
+    assert many.producer()["message.max.bytes"] > many.op_max_message_bytes
+    assert make(max_messages=10**9).op_record_bytes < 20_000_000
+
+
 def test_topics_and_groups_carry_the_prefix() -> None:
     """All that halfway makes in Kafka starts with the prefix."""
     config = make(prefix="p.")

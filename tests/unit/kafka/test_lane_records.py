@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from halfway.domain.records import Half, Message, Op, OpKind, Parked
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
-from halfway.kafka.codec import decode_half, decode_op, decode_parked
+from halfway.kafka.codec import decode_half, decode_op, decode_parked, encode_half, encode_op
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane_records import encode, oversized
+from halfway.kafka.lane_records import Encoded, encode, oversized
 from halfway.service.ports import TOMBSTONE, LaneWrite
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
@@ -32,8 +37,40 @@ def write(**fields: object) -> LaneWrite:
     return LaneWrite(**(settings | fields))  # type: ignore[arg-type]
 
 
+def encoded(one: LaneWrite) -> Encoded:
+    return encode(one, CONFIG.op_record_bytes)
+
+
+def marker_of(messages: int, topic: str) -> Op:
+    """Give the marker of a commit of so many of the smallest messages that have a key and a value."""
+    one = MessageDigest.of(Message(topic=topic, key=b"k", value=b"v"))
+    return msgspec.structs.replace(OP, fingerprint=b"f" * 16, remark="r" * 1024, messages=(one,) * messages)
+
+
+@pytest.mark.parametrize("topic", ["t", "orders", "t" * 249])
+@pytest.mark.parametrize("most", [1, 1_000, 30_000])
+def test_a_marker_of_as_many_messages_as_a_prepare_may_have_is_whole(most: int, topic: str) -> None:
+    """Whatever their topics are called, as far as the half message takes them all."""
+    config = replace(CONFIG, max_messages=most, max_prepare_bytes=4_194_304)
+    half = msgspec.structs.replace(HALF, messages=(Message(topic=topic, key=b"k", value=b"v"),) * most)
+    fits = len(encode_half(half)) <= config.half_record_bytes
+    marker = marker_of(most, topic)
+    assert len(encode_op(marker)) <= config.op_record_bytes or not fits
+    assert fits or (most, len(topic)) == (30_000, 249)
+
+
+def test_a_marker_that_its_topic_may_not_take_names_no_messages() -> None:
+    """It was accepted when a prepare could have more messages, and is ended all the same."""
+    large = marker_of(26_000, "orders")
+    kept = encoded(write(op=large, half=TOMBSTONE)).op
+    assert kept is not None
+    assert kept.value is not None
+    assert len(kept.value) < CONFIG.op_record_bytes < len(encode_op(large))
+    assert decode_op(kept.value) == msgspec.structs.replace(large, messages=())
+
+
 def test_real_messages_keep_what_they_had_and_can_be_told_apart() -> None:
-    first, second = encode(write(messages=MESSAGES)).real
+    first, second = encoded(write(messages=MESSAGES)).real
     assert (first.topic, first.key, first.value, first.partition) == ("orders", b"k", b"v", 3)
     assert first.headers == [
         ("h", b"1"),
@@ -47,7 +84,7 @@ def test_real_messages_keep_what_they_had_and_can_be_told_apart() -> None:
 
 
 def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
-    ended = encode(write(op=OP, half=TOMBSTONE))
+    ended = encoded(write(op=OP, half=TOMBSTONE))
     assert ended.key == b"a-1"
     assert ended.real == []
     assert ended.parked is None
@@ -57,7 +94,7 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
     assert decode_op(ended.op.value) == OP
     assert ended.op.headers == [("halfway-kind", b"op"), ("halfway-group", b"g"), ("halfway-state", b"committed")]
     parked = Parked(half=HALF, reason="asked enough", parked_at=9, checks=15)
-    kept = encode(write(half=HALF, parked=parked))
+    kept = encoded(write(half=HALF, parked=parked))
     assert kept.op is None
     assert kept.half is not None
     assert decode_half(kept.half.value) == HALF
@@ -68,8 +105,8 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
 def test_the_topic_of_a_record_that_the_producer_would_refuse_is_named() -> None:
     """What `produce` would refuse half way through a batch is found before the Kafka transaction begins."""
     large = write(messages=(MESSAGES[0], Message(topic="points", value=b"x" * 10_000)), op=OP)
-    assert oversized(large, encode(large), CONFIG, 9_000) == "points"
-    assert oversized(large, encode(large), CONFIG, 20_000) is None
+    assert oversized(large, encoded(large), CONFIG, 9_000) == "points"
+    assert oversized(large, encoded(large), CONFIG, 20_000) is None
     parked = Parked(half=HALF, reason="r" * 10_000, parked_at=9, checks=15)
     parking = write(parked=parked, op=OP, half=TOMBSTONE)
-    assert oversized(parking, encode(parking), CONFIG, 9_000) == CONFIG.parked_topic
+    assert oversized(parking, encoded(parking), CONFIG, 9_000) == CONFIG.parked_topic

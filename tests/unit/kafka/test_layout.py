@@ -101,6 +101,7 @@ def test_the_plan_is_the_designs_table() -> None:
         ("half", "segment.ms", "604800000", "at most 86400000"),
         ("half", "delete.retention.ms", "0", "at least 900000"),
         ("half", "max.message.bytes", "1000", f"at least {CONFIG.half_max_message_bytes}"),
+        ("op", "max.message.bytes", "1000", f"at least {CONFIG.op_max_message_bytes}"),
         ("parked", "max.message.bytes", "1000", f"at least {CONFIG.parked_max_message_bytes}"),
         ("groups", "unclean.leader.election.enable", "true", "false"),
         ("owners", "message.timestamp.type", "LogAppendTime", "CreateTime"),
