@@ -117,7 +117,7 @@ async def test_killed_in_the_suspects_lane(scene: Scene, point: str, seconds: fl
         ("acquire.2.read_owners.before", "acquire.2.read_owners.after", 0),
         ("acquire.3.fence_owners.before", "acquire.3.fence_owners.after", 0),
         ("acquire.4.claim.before", "acquire.4.claim.after", 0),
-        ("acquire.4.produce_claim.after", "acquire.4.claim_one.after", AT_BROKER_S),
+        ("acquire.4.produce_claim.after", "acquire.4.claim.after", AT_BROKER_S),
         ("acquire.5.fold.before", "acquire.5.fold.after", 0),
         ("acquire.6.serve.before", "acquire.6.serve.after", 0),
     ],

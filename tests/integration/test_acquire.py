@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from halfway.kafka.codec import (
 )
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.cursors import KafkaCursors
+from halfway.kafka.fences import Fences
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.partitions import PartitionReader, Place
 from halfway.kafka.patience import AcquireError
@@ -73,16 +75,19 @@ class GivenCursors:
         return {shard: self._cursors[shard] for shard in shards if shard in self._cursors}
 
 
-def acquisition(config: KafkaConfig, incarnation: str, shards: Sequence[int], **fields: object) -> Acquisition:
+def acquisition(config: KafkaConfig, incarnation: str, shard: int, **fields: object) -> Acquisition:
     settings: dict[str, object] = {
         "lane_ids": tuple(f"{config.prefix}{incarnation}.{name}" for name in ("0", "1", "q")),
         "cursors": GivenCursors(),
+        "fences": Fences(incarnation),
+        "turn": nullcontext(),
         "deadline": time.monotonic() + PATIENCE_S,
+        "stall_s": config.lane_stall_s,
         "cancelled": lambda: False,
         "skipped": lambda _topic, _reason: None,
     }
     settings |= fields
-    return Acquisition(config=config, incarnation=incarnation, shards=shards, **settings)  # type: ignore[arg-type]
+    return Acquisition(config=config, incarnation=incarnation, shard=shard, **settings)  # type: ignore[arg-type]
 
 
 def lane_of(config: KafkaConfig, incarnation: str) -> list[TransactionalProducer]:
@@ -91,7 +96,7 @@ def lane_of(config: KafkaConfig, incarnation: str) -> list[TransactionalProducer
 
 
 def acquire(config: KafkaConfig, incarnation: str, shards: Sequence[int], **fields: object) -> list[Acquired]:
-    return acquisition(config, incarnation, shards, **fields).acquire()
+    return [acquisition(config, incarnation, shard, **fields).acquire() for shard in shards]
 
 
 def owner_of(incarnation: str, *, shard: int) -> Owner:
@@ -228,27 +233,27 @@ def test_an_open_rehearsal_of_a_frozen_owner_holds_no_consumer_back(kafka: Kafka
 
 def test_of_two_that_acquire_at_once_only_one_claims(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 4: an acquirer that was fenced by another's step 1 stops, and claims nothing."""
-    slow = acquisition(config, "slow", [0])
-    claim = slow._claim_one
+    slow = acquisition(config, "slow", 0)
+    claim = slow._claim
 
-    def overtaken(shard: int, producer: TransactionalProducer) -> dict[tuple[str, int], int]:
+    def overtaken(producer: TransactionalProducer) -> dict[str, int]:
         acquire(config, "quick", [0])
-        return claim(shard, producer)
+        return claim(producer)
 
-    monkeypatch.setattr(slow, "_claim_one", overtaken)
+    monkeypatch.setattr(slow, "_claim", overtaken)
     with pytest.raises(AcquireError) as failed:
         slow.acquire()
     assert failed.value.fenced
-    assert slow.claimed == set()
+    assert not slow.claimed
     assert [decode_owner(seen.value).incarnation for seen in read_topic(config, config.owners_topic)] == ["quick"]
 
 
 def test_an_acquisition_gives_up_when_it_is_no_longer_wanted_or_out_of_time(config: KafkaConfig) -> None:
     """Waits are bounded, and a revoked shard is not claimed."""
-    unwanted = acquisition(config, "one", [0], cancelled=lambda: True)
+    unwanted = acquisition(config, "one", 0, cancelled=lambda: True)
     with pytest.raises(AcquireError, match="no longer wanted"):
         unwanted.acquire()
-    late = acquisition(config, "two", [0], deadline=time.monotonic())
+    late = acquisition(config, "two", 0, deadline=time.monotonic())
     with pytest.raises(AcquireError):
         late.acquire()
     assert read_topic(config, config.owners_topic) == []
@@ -344,8 +349,9 @@ def test_where_nothing_tells_who_owned_a_shard_it_is_not_served(config: KafkaCon
     produce(config, config.owners_topic, 0, b"0", b"rubbish")
     for topic in (config.half_topic, config.parked_topic):
         produce(config, topic, 0, BARRIER_KEY, b"rubbish")
-    with pytest.raises(AcquireError, match="make sure that no instance runs"):
+    with pytest.raises(AcquireError, match="is overwritten in") as failed:
         acquire(config, "one", [0])
+    assert "make sure that no instance runs" in failed.value.remedy
 
 
 def test_records_under_other_keys_in_owners_are_no_owners(config: KafkaConfig) -> None:

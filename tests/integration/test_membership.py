@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -12,7 +13,9 @@ from halfway.domain.errors import LaneLostError, NotWrittenError
 from halfway.domain.records import Message
 from halfway.kafka.acquire import Acquisition
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.fences import Fences
 from halfway.kafka.lane_producer import ProducerFailedError, initialised
+from halfway.kafka.patience import AcquireError
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
     PATIENCE_S,
@@ -127,9 +130,12 @@ async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itsel
             config=config,
             incarnation="stranger",
             lane_ids=(f"{config.prefix}stranger.0",),
-            shards=[2],
+            shard=2,
             cursors=instance.cursors,
+            fences=Fences("stranger"),
+            turn=nullcontext(),
             deadline=time.monotonic() + PATIENCE_S,
+            stall_s=config.lane_stall_s,
             cancelled=lambda: False,
             skipped=lambda _topic, _reason: None,
         )
@@ -273,11 +279,11 @@ async def test_stopping_in_the_middle_of_an_acquisition_does_not_wait_for_it(
     """An acquisition that hangs is left behind after a short time, whatever the deadline of the stop."""
     hangs, release = threading.Event(), threading.Event()
 
-    def hang(self: Acquisition) -> list[object]:
+    def hang(self: Acquisition) -> None:
         hangs.set()
         release.wait()
         assert self.cancelled()
-        return []
+        raise AcquireError("test", "made up")
 
     monkeypatch.setattr(Acquisition, "acquire", hang)
     instance = Instance(config)

@@ -110,7 +110,7 @@ async def test_a_shard_is_not_acquired_again_while_its_release_is_under_way(
             await eventually(met.is_set, "a release")
             instance.cluster.membership._on_assigned({0})
             await asyncio.sleep(0.3)  # it would begin at the next turn of the loop
-            assert 0 not in instance.cluster.membership._acquiring
+            assert 0 not in instance.cluster.membership._acquisitions.shards
             go.set()
             await giving
         await instance.serves([0, 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -24,6 +24,7 @@ from halfway.kafka.codec import (
     record_headers,
 )
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.fences import Fences
 from halfway.kafka.former_owners import FormerOwners, FormerOwnerUnknownError
 from halfway.kafka.intake import (
     NewerReleaseError,
@@ -38,7 +39,7 @@ from halfway.kafka.intake import (
 )
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.partitions import PartitionReader, Place
-from halfway.kafka.patience import AcquireError, Patience
+from halfway.kafka.patience import HANGING, AcquireError, Patience
 from halfway.service.ports import Cursors
 
 log = structlog.get_logger()
@@ -47,9 +48,9 @@ _ASK_S: Final = 10.0
 _LOOK_S: Final = 0.5
 _SKEW_MS: Final = 60_000
 """How far the clocks of instances may differ: op is read from that much before the horizon."""
-_PARALLEL: Final = 8
-# A fetch that waits for one partition's next record holds up partitions that have just been added.
-_QUICK: Final = {"fetch.wait.max.ms": 20}
+# A fetch that waits for one partition's next record holds up partitions that have just been added; and several
+# acquisitions at once must not fetch more than one instance may hold.
+_QUICK: Final = {"fetch.wait.max.ms": 20, "queued.max.messages.kbytes": 4_096}
 
 
 class CursorLoader(Protocol):
@@ -72,74 +73,78 @@ class Acquired:
 
 @dataclass(kw_only=True)
 class Acquisition:
-    """One attempt to acquire shards for one incarnation, on a thread of its own; `acquire` is called once.
+    """One attempt to acquire a shard for one incarnation, on a thread of its own; `acquire` is called once.
 
-    `claimed` grows with each shard whose owner record certainly names this incarnation, whatever happens afterwards:
-    one that is not served must be released, or its next owner fences this incarnation. A claim that is not certain must
-    not be released: the tombstone could stand over another's owner record.
+    `claimed` tells that the owner record certainly names this incarnation, whatever happens afterwards: a shard that is
+    not served must be released, or its next owner fences this incarnation. A claim that is not certain must not be
+    released: the tombstone could stand over another's owner record.
     """
 
     config: KafkaConfig
     incarnation: str
     lane_ids: tuple[str, ...]
-    shards: Sequence[int]
+    shard: int
     cursors: CursorLoader
+    fences: Fences
+    """Whom this incarnation has fenced, for all of its acquisitions."""
+    turn: AbstractContextManager[object]
+    """Held while records are handled: acquisitions side by side take turns, and leave the loop's thread its own."""
     deadline: float
     """For steps 1 to 4, on `time.monotonic()`; it moves on as long as reading moves."""
+    stall_s: float
+    """For how long reading may stand still."""
     cancelled: Callable[[], bool]
     skipped: Callable[[str, str], None]
     """Counts a record that cannot be decoded: topic, reason."""
-    claimed: set[int] = field(default_factory=set)
+    claimed: bool = False
     released: dict[int, int] = field(default_factory=dict)
     _patience: Patience = field(init=False, repr=False)
 
-    def acquire(self) -> list[Acquired]:
-        """Acquire the shards, side by side; all of them or AcquireError.
+    def acquire(self) -> Acquired:
+        """Acquire the shard, or AcquireError.
 
-        1. For each shard a producer with the transactional id `<prefix>owner.<s>` is initialised: whoever is acquiring
-           it is fenced.
+        1. A producer with the transactional id `<prefix>owner.<s>` is initialised: whoever is acquiring it is fenced.
         2. owners[s] is read under read_committed as far as it goes.
-        3. Where the last record is of another incarnation and not released, that one's lane ids are fenced. 2 and 3 are
-           repeated until the end offset that read_uncommitted gives has been read.
-        4. Each producer of step 1 commits one Kafka transaction: the owner record, and a barrier in half, op, parked.
+        3. Where the last record is of another incarnation and not released, that one's lane ids are fenced, once for
+           all of its shards. 2 and 3 are repeated until the end offset that read_uncommitted gives has been read.
+        4. The producer of step 1 commits one Kafka transaction: the owner record, and a barrier in half, op, parked.
         5. half, op and parked are folded from their cursors under read_committed up to these barriers.
         6. The caller serves what is returned.
-
-        Several shards share the fences of step 3 (an incarnation's lane ids are the same for all its shards) and the
-        consumers; for each shard the order of the steps is the one above.
 
         Raises:
             AcquireError: at any step; nothing is served then.
 
         """
         started = time.monotonic()
-        producers: list[TransactionalProducer] = []
+        producer: TransactionalProducer | None = None
         reader: PartitionReader | None = None
         try:
-            producers = self._fence_acquirers()
-            reader = PartitionReader(self.config, **_QUICK)
+            producer = self._fence_acquirers()
+            reader = PartitionReader(self.config, self.turn, **_QUICK)
             self._patience = Patience(
-                until=self.deadline, stall_s=self.config.lane_stall_s, reader=reader, cancelled=self.cancelled
+                until=self.deadline, stall_s=self.stall_s, reader=reader, cancelled=self.cancelled
             )
             self._patience.check("fencing other acquirers")
             self._settle_former_owners(reader)
             self._patience.check("fencing the former owner")
-            barriers = self._claim(producers)
+            barriers = self._claim(producer)
+            # Folding may take long, and there may be many that fold.
+            producer.abandon()
             acquired = self._fold(reader, barriers)
         except FormerOwnerUnknownError as error:
-            raise AcquireError("reading the owner records", str(error)) from error
+            raise AcquireError("reading the owner records", str(error), remedy=error.remedy) from error
         except ProducerFailedError as error:
             raise AcquireError(error.step, str(error), fenced=error.fenced) from error
         except (KafkaException, HalfwayError, TimeoutError) as error:
             raise AcquireError("reading", str(error) or "no answer in time") from error
         finally:
-            for producer in producers:
+            if producer is not None:
                 producer.abandon()
             if reader is not None:
                 reader.close()
         log.info(
             "shards_acquired",
-            shards=list(self.shards),
+            shards=[self.shard],
             seconds=round(time.monotonic() - started, 3),
             records=reader.records,
         )
@@ -147,50 +152,44 @@ class Acquisition:
 
     # --- step 1
 
-    def _fence_acquirers(self) -> list[TransactionalProducer]:
-        """Step 1: initialise the owner producers, one for each shard."""
-        ids = [f"{self.config.prefix}owner.{shard}" for shard in self.shards]
-        return initialised(self.config, ids, self.deadline, self.cancelled)
+    def _fence_acquirers(self) -> TransactionalProducer:
+        """Step 1: initialise the owner producer."""
+        [producer] = initialised(
+            self.config, [f"{self.config.prefix}owner.{self.shard}"], self.deadline, self.cancelled
+        )
+        return producer
 
     # --- steps 2 and 3
 
     def _settle_former_owners(self, reader: PartitionReader) -> None:
         FormerOwners(
             config=self.config,
-            incarnation=self.incarnation,
             reader=reader,
             patience=self._patience,
             count=self.skipped,
             released=self.released,
-        ).settle(self.shards)
+            fences=self.fences,
+        ).settle([self.shard])
 
     # --- step 4
 
-    def _claim(self, producers: Sequence[TransactionalProducer]) -> dict[Place, int]:
-        """Step 4: commit owner records and barriers; return where the barriers stand."""
-        barriers: dict[Place, int] = {}
-        with ThreadPoolExecutor(_PARALLEL, "halfway-claim") as pool:
-            for found in pool.map(self._claim_one, self.shards, producers):
-                barriers.update(found)
-        return barriers
-
-    def _claim_one(self, shard: int, producer: TransactionalProducer) -> dict[Place, int]:
-        barriers: dict[Place, int] = {}
+    def _claim(self, producer: TransactionalProducer) -> dict[str, int]:
+        """Step 4: commit owner record and barriers; return where the barriers stand, by topic."""
+        barriers: dict[str, int] = {}
         producer.begin()
         try:
-            topics = self._produce_claim(shard, producer, barriers)
+            topics = self._produce_claim(producer, barriers)
         except (KafkaException, BufferError) as error:
             raise ProducerFailedError.of("claiming", error) from error
-        producer.commit(max(1.0, min(self.config.lane_stall_s, self._patience.deadline - time.monotonic())))
+        producer.commit(max(1.0, min(self.stall_s, self._patience.deadline - time.monotonic())))
         if len(barriers) != len(topics) or min(barriers.values()) < 0:
             raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
-        self.claimed.add(shard)
+        self.claimed = True
         return barriers
 
-    def _produce_claim(
-        self, shard: int, producer: TransactionalProducer, barriers: dict[Place, int]
-    ) -> tuple[str, ...]:
+    def _produce_claim(self, producer: TransactionalProducer, barriers: dict[str, int]) -> tuple[str, ...]:
         """Produce the owner record and a barrier to each of the topics returned; reports put them into `barriers`."""
+        shard = self.shard
         config, now = self.config, time.time_ns() // 1_000_000
         owner = Owner(
             shard=shard,
@@ -204,7 +203,7 @@ class Acquisition:
 
         def report(error: Any, message: Any) -> None:
             if error is None:
-                barriers[message.topic(), shard] = message.offset()
+                barriers[message.topic()] = message.offset()
 
         producer.produce(
             config.owners_topic,
@@ -221,25 +220,23 @@ class Acquisition:
 
     # --- step 5
 
-    def _fold(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> list[Acquired]:
+    def _fold(self, reader: PartitionReader, barriers: Mapping[str, int]) -> Acquired:
         """Step 5: fold from the cursors up to the barriers: parked first, then half and op side by side."""
-        horizon_ms = round(self.config.outcome_horizon_s * 1000)
-        states = {shard: ShardState(shard, horizon_ms=horizon_ms) for shard in self.shards}
-        handle = self._fold_into(states)
+        config, shard = self.config, self.shard
+        state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
+        handle = self._fold_into(state)
         starts = self._starts(reader, barriers)
         # What was parked in an earlier life of an id must be known to be over before its later life is read.
-        for topics in ((self.config.parked_topic,), (self.config.half_topic, self.config.op_topic)):
-            reader.add({place: offset for place, offset in starts.items() if place[0] in topics})
-            self._read_up_to({place: at + 1 for place, at in barriers.items() if place[0] in topics}, reader, handle)
-        acquired: list[Acquired] = []
-        for shard, state in states.items():
-            barrier = barriers[self.config.half_topic, shard]
-            state.advance_tail(barrier + 1)
-            # Where op had nothing to read, its cursor must not go back to the beginning.
-            state.op_tail = max(state.op_tail, barriers[self.config.op_topic, shard] + 1)
-            state.settle()
-            acquired.append(Acquired(shard=shard, state=state, barrier=barrier, released_at=self.released.get(shard)))
-        return acquired
+        for topics in ((config.parked_topic,), (config.half_topic, config.op_topic)):
+            reader.add({(topic, shard): starts[topic] for topic in topics})
+            self._read_up_to({(topic, shard): barriers[topic] + 1 for topic in topics}, reader, handle)
+        state.advance_tail(barriers[config.half_topic] + 1)
+        # Where op had nothing to read, its cursor must not go back to the beginning.
+        state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
+        state.settle()
+        return Acquired(
+            shard=shard, state=state, barrier=barriers[config.half_topic], released_at=self.released.get(shard)
+        )
 
     def _read_up_to(
         self, targets: Mapping[Place, int], reader: PartitionReader, handle: Callable[[Place, Message], None]
@@ -253,28 +250,26 @@ class Acquisition:
                 raise AcquireError(
                     "folding",
                     f"nothing more can be read of {held}: Kafka does not answer, or a Kafka transaction is open there "
-                    "that nobody ends (kafka-transactions.sh find-hanging tells which)",
+                    "that nobody ends",
+                    remedy=HANGING,
                 )
             self._patience.check_wanted("folding")
 
-    def _starts(self, reader: PartitionReader, barriers: Mapping[Place, int]) -> dict[Place, int]:
+    def _starts(self, reader: PartitionReader, barriers: Mapping[str, int]) -> dict[str, int]:
         """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""
-        config = self.config
-        cursors = self.cursors.load(self.shards)
+        config, shard = self.config, self.shard
+        cursor = self.cursors.load([shard]).get(shard)
         since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
-        horizon = reader.first_since({(config.op_topic, shard): since for shard in self.shards}, _ASK_S)
-        starts: dict[Place, int] = {}
-        for shard in self.shards:
-            at_half, at_op, at_parked = ((topic, shard) for topic in self._folded)
-            cursor = cursors.get(shard)
-            starts |= dict.fromkeys((at_half, at_op, at_parked), OFFSET_BEGINNING)
-            # A cursor past the end would have nothing read at all.
-            if cursor is not None and cursor.half <= barriers[at_half] and cursor.op <= barriers[at_op]:
-                starts[at_half] = cursor.half
-                starts[at_op] = min(cursor.op, horizon[at_op])
-            elif cursor is not None:
-                log.warning("cursors_skipped", shard=shard, half=cursor.half, op=cursor.op, reason="beyond the end")
-                self.skipped(config.cursors_group, "beyond_end")
+        op = config.op_topic, shard
+        horizon = reader.first_since({op: since}, _ASK_S)[op]
+        starts = dict.fromkeys(self._folded, OFFSET_BEGINNING)
+        # A cursor past the end would have nothing read at all.
+        if cursor is not None and cursor.half <= barriers[config.half_topic] and cursor.op <= barriers[config.op_topic]:
+            starts[config.half_topic] = cursor.half
+            starts[config.op_topic] = min(cursor.op, horizon)
+        elif cursor is not None:
+            log.warning("cursors_skipped", shard=shard, half=cursor.half, op=cursor.op, reason="beyond the end")
+            self.skipped(config.cursors_group, "beyond_end")
         return starts
 
     def _demand_no_newer(self, message: Message, error: UndecodableError) -> None:
@@ -287,14 +282,14 @@ class Acquisition:
     def _folded(self) -> tuple[str, str, str]:
         return self.config.half_topic, self.config.op_topic, self.config.parked_topic
 
-    def _fold_into(self, states: Mapping[int, ShardState]) -> Callable[[Place, Message], None]:
+    def _fold_into(self, state: ShardState) -> Callable[[Place, Message], None]:
         half, op, shards = self.config.half_topic, self.config.op_topic, self.config.shards
 
         def handle(place: Place, message: Message) -> None:
             offset = message.offset()
             if offset is None:
                 return
-            topic, state = place[0], states[place[1]]
+            topic = place[0]
             try:
                 if message.key() == BARRIER_KEY:
                     barrier_in(message)

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -27,6 +28,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from halfway.domain.records import Owner
 from halfway.kafka.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.fences import Fences
 from halfway.kafka.intake import Count, barrier_in, is_layout, marked, note_skipped, owner_in, owner_key
 from halfway.kafka.lane_producer import fence
 from halfway.kafka.partitions import PartitionReader, Place
@@ -44,6 +46,11 @@ _LEADER_MOVES: Final = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaErro
 
 class FormerOwnerUnknownError(Exception):
     """Nothing in the log tells who owned these shards last: to serve them would not be safe."""
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        """Say what is not known, and what the operator can do."""
+        super().__init__(detail)
+        self.remedy = remedy
 
 
 @dataclass(kw_only=True)
@@ -67,21 +74,18 @@ class FormerOwners:
     """The search of one acquisition, which goes on as long as that has patience."""
 
     config: KafkaConfig
-    incarnation: str
     reader: PartitionReader
     patience: Patience
     count: Count
     released: dict[int, int]
     """When each shard was released, in ms, where its last owner record says so."""
-    _fenced: set[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._fenced = {self.incarnation}
+    fences: Fences
 
     def settle(self, shards: Sequence[int]) -> None:
         """Return once nobody can write for these shards any more; FormerOwnerUnknownError where that is not certain."""
         config = self.config
-        trails = self._follow(config.owners_topic, shards)
+        admin = AdminClient(config.admin())
+        trails = self._follow(admin, config.owners_topic, shards)
         in_doubt = {shard for shard, trail in trails.items() if trail.foreign}
         for topic in (config.parked_topic, config.half_topic):
             unknown = [shard for shard, trail in trails.items() if not trail.known]
@@ -89,17 +93,17 @@ class FormerOwners:
                 log.error("former_owner_in_doubt", shards=doubtful, asked_next=topic)
             if not unknown:
                 return
-            trails = self._follow(topic, unknown)
+            trails = self._follow(admin, topic, unknown)
         lost = sorted(shard for shard, trail in trails.items() if shard in in_doubt and not trail.known)
         if lost:
             raise FormerOwnerUnknownError(
                 f"who owned shards {lost} last is overwritten in {config.owners_topic}, {config.parked_topic} and "
-                f"{config.half_topic}: make sure that no instance runs, delete {config.owners_topic}, and start again"
+                f"{config.half_topic}",
+                f"make sure that no instance runs, delete the topic {config.owners_topic}, and start again",
             )
 
-    def _follow(self, topic: str, shards: Iterable[int]) -> dict[int, _Trail]:
+    def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, _Trail]:
         """Read a topic to its real end, fencing on the way whoever stands last; return what it says of each shard."""
-        admin = AdminClient(self.config.admin())
         with suppress(KafkaException):  # a request that is made before it is connected waits for up to 1 s
             admin.list_topics(topic, timeout=_LOOK_S)
         found = {shard: _Trail() for shard in shards}
@@ -112,12 +116,12 @@ class FormerOwners:
         while True:
             reached = self._read(self._ends(admin, trails), trails)
             former = {trail.last: trail.lane_ids for trail in trails.values() if trail.last is not None}
-            unfenced = {name: ids for name, ids in former.items() if name not in self._fenced}
+            unfenced = {name: ids for name, ids in former.items() if name not in self.fences}
             if unfenced:
                 self._fence(unfenced)
             elif reached:
                 break
-            self.patience.check(f"reading {topic}")
+            self.patience.check(f"reading {', '.join(f'{topic}-{shard}' for _, shard in trails)}")
         self.reader.remove(list(trails))
         return found
 
@@ -130,12 +134,16 @@ class FormerOwners:
 
     def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
         """Step 3: take their lane ids away from former owners."""
-        log.info("fencing_former_owner", incarnations=list(owners))
-        for incarnation in owners:
-            end_rehearsal(self.config, incarnation)
-        taken = [one for ids in owners.values() for one in ids]
-        fence(self.config, taken, self.patience.deadline, self.patience.cancelled)
-        self._fenced.update(owners)
+        for incarnation, ids in owners.items():
+            self.fences.once(incarnation, partial(self._take_ids, incarnation, ids), self._still_wait)
+
+    def _take_ids(self, incarnation: str, ids: Sequence[str]) -> None:
+        log.info("fencing_former_owner", incarnations=[incarnation])
+        end_rehearsal(self.config, incarnation)
+        fence(self.config, ids, self.patience.deadline, self.patience.cancelled)
+
+    def _still_wait(self) -> None:
+        self.patience.check("waiting for the fence of the former owner")
 
     def _into(self, trails: Mapping[Place, _Trail]) -> Callable[[Place, Message], None]:
         owners = self.config.owners_topic

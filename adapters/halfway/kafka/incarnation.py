@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError
 from halfway.domain.errors import LaneLostError
 from halfway.kafka.admission import LaneContext
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.fences import Fences
 from halfway.kafka.lane import LaneThread
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.lane_queue import Release, Submission
@@ -74,6 +75,7 @@ class Incarnation:
         self.id = incarnation_id
         self.lane_ids = tuple(producer.transactional_id for producer in producers)
         self.shards = context.shards
+        self.fences = Fences(incarnation_id)
         self._leaving: set[int] = set()
         self._loop: Loop = context.loop
         self._observer: Observer = context.observer
@@ -105,10 +107,9 @@ class Incarnation:
         """Whether it has ended by a failure."""
         return self._failure is not None
 
-    @property
-    def held(self) -> frozenset[int]:
-        """What it must not acquire: the shards that it serves, and those that it has dropped but not yet released."""
-        return frozenset(self.shards | self._leaving)
+    def holds(self, shard: int) -> bool:
+        """Whether it serves a shard, or has dropped it and not yet released it; on any thread."""
+        return shard in self.shards or shard in self._leaving
 
     def serve(self, shard: int, position: int) -> None:
         """Take writes for an acquired shard, and tail it from a position on."""

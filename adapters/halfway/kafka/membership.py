@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar, TypeVarTuple, Unpack
@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient
 
 from halfway.domain.records import Foreign, Half
 from halfway.kafka.absences import Absences
-from halfway.kafka.acquire import Acquired, Acquisition, CursorLoader
+from halfway.kafka.acquire import Acquired, CursorLoader
+from halfway.kafka.acquiring import Acquisitions, ShardTrouble
 from halfway.kafka.admission import Destinations, LaneContext
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.giving_back import give_back, leaving_time
@@ -24,7 +25,6 @@ from halfway.kafka.incarnation import Incarnation, lane_producers, new_incarnati
 from halfway.kafka.lane import KafkaLane
 from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.loop import Loop
-from halfway.kafka.patience import AcquireError
 from halfway.kafka.quarantine import Quarantine
 from halfway.kafka.setbacks import Setbacks
 from halfway.service.ports import Observer, ShardListener
@@ -34,7 +34,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_CLAIM_S: Final = 30.0
 _FENCED_HEARTBEATS: Final = 1.5
 _FRESH_POLLS: Final = 2
 _LOOK_AGAIN_S: Final = 0.05
@@ -65,14 +64,16 @@ class MembershipStatus:
     acquiring: tuple[int, ...]
     """Assigned but not served yet."""
     last_error: str | None
-    """Why the last incarnation or acquisition failed; None since the last success."""
+    """Why the last incarnation failed; None since a shard was acquired."""
+    troubles: tuple[ShardTrouble, ...] = ()
+    """Those of `acquiring` that were tried in vain, with the reason."""
 
 
 class KafkaMembership:
     """The port `service.ports.Membership`. Its state is changed on the loop's thread only.
 
-    Whatever blocks runs on owned threads: the group member's, the lane's, the suspects', the tail's, and two workers
-    for acquisitions and for waiting.
+    Whatever blocks runs on owned threads: the group member's, the lane's, the suspects', the tail's, those of the
+    acquisitions, and two workers for beginning and for waiting.
     """
 
     def __init__(
@@ -88,18 +89,17 @@ class KafkaMembership:
         self._lane = lane
         self._observer = observer
         self._destinations = destinations
-        self._cursors = cursors
         self._quarantine = Quarantine()
         self._group = GroupMember(config, self)
         self._workers = ThreadPoolExecutor(2, "halfway-membership")
         self._assigned: frozenset[int] = frozenset()
-        self._acquiring: frozenset[int] = frozenset()
         self._absences = Absences()
-        self._idle = asyncio.Event()
         self._changed = asyncio.Event()
         self._incarnation: Incarnation | None = None
         self._ended: list[Incarnation] = []
-        self._setbacks = Setbacks(_FENCED_HEARTBEATS * self._group.heartbeat_s)
+        fenced_pause_s = _FENCED_HEARTBEATS * self._group.heartbeat_s
+        self._setbacks = Setbacks(fenced_pause_s)
+        self._acquisitions = Acquisitions(config, cursors, self, fenced_pause_s)
         self._stalled = False
         self._outdated = False
         self._stopping = False
@@ -118,6 +118,7 @@ class KafkaMembership:
             owned=tuple(sorted(owned)),
             acquiring=tuple(sorted(self._assigned - owned)),
             last_error=self._setbacks.last_error,
+            troubles=self._acquisitions.troubles,
         )
 
     # --- the port
@@ -151,6 +152,7 @@ class KafkaMembership:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not await self._blocking(self._join, self._loop.monotonic(deadline)):
             log.warning("threads_still_running")
+        await self._acquisitions.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _is_stopping(self) -> bool:
@@ -192,29 +194,20 @@ class KafkaMembership:
         self._assigned -= shards
         self._absences.forget(shards)
         incarnation = self._incarnation
-        if incarnation is not None and shards & (incarnation.held | self._acquiring):
+        if incarnation is None:
+            return
+        if any(incarnation.holds(shard) for shard in shards) or shards & self._acquisitions.shards:
             incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
         """Stop taking ends of shards, finish those in flight, then release, all of it by `deadline` (of the loop)."""
         self._assigned -= shards
         self._absences.forget(shards)
-        await self._acquired_or_given_up(shards, deadline)
+        until = min(deadline, self._loop.asyncio.time() + _STOP_ACQUIRING_S) if self._stopping else deadline
+        await self._acquisitions.end(shards, until)
         if self._incarnation is not None:
             await give_back(self._incarnation, shards, self._listener, self._tell_lost, deadline)
         self._changed.set()
-
-    async def _acquired_or_given_up(self, shards: frozenset[int], deadline: float) -> None:
-        """Wait for the end of an acquisition of any of these shards, for a short time only where all of it stops."""
-        while self._acquiring & shards:
-            if self._stopping:
-                deadline = min(deadline, self._loop.asyncio.time() + _STOP_ACQUIRING_S)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    self._idle.clear()
-                    await self._idle.wait()
-            except TimeoutError:
-                break
 
     # --- keeping an incarnation, and the shards that are assigned
 
@@ -231,9 +224,9 @@ class KafkaMembership:
                     await self._pause()
                 elif self._incarnation is None:
                     await self._begin()
-                elif wanted := self._assigned - self._incarnation.held:
-                    await self._acquire(self._incarnation, sorted(wanted))
                 else:
+                    held = filter(self._incarnation.holds, self._assigned)
+                    self._acquisitions.begin(self._incarnation, self._assigned.difference(held))
                     await self._changed.wait()
             except Exception as error:
                 log.exception("membership_failed")
@@ -326,53 +319,41 @@ class KafkaMembership:
         while self._group.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def _acquire(self, incarnation: Incarnation, shards: list[int]) -> None:
-        """Acquire shards for an incarnation and serve them; what is no longer wanted is released again."""
-        self._acquiring = frozenset(shards)
-        acquisition = Acquisition(
-            config=self._config,
-            incarnation=incarnation.id,
-            lane_ids=incarnation.lane_ids,
-            shards=shards,
-            cursors=self._cursors,
-            deadline=time.monotonic() + _CLAIM_S,
-            cancelled=lambda: self._stopping or incarnation.failed or not self._assigned.issuperset(shards),
-            skipped=lambda topic, reason: self._loop.post(self._observer.skipped_record, topic, reason),
-        )
-        try:
-            await self._serve(incarnation, await self._attempt(acquisition, incarnation, shards))
-            surplus = sorted(acquisition.claimed - incarnation.shards - self._assigned)
-            if surplus:
-                until = self._loop.asyncio.time() + self._config.session_timeout_s
-                await incarnation.release(surplus, until)
-        finally:
-            self._acquiring = frozenset()
-            self._idle.set()
+    # --- what acquisitions ask and tell
 
-    async def _attempt(self, acquisition: Acquisition, incarnation: Incarnation, shards: list[int]) -> list[Acquired]:
-        try:
-            acquired = await self._blocking(acquisition.acquire)
-        except AcquireError as error:
-            if self._assigned.issuperset(shards) and not incarnation.failed:
-                self._setbacks.failed(str(error), fenced=error.fenced)
-                self._outdated = error.outdated
-                again_in_s = round(self._setbacks.pause_s, 1)
-                log.warning("acquisition_failed", shards=shards, error=str(error), again_in_s=again_in_s)
-            return []
-        self._setbacks.succeeded()
-        return acquired
+    @property
+    def polls(self) -> int:
+        """Counts the polls of the group."""
+        return self._group.polls
 
-    async def _serve(self, incarnation: Incarnation, acquired: Iterable[Acquired]) -> None:
-        """Step 6: serve what is still assigned to this very incarnation; between two shards everybody else has a turn.
+    def wants(self, incarnation: Incarnation, shard: int) -> bool:
+        """Whether a shard is still to be acquired for an incarnation; called on any thread."""
+        current = incarnation is self._incarnation and not incarnation.failed and not self._stopping
+        return current and shard in self._assigned and not incarnation.holds(shard)
 
-        Each may bring a hundred thousand transactions.
-        """
-        for shard in acquired:
-            if incarnation is self._incarnation and shard.shard in self._assigned:
-                incarnation.serve(shard.shard, shard.barrier + 1)
-                self._listener.acquired(shard.shard, shard.state)
-                self._observer.shard_moved(self._absences.end(shard.shard, shard.released_at))
-            await asyncio.sleep(0)
+    async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
+        """Step 6: serve a shard if it is still assigned to this very incarnation."""
+        if self.wants(incarnation, acquired.shard):
+            incarnation.serve(acquired.shard, acquired.barrier + 1)
+            self._listener.acquired(acquired.shard, acquired.state)
+            self._observer.shard_moved(self._absences.end(acquired.shard, acquired.released_at))
+            self._setbacks.succeeded()
+
+    def look_again(self) -> None:
+        """Acquire what is assigned now: an acquisition has ended."""
+        self._changed.set()
+
+    def outdated(self, error: str) -> None:
+        """Leave the group: others may be able to read the log."""
+        self._setbacks.failed(error)
+        self._outdated = True
+        self._changed.set()
+
+    def count_skipped(self, topic: str, reason: str) -> None:
+        """Count a record that cannot be decoded; called on any thread."""
+        self._loop.post(self._observer.skipped_record, topic, reason)
+
+    # --- for all of these
 
     def _tell_lost(self, shards: Collection[int]) -> None:
         self._absences.begin(self._assigned.intersection(shards))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -41,8 +41,9 @@ class PartitionReader:
     (its LSO): only so does one get past control records and what was aborted.
     """
 
-    def __init__(self, config: KafkaConfig, **over: Any) -> None:
-        """Make the consumer; nothing is read before `add`."""
+    def __init__(self, config: KafkaConfig, turn: AbstractContextManager[object] | None = None, /, **over: Any) -> None:
+        """Make the consumer; nothing is read before `add`. What is read is handled while `turn` is held."""
+        self._turn = nullcontext() if turn is None else turn
         self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
         self.positions: dict[Place, int] = {}
         self.moved_at = -math.inf
@@ -84,6 +85,15 @@ class PartitionReader:
         first = self._consumer.poll(timeout)
         if first is None:
             return heard
+        with self._turn:
+            failure = self._handle_batch(first, handle, heard)
+        if failure is not None:
+            raise KafkaException(failure)
+        return heard
+
+    def _handle_batch(
+        self, first: Message, handle: Callable[[Place, Message], None], heard: set[Place]
+    ) -> KafkaError | None:
         failure: KafkaError | None = None
         for message in (first, *self._consumer.consume(BATCH, 0)):
             error = message.error()
@@ -103,9 +113,7 @@ class PartitionReader:
                 self.positions[place] = offset
                 self.moved_at = time.monotonic()
             heard.add(place)
-        if failure is not None:
-            raise KafkaException(failure)
-        return heard
+        return failure
 
     def read_until(
         self, targets: Mapping[Place, int], deadline: float, handle: Callable[[Place, Message], None]

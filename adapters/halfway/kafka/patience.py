@@ -5,19 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from halfway.kafka.partitions import PartitionReader
 
+HANGING: Final = (
+    "see whether its partitions of half, op, parked and owners have a leader and enough replicas in sync, and look for "
+    "a hanging Kafka transaction in them (kafka-transactions.sh find-hanging)"
+)
+
 
 class AcquireError(Exception):
-    """An acquisition did not come to its end; the shards may be tried again.
+    """An acquisition did not come to its end; the shard may be tried again.
 
-    `fenced`: somebody else is acquiring. `outdated`: the log holds what only a newer release can read.
+    `fenced`: somebody else is acquiring. `outdated`: the log holds what only a newer release can read. `remedy` is what
+    the operator can do if it goes on.
     """
 
-    def __init__(self, step: str, detail: str, *, fenced: bool = False, outdated: bool = False) -> None:
+    def __init__(
+        self, step: str, detail: str, *, remedy: str = HANGING, fenced: bool = False, outdated: bool = False
+    ) -> None:
         """Say at which step, and what happened."""
         super().__init__(f"{step}: {detail}")
+        self.remedy = remedy
         self.fenced = fenced
         self.outdated = outdated
 
@@ -46,12 +56,12 @@ class Patience:
         return time.monotonic() - max(since, self.reader.moved_at) > self.stall_s
 
     def check(self, step: str) -> None:
-        """Raise AcquireError where the shards are no longer wanted, or the deadline has passed."""
+        """Raise AcquireError where the shard is no longer wanted, or the deadline has passed."""
         self.check_wanted(step)
         if time.monotonic() >= self.deadline:
             raise AcquireError(step, "out of time")
 
     def check_wanted(self, step: str) -> None:
-        """Raise AcquireError where the shards are no longer wanted."""
+        """Raise AcquireError where the shard is no longer wanted."""
         if self.cancelled():
-            raise AcquireError(step, "the shards are no longer wanted")
+            raise AcquireError(step, "the shard is no longer wanted")

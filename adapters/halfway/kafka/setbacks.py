@@ -7,12 +7,18 @@ from typing import Final
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
+_DOUBLINGS: Final = 16
 _SETTLED_S: Final = 60.0
 """An incarnation that lived this long ends a row of failures."""
 
 
+def pause_after(failures: int) -> float:
+    """Return how long to pause after so many failures in a row, of which the last was the first for 0."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, _DOUBLINGS))
+
+
 class Setbacks:
-    """Those of one instance, whose incarnations and acquisitions are tried again when they fail."""
+    """Those of one instance, whose incarnations are tried again when they fail."""
 
     def __init__(self, fenced_pause_s: float) -> None:
         """Begin a row; who was fenced pauses for `fenced_pause_s` at least."""
@@ -41,7 +47,7 @@ class Setbacks:
         if time.monotonic() - self._begun_at > _SETTLED_S:
             self._count = 0
         self.last_error = error
-        self.pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._count)
+        self.pause_s = pause_after(self._count)
         if fenced:
             self.pause_s = max(self.pause_s, self._fenced_pause_s)
         self._count += 1

@@ -26,12 +26,32 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
+class ShardNotAcquired(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard that is assigned to this instance and that it cannot acquire."""
+
+    shard: int
+    since: str
+    tries: int
+    error: str
+    remedy: str
+
+
 class SecondPort:
     """The handler of the second port."""
 
-    def __init__(self, *, reasons: Callable[[], Sequence[Reason]], metrics: Callable[[], tuple[bytes, str]]) -> None:
-        """Take what tells why this instance is not ready, and what renders metrics with their content type."""
+    def __init__(
+        self,
+        *,
+        reasons: Callable[[], Sequence[Reason]],
+        not_acquired: Callable[[], Sequence[ShardNotAcquired]],
+        metrics: Callable[[], tuple[bytes, str]],
+    ) -> None:
+        """Take what tells why this instance is not ready, and what renders metrics with their content type.
+
+        `not_acquired` is shown whether it is ready or not.
+        """
         self._reasons = reasons
+        self._not_acquired = not_acquired
         self._metrics = metrics
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -44,9 +64,13 @@ class SecondPort:
         if path == "/metrics":
             body, content_type = self._metrics()
             return web.Response(body=body, headers={"Content-Type": content_type})
-        reasons = self._reasons() if path == "/health/ready" else ()
-        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-        document = {"status": "not_ready" if reasons else "ok", "reasons": reasons}
+        document: dict[str, object] = {"status": "ok"}
+        status = HTTPStatus.OK
+        if path == "/health/ready":
+            reasons = self._reasons()
+            if reasons:
+                status, document["status"] = HTTPStatus.SERVICE_UNAVAILABLE, "not_ready"
+            document |= {"reasons": reasons, "not_acquired": self._not_acquired()}
         return web.Response(status=status, body=msgspec.json.encode(document), content_type="application/json")
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -21,7 +22,7 @@ from halfway.rest.api import Api, ApiLimits
 from halfway.rest.calls import refusal
 from halfway.rest.peering import PATH, PeerPort
 from halfway.rest.problems import CONTENT_TYPE
-from halfway.rest.second_port import Reason, SecondPort
+from halfway.rest.second_port import Reason, SecondPort, ShardNotAcquired
 from halfway.rest.server import HttpServer
 from halfway.rest.unsent import Unsent
 from halfway.runtime.backend import Backend, running
@@ -94,6 +95,19 @@ class _Stage:
             found.append(Reason(check="event_loop", detail=f"it was late by {self._lag.worst_s:.1f} s"))
         return found
 
+    def not_acquired(self) -> list[ShardNotAcquired]:
+        troubles = () if self.backend is None else self.backend.status.troubles
+        return [
+            ShardNotAcquired(
+                shard=trouble.shard,
+                since=datetime.fromtimestamp(trouble.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                tries=trouble.tries,
+                error=trouble.error,
+                remedy=trouble.remedy,
+            )
+            for trouble in troubles
+        ]
+
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.peers is not None and request.rel_url.raw_path == PATH:
             return await self.peers(request)
@@ -117,7 +131,8 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         looking = asyncio.create_task(look_now_and_then())
         stack.callback(looking.cancel)
         health = HttpServer(
-            SecondPort(reasons=stage.reasons, metrics=metrics.render), max_connections=HEALTH_CONNECTIONS
+            SecondPort(reasons=stage.reasons, not_acquired=stage.not_acquired, metrics=metrics.render),
+            max_connections=HEALTH_CONNECTIONS,
         )
         stack.push_async_callback(health.stop)
         await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
@@ -172,6 +187,7 @@ async def _serving(
         )
         metrics.show(backend.coordinator.shards, api)
         metrics.show_unsent(unsent)
+        metrics.show_troubles(lambda: {one.shard: one.since for one in backend.status.troubles})
         if settings.peer_credential is not None:
             stage.peers = PeerPort(
                 backend.coordinator.answering,

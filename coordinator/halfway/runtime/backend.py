@@ -68,13 +68,18 @@ class Backend:
         return self._status()
 
     def not_ready(self) -> list[str]:
-        """Return why this instance should get no requests; nothing where it should."""
+        """Return why this instance should get no requests; nothing where it should.
+
+        Shards that cannot be acquired are no reason as long as others are served.
+        """
         status = self._status()
         if not status.joined:
             return [f"it has not joined the group of instances yet{_because(status.last_error)}"]
-        if status.acquiring:
-            shards = ", ".join(map(str, status.acquiring))
-            return [f"it is recovering shards {shards}{_because(status.last_error)}"]
+        in_trouble = {trouble.shard for trouble in status.troubles}
+        if starting := [shard for shard in status.acquiring if shard not in in_trouble]:
+            return [f"it is recovering shards {', '.join(map(str, starting))}{_because(status.last_error)}"]
+        if in_trouble and not status.owned:
+            return ["it serves no shard, as none of those assigned to it could be acquired"]
         return list(self.unsafe)
 
     def demand_permission(self) -> None:

@@ -112,6 +112,21 @@ def create(config: Path | None) -> None:
     sys.exit(prepare(_load(config)))
 
 
+@topics.command()
+@click.option(
+    "--health-url",
+    envvar="HALFWAY_HEALTH_URL",
+    default="http://127.0.0.1:8081",
+    show_default=True,
+    help="Where an instance shows its health.",
+)
+def shards(health_url: str) -> None:
+    """Show the shards that an instance cannot acquire, since when, why, and the remedy."""
+    from halfway.runtime.topics import not_acquired
+
+    sys.exit(not_acquired(health_url))
+
+
 def _load(config: Path | None, over: dict[str, Any] | None = None) -> configuration.Settings:
     try:
         return configuration.load(file=config, over=over)

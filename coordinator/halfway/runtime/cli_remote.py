@@ -44,8 +44,12 @@ class Remote:
         body: object = None,
         query: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
+        expected: int | None = None,
     ) -> dict[str, Any]:
-        """Return the answer, a JSON object; an error answer or none ends the command with status 1 and its message."""
+        """Return the answer, a JSON object; an error answer or none ends the command with status 1 and its message.
+
+        `expected` is an error status whose answer is returned like any other.
+        """
         try:
             json.dumps([body, query], ensure_ascii=False).encode()  # yarl would leave out what is not UTF-8
             status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
@@ -56,7 +60,7 @@ class Remote:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = printable(str(error)) or type(error).__name__
             fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
-        if status >= _ERROR:
+        if status >= _ERROR and status != expected:
             fail(f"{status}: {_explained(answer)}")
         return answer
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -199,6 +200,10 @@ class Metrics:
         """Show how much of what was answered clients have not read."""
         self.registry.register(_Unsent(unsent))
 
+    def show_troubles(self, troubles: Callable[[], Mapping[int, float]]) -> None:
+        """Show the shards that cannot be acquired from now on, by the time since when (seconds since the epoch)."""
+        self.registry.register(_Troubles(troubles))
+
     def show_lag(self, lag: LoopLag) -> None:
         """Show how late the event loop is."""
         self.registry.register(_Lag(lag))
@@ -220,6 +225,28 @@ class Metrics:
         if child is None:
             child = self._histograms[key] = histogram.labels(*labels)
         child.observe(value)
+
+
+class _Troubles(Collector):
+    """The shards that this instance cannot acquire."""
+
+    def __init__(self, troubles: Callable[[], Mapping[int, float]]) -> None:
+        self._troubles = troubles
+
+    def describe(self) -> Iterator[Metric]:
+        """Say nothing in advance: the name is of this collector alone."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "halfway_shard_not_acquired_seconds",
+            "For how long a shard that is assigned to this instance could not be acquired",
+            labels=["shard"],
+        )
+        now = time.time()
+        for shard, since in self._troubles().items():
+            family.add_metric([str(shard)], max(0.0, now - since))
+        yield family
 
 
 class _Gauges(Collector):

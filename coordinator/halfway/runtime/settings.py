@@ -30,8 +30,8 @@ from halfway.service.requests import ServiceLimits
 
 PREFIX: Final = "HALFWAY_"
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
-NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
-"""Variables of the command line: where the coordinator is, what it is shown, and where the file is."""
+NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
+"""Variables of the command line: where the coordinator and its health are, what it is shown, and where the file is."""
 _OF_OTHERS: Final = ("HALFWAY_PIPELINE_", "HALFWAY_TEST_")
 """How variables begin that are for the Spark jobs and for the tests: one environment may serve all."""
 _USUAL_PROPERTIES: Final = (
@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     kafka: dict[str, SecretStr] = Field(default_factory=dict)
     """librdkafka properties; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
     kafka_prefix: str = "_halfway."
-    shards: Annotated[int, Field(ge=1, le=10_000)] = 8
+    shards: Annotated[int, Field(ge=1, le=512)] = 8
     replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
     outcome_horizon_s: Seconds = 900
     session_timeout_s: Seconds = 10

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from halfway.domain.errors import HalfwayError
 from halfway.kafka.layout import plans
 from halfway.kafka.topics import InternalTopics
+from halfway.runtime.cli_remote import Remote, objects_of
 from halfway.runtime.terminal import complain, printable, say, say_rows
 
 if TYPE_CHECKING:
@@ -56,6 +58,18 @@ def prepare(settings: Settings) -> int:
         return 0
 
     return _with_topics(settings, prepared)
+
+
+def not_acquired(health_url: str) -> int:
+    """Print the shards that an instance cannot acquire; exit status 1 where there are any."""
+    answer = Remote(health_url, None).ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
+    found = objects_of(answer, "not_acquired")
+    columns = ("shard", "since", "tries", "error", "remedy")
+    if found:
+        say_rows(columns, [[row.get(column) for column in columns] for row in found])
+    else:
+        say("no shard of this instance fails to be acquired")
+    return 1 if found else 0
 
 
 def _settings(needed: Mapping[str, str]) -> str:

@@ -62,5 +62,5 @@ def test_what_is_no_longer_wanted_ends_at_once(reader: PartitionReader) -> None:
     """However much time is left."""
     unwanted = patience(reader, until=time.monotonic() + LONG_S, wanted=False)
     for check in (unwanted.check, unwanted.check_wanted):
-        with pytest.raises(AcquireError, match=r"^a step: the shards are no longer wanted"):
+        with pytest.raises(AcquireError, match=r"^a step: the shard is no longer wanted"):
             check("a step")

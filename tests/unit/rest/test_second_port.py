@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.rest.second_port import Reason, SecondPort
+from halfway.rest.second_port import Reason, SecondPort, ShardNotAcquired
 from halfway.rest.server import HttpServer
 from halfway.runtime.liveness import LoopLag
 from halfway.runtime.metrics import MAX_GROUPS, Metrics
@@ -21,15 +21,20 @@ async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str, str]
 
 async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
     reasons = [Reason(check="kafka", detail="not reached")]
-    server = HttpServer(SecondPort(reasons=lambda: reasons, metrics=Metrics().render))
+    lacking: list[ShardNotAcquired] = []
+    server = HttpServer(SecondPort(reasons=lambda: reasons, not_acquired=lambda: lacking, metrics=Metrics().render))
     port = await server.start(HOST, 0)
     try:
         assert (await ask(port, "/health/live"))[0] == 200
         status, content_type, body = await ask(port, "/health/ready")
         assert (status, content_type) == (503, "application/json")
-        assert body == '{"status":"not_ready","reasons":[{"check":"kafka","detail":"not reached"}]}'
+        assert body == '{"status":"not_ready","reasons":[{"check":"kafka","detail":"not reached"}],"not_acquired":[]}'
         reasons.clear()
         assert (await ask(port, "/health/ready"))[0] == 200
+        lacking.append(ShardNotAcquired(shard=3, since="2026-01-02T03:04:05Z", tries=2, error="held", remedy="look"))
+        status, _, body = await ask(port, "/health/ready")
+        assert status == 200
+        assert '"not_acquired":[{"shard":3,"since":"2026-01-02T03:04:05Z","tries":2,"error":"held"' in body
         assert (await ask(port, "/v1/groups"))[:2] == (404, "application/problem+json")
         assert (await ask(port, "/metrics", "POST"))[0] == 405
     finally:
@@ -55,6 +60,16 @@ async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
     assert found["halfway_payload_cache_bytes", ()] > 0
     assert found["halfway_requests_in_flight", ()] == 0
     assert ("halfway_event_loop_lag_seconds", ()) in found
+
+
+def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no sample before, and none afterwards."""
+    metrics, troubles = Metrics(), dict[int, float]()
+    metrics.show_troubles(lambda: troubles)
+    assert "halfway_shard_not_acquired_seconds{" not in metrics.render()[0].decode()
+    monkeypatch.setattr("halfway.runtime.metrics.time.time", lambda: 1_000.0)
+    troubles[3] = 400.0
+    assert 'halfway_shard_not_acquired_seconds{shard="3"} 600.0' in metrics.render()[0].decode()
 
 
 @pytest.mark.parametrize("group", ["", "made-up"])

@@ -299,3 +299,17 @@ def test_a_terminal_without_unicode_gets_escapes(answer: Answer) -> None:
     done = shell("PYTHONIOENCODING=latin-1 " + command("groups list", answer.url))
     assert done.returncode == 0, done.stderr
     assert "größe \\u65e5".encode("latin-1") in done.stdout
+
+
+def test_shards_that_an_instance_cannot_acquire_are_listed(answer: Answer) -> None:
+    """With the time since when, the error and the remedy, ready or not; the status tells a script."""
+    lacking = {"shard": 3, "since": TIME, "tries": 2, "error": "folding: held", "remedy": "look for it"}
+    arguments = ("topics", "shards", "--health-url", answer.url)
+    for status in (200, 503):
+        answer.give({"status": "ok", "reasons": [], "not_acquired": [lacking]}, status=status)
+        shown = run(answer, *arguments)
+        assert shown.exit_code == 1
+        assert all(str(value) in shown.stdout for value in lacking.values())
+    answer.give({"status": "ok", "reasons": [], "not_acquired": []})
+    assert run(answer, *arguments).exit_code == 0
+    assert answer.asked[-1] == ("GET", "/health/ready")

@@ -1,0 +1,70 @@
+"""An incarnation fences each former owner once, for all the shards that it acquires side by side."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from halfway.kafka.fences import Fences
+
+LONG_S = 30.0
+
+
+def test_it_is_fenced_once_however_many_ask() -> None:
+    fences, calls, go = Fences("me"), list[str](), threading.Event()
+
+    def fence() -> None:
+        calls.append("fence")
+        assert go.wait(LONG_S)
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(fences.once, "former", fence, lambda: None) for _ in range(4)]
+        go.set()
+        for one in asked:
+            one.result(LONG_S)
+    fences.once("former", fence, lambda: None)
+    assert calls == ["fence"]
+    assert "former" in fences
+    assert "me" in fences
+    assert "other" not in fences
+
+
+def test_a_fence_that_fails_is_tried_again_by_the_next() -> None:
+    """Those who wait for it fail with it."""
+    fences, begun, go = Fences("me"), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        begun.set()
+        assert go.wait(LONG_S)
+        raise TimeoutError("no answer")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(fences.once, "former", fail, lambda: None)
+        assert begun.wait(LONG_S)
+        second = pool.submit(fences.once, "former", lambda: None, go.set)
+        for one in (first, second):
+            with pytest.raises(TimeoutError, match="no answer"):
+                one.result(LONG_S)
+    assert "former" not in fences
+    fences.once("former", lambda: None, lambda: None)
+    assert "former" in fences
+
+
+def test_who_waits_for_another_fence_may_give_up() -> None:
+    fences, begun, go = Fences("me"), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        assert go.wait(LONG_S)
+
+    def give_up() -> None:
+        raise RuntimeError("no longer wanted")
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(fences.once, "former", hang, lambda: None)
+        assert begun.wait(LONG_S)
+        with pytest.raises(RuntimeError):
+            fences.once("former", lambda: None, give_up)
+        go.set()
+        first.result(LONG_S)
+    assert "former" in fences
