@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from typing import Any, Final
@@ -23,16 +22,17 @@ FETCHERS: Final = 2
 LATE_S: Final = 3.0
 """Later than the coordinators wait (2 s)."""
 _MANNERS: Final = {
-    "plain": 70,
+    "plain": 67,
     "late": 6,
     "error with a verdict": 5,
     "redirect": 4,
     "trailing text": 5,
     "page": 4,
     "capitals": 3,
+    "to another question": 3,
     "broken off": 3,
 }
-_VERDICT_TEXT: Final = '{"outcome": "%s"}'
+_VERDICT_TEXT: Final = '{"outcome": "%s", "nonce": "%s"}'
 
 
 class CheckEndpoints:
@@ -75,7 +75,7 @@ class CheckEndpoints:
         if (heard := self._heard.pop(request.protocol, None)) is not None:
             # A connection is used again only where the answer before was read to its end, and in time.
             self._history.write(Taken(id=heard[0], said=heard[1]))
-        transaction, attempt = self.name(body), int(body["attempt"])
+        transaction, attempt, nonce = self.name(body), int(body["attempt"]), str(body["nonce"])
         chance = random.Random(f"{self._seed}/{transaction}/{attempt}")
         manner = chance.choices(list(_MANNERS), list(_MANNERS.values()))[0] if attempt < PLAIN_FROM else "plain"
         self.manners[manner] += 1
@@ -85,9 +85,9 @@ class CheckEndpoints:
             said = self.verdict(transaction)
             self._history.write(Checked(id=transaction, said=said, manner=manner))
             self._heard[request.protocol] = (transaction, said)
-            return web.json_response({"outcome": said})
+            return web.json_response({"outcome": said, "nonce": nonce})
         self._history.write(Checked(id=transaction, said="nothing", manner=manner))
-        return _no_verdict(request, manner, self._bait(transaction))
+        return _no_verdict(request, manner, self._bait(transaction), nonce)
 
     def name(self, check: dict[str, Any]) -> str:
         """Give the history's name of the transaction that a check is about."""
@@ -99,19 +99,22 @@ class CheckEndpoints:
         return "rollback" if self._decisions.find(transaction) == "commit" else "commit"
 
 
-def _no_verdict(request: web.Request, manner: str, bait: str) -> web.StreamResponse:
-    text = _VERDICT_TEXT % bait
+def _no_verdict(request: web.Request, manner: str, bait: str, nonce: str) -> web.StreamResponse:
+    text = _VERDICT_TEXT % (bait, nonce)
+    unlike = {
+        "trailing text": text + " or so",
+        "capitals": _VERDICT_TEXT % (bait.upper(), nonce),
+        "to another question": _VERDICT_TEXT % (bait, nonce[::-1]),
+    }
     match manner:
         case "error with a verdict":
             return web.Response(status=500, text=text, content_type="application/json")
         case "redirect":
             return web.Response(status=307, headers={"Location": "/check"}, text=text, content_type="application/json")
-        case "trailing text":
-            return web.Response(text=text + " or so", content_type="application/json")
         case "page":
             return web.Response(text=f"<html>{text}</html>", content_type="text/html")
-        case "capitals":
-            return web.Response(text=json.dumps({"outcome": bait.upper()}), content_type="application/json")
+        case _ if manner in unlike:
+            return web.Response(text=unlike[manner], content_type="application/json")
         case _:
             if request.transport is not None:
                 request.transport.close()

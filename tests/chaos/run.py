@@ -65,7 +65,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_LEASE_S": "3",
     "HALFWAY_PEER_CREDENTIAL": "chaos-chaos-chaos-chaos",
     # Limits that are met, and segments that are rolled while the run lasts.
-    "HALFWAY_LANE_STALL_S": "10",
+    "HALFWAY_LANE_STALL_S": "15",
     "HALFWAY_MAX_PENDING": "2500",
     "HALFWAY_MAX_REQUESTS": "200",
     "HALFWAY_CHECK_QUEUE": "200",
