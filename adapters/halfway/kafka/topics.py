@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from math import inf
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -33,6 +34,7 @@ T = TypeVar("T")
 _LOOK_S: Final = 0.02
 _AGAIN_S: Final = 0.2
 _GROUP_S: Final = 2.0
+_LONGER_THAN_ANY_CLIENT_S: Final = 3600.0
 _REFUSED: Final = frozenset(
     {
         KafkaError._AUTHENTICATION,  # noqa: SLF001 - the names of librdkafka's own errors start so
@@ -153,7 +155,10 @@ class _Session:
         self._cancelled = cancelled
         self._deadline = deadline
         self._told = _Told()
-        self._admin = admin_client(config, error_cb=self._told.note)
+        self._admin = self._client()
+
+    def _client(self) -> AdminClient:
+        return admin_client(self._config, error_cb=self._told.note)
 
     def ensure(self) -> None:
         """Create what is missing, verify all, and write the layout down."""
@@ -216,12 +221,15 @@ class _Session:
         if self._cancelled():
             raise KafkaUnavailableError("the internal topics are no longer wanted")
 
-    def _wait(self, future: Future[T]) -> T:
+    def _wait(self, future: Future[T], admin: AdminClient, until: float) -> T:
         """Return a request's result; serve the client's events meanwhile, which tell of refused credentials."""
         while not future.done():
             self._check()
+            if time.monotonic() > until:
+                cause = "no answer in time" if self._told.last is None else self._told.last.str()
+                raise KafkaUnavailableError(f"Kafka at {self._bootstrap} did not answer: {cause}")
             wait([future], _LOOK_S)
-            self._admin.poll(0)
+            admin.poll(0)
             if self._told.refusal is not None:
                 raise ConfigurationError(
                     f"Kafka at {self._bootstrap} refuses the connection: {self._told.refusal.str()}: check the "
@@ -230,10 +238,12 @@ class _Session:
                 )
         return future.result()
 
-    def _result(self, future: Future[Any], operation: str, thing: str) -> Any:
+    def _result(
+        self, future: Future[Any], operation: str, thing: str, admin: AdminClient | None = None, until: float = inf
+    ) -> Any:
         """Return a request's result, with what went wrong as an error of ours; KafkaException for a missing topic."""
         try:
-            return self._wait(future)
+            return self._wait(future, admin or self._admin, until)
         except KafkaException as exception:
             error = exception.args[0]
             if error.code() in (_MISSING, _EXISTS):
@@ -274,13 +284,20 @@ class _Session:
             self._demand((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
 
     def _described_group(self, group: str) -> Any:
-        """Describe a group; in a new cluster its coordinator is made by the first question, which then goes astray."""
+        """Describe a group; in a new cluster its coordinator is made by the first question, which then goes astray.
+
+        Each question has a client of its own and ends with it, long before its time-out. librdkafka forgets a question
+        to a coordinator when it times out, but not that it waits for the coordinator: the next broker that comes or
+        goes ends the process (`Assertion eonce->refcnt > 0`).
+        """
         while True:
-            request = self._admin.describe_consumer_groups(
-                [group], include_authorized_operations=True, request_timeout=min(self._left(), _GROUP_S)
+            admin = self._client()
+            request = admin.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=_LONGER_THAN_ANY_CLIENT_S
             )[group]
+            until = time.monotonic() + min(self._left(), _GROUP_S)
             try:
-                return self._result(request, "Describe", f"consumer group {group}")
+                return self._result(request, "Describe", f"consumer group {group}", admin, until)
             except KafkaUnavailableError:
                 if self._cancelled() or time.monotonic() > self._deadline:
                     raise
