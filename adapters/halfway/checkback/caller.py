@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from ipaddress import ip_address
 from types import SimpleNamespace, TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import aiohttp
 import structlog
@@ -41,15 +41,6 @@ _log = structlog.get_logger(__name__)
 
 class AddressRefusedError(OSError):
     """The operator does not allow connections to that address."""
-
-
-class _Asked(NamedTuple):
-    """A question as it is sent, to whichever endpoint."""
-
-    group: str
-    nonce: str
-    body: bytes
-    headers: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -132,15 +123,12 @@ class HttpCheckCaller:
         attempts: list[_Attempt] = []
         try:
             session = self._open()
-            nonce = secrets.token_urlsafe(_NONCE_BYTES)
-            body = question.encode(request, nonce)
-            asked = _Asked(group.name, nonce, body, self._headers(group.name, request.check_id, body))
             for position, url in enumerate(urls):
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
                     break
                 share = deadline - left + left / (len(urls) - position)
-                attempts.append(await self._ask(session, url, asked, share))
+                attempts.append(await self._ask(session, url, request, share))
                 if attempts[-1].outcome is not None:
                     break
         except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not stop the scan
@@ -193,24 +181,27 @@ class HttpCheckCaller:
             raise AddressRefusedError(ADDRESS_REFUSED)
         return socket.socket(family, kind, protocol)
 
-    async def _ask(self, session: aiohttp.ClientSession, url: str, asked: _Asked, deadline: float) -> _Attempt:
+    async def _ask(self, session: aiohttp.ClientSession, url: str, request: CheckRequest, deadline: float) -> _Attempt:
         """Ask one endpoint; once more, on a new connection, if a kept one gave no answer or another question's."""
         refusal = self.refusal(url)
         if refusal is not None:
             return _Attempt(reachable=False, detail=refusal)
         target = URL(url)
-        attempt = await self._post(session, target, asked, deadline, fresh=False)
+        attempt = await self._post(session, target, request, deadline, fresh=False)
         if attempt.again:
-            attempt = await self._post(session, target, asked, deadline, fresh=True)
+            attempt = await self._post(session, target, request, deadline, fresh=True)
         place = f"{target.host}:{target.port}"
         attempt.detail = f"{place}: {attempt.detail}" if attempt.detail else f"{place} answered"
         return attempt
 
     async def _post(
-        self, session: aiohttp.ClientSession, url: URL, asked: _Asked, deadline: float, *, fresh: bool
+        self, session: aiohttp.ClientSession, url: URL, request: CheckRequest, deadline: float, *, fresh: bool
     ) -> _Attempt:
         attempt = _Attempt()
-        turn = Turn(asked.group, fresh)
+        nonce = secrets.token_urlsafe(_NONCE_BYTES)
+        body = question.encode(request, nonce)
+        headers = self._headers(request.group, request.check_id, body)
+        turn = Turn(request.group, fresh)
         TURN.set(turn)
         try:
             async with (
@@ -218,14 +209,14 @@ class HttpCheckCaller:
                 # As a stream it is sent in pieces; large bytes would hold up the loop.
                 session.post(
                     url,
-                    data=BytesIO(asked.body),
-                    headers=asked.headers,
+                    data=BytesIO(body),
+                    headers=headers,
                     allow_redirects=False,
                     trace_request_ctx=attempt,
                 ) as response,
             ):
                 try:
-                    attempt.outcome, attempt.remark = await self._verdict(response, turn, asked.nonce)
+                    attempt.outcome, attempt.remark = await self._verdict(response, turn, nonce)
                 finally:
                     turn.end(response)
         except NotAVerdictError as error:

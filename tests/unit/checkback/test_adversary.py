@@ -8,6 +8,7 @@ import random
 import pytest
 
 from halfway.checkback import HttpCheckCaller
+from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply, CheckRequest
 from tests.unit.checkback.adversary import Adversary
@@ -49,17 +50,22 @@ async def answers(adversary: Adversary, *, demanded: bool) -> list[tuple[str, Ch
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/check"
     replies: list[tuple[str, CheckReply]] = []
 
-    async def ask(ids: list[str], group: int) -> None:
+    async def ask(ids: list[str], group: Group) -> None:
         for transaction_id in ids:
             request = CheckRequest(
-                check_id=f"{transaction_id}:1", id=transaction_id, group="orders", prepared_at=0, attempt=1, messages=()
+                check_id=f"{transaction_id}:1",
+                id=transaction_id,
+                group=group.name,
+                prepared_at=0,
+                attempt=1,
+                messages=(),
             )
-            replies.append((transaction_id, await caller.call((GROUP, OTHER_GROUP)[group], [url], request)))
+            replies.append((transaction_id, await caller.call(group, [url], request)))
 
     try:
         async with HttpCheckCaller(timeout_s=5, demand_nonce=demanded) as caller:
             ids = list(adversary.truth)
-            await asyncio.gather(*(ask(ids[start::6], start % 2) for start in range(6)))
+            await asyncio.gather(*(ask(ids[start::6], (GROUP, OTHER_GROUP)[start % 2]) for start in range(6)))
     finally:
         server.close()
         for task in adversary.tasks:

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from halfway.checkback import HttpCheckCaller
@@ -95,7 +96,7 @@ async def test_an_answer_that_strays_to_the_next_question_does_not_count(ask: As
         assert (await ask(service.url)).outcome is Outcome.ROLLBACK
         assert (await ask(service.url)).outcome is Outcome.ROLLBACK
     assert (service.connections, len(first)) == (2, 3)
-    assert first[1].nonce == first[2].nonce != first[0].nonce
+    assert len({asked.nonce for asked in first}) == 3
 
 
 async def test_the_answer_to_another_question_does_not_count_on_any_connection(ask: Ask) -> None:
@@ -117,7 +118,9 @@ async def test_groups_behind_one_address_share_no_connection(caller: HttpCheckCa
     """What strays on a connection of one group cannot reach another's question."""
     async with endpoint(echoes("rollback"), keep=True) as service:
         for group in (GROUP, OTHER_GROUP, GROUP, OTHER_GROUP):
-            assert (await caller.call(group, [service.url], QUESTION)).answered
+            assert (
+                await caller.call(group, [service.url], msgspec.structs.replace(QUESTION, group=group.name))
+            ).answered
     assert service.connections == 2
 
 
