@@ -27,6 +27,8 @@ MAX_ERRORS: Final = 50
 MAX_EXPLAINED_BYTES: Final = 64 * 1024
 MAX_EXPLAINED_WEIGHT: Final = 500
 """Of wrong bodies in one request: what is beyond it is not judged again, and only its first wrong field is named."""
+MAX_DETAIL: Final = 500
+"""Characters of what is told of the first wrong field, which may name it."""
 MAX_COMPARED_BYTES: Final = 1024 * 1024
 MAX_COMPARED_WEIGHT: Final = 20_000
 """A larger body, or one of more fields and items, is not looked through for names that are given twice."""
@@ -229,4 +231,4 @@ def _located(error: msgspec.ValidationError) -> tuple[str, str]:
     named = _NAMED.match(told)
     if named is not None:
         field = f"{field}.{named[1]}" if field else named[1]
-    return field, told
+    return field[:MAX_DETAIL], told[:MAX_DETAIL].encode(errors="backslashreplace").decode()

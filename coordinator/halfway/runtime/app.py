@@ -28,7 +28,7 @@ from halfway.rest.unsent import Unsent
 from halfway.runtime.backend import Backend, running
 from halfway.runtime.descriptors import HEALTH_CONNECTIONS, connections_to_hold
 from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely
-from halfway.runtime.liveness import LoopLag
+from halfway.runtime.liveness import LoopPauses
 from halfway.runtime.logging import configure
 from halfway.runtime.metrics import Metrics
 from halfway.runtime.terminal import complain
@@ -40,7 +40,8 @@ log = structlog.get_logger(__name__)
 
 _LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - to be reached, not to listen
 _LOOK_EVERY_S: Final = 0.05
-_LAGGING_S: Final = 5.0
+_PAUSED_S: Final = 5.0
+_LOOKED_BACK_S: Final = 10.0
 _PEER_REQUEST_BYTES: Final = 1024 * 1024
 _CLOSING_S: Final = 7.0
 """The part of a stop that is kept for ending threads and Kafka clients, which take 4 s when Kafka does not answer."""
@@ -78,12 +79,12 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
 class _Stage:
     """How far this instance has come, for two ports that answer all the time."""
 
-    def __init__(self, lag: LoopLag) -> None:
+    def __init__(self, pauses: LoopPauses) -> None:
         self.backend: Backend | None = None
         self.api: Api | None = None
         self.peers: PeerPort | None = None
         self.stopping = False
-        self._lag = lag
+        self._pauses = pauses
 
     def reasons(self) -> list[Reason]:
         if self.stopping:
@@ -91,8 +92,8 @@ class _Stage:
         if self.backend is None or self.api is None:
             return [Reason(check="kafka", detail="Kafka is not reached, or its topics are not verified yet")]
         found = [Reason(check="shards", detail=detail) for detail in self.backend.not_ready()]
-        if self._lag.worst_s > _LAGGING_S:
-            found.append(Reason(check="event_loop", detail=f"it was late by {self._lag.worst_s:.1f} s"))
+        if (pause_s := self._pauses.longest_s(within_s=_LOOKED_BACK_S)) > _PAUSED_S:
+            found.append(Reason(check="event_loop", detail=f"it paused for {pause_s:.1f} s"))
         return found
 
     def not_acquired(self) -> list[ShardNotAcquired]:
@@ -122,11 +123,11 @@ class _Stage:
 async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
     stopping = asyncio.Event()
     _on_signals(stopping, end_by_force_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
-    lag, metrics = LoopLag(), Metrics()
-    metrics.show_lag(lag)
-    stage = _Stage(lag)
+    pauses, metrics = LoopPauses(), Metrics()
+    metrics.show_pauses(pauses)
+    stage = _Stage(pauses)
     async with AsyncExitStack() as stack:
-        watching = asyncio.create_task(lag.watch())
+        watching = asyncio.create_task(pauses.watch())
         stack.callback(watching.cancel)
         looking = asyncio.create_task(look_now_and_then())
         stack.callback(looking.cancel)

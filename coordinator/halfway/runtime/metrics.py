@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from halfway.rest.api import Api
     from halfway.rest.unsent import Unsent
-    from halfway.runtime.liveness import LoopLag
+    from halfway.runtime.liveness import LoopPauses
     from halfway.service.shards import ShardTable
 
 MAX_GROUPS: Final = 500
@@ -204,9 +204,9 @@ class Metrics:
         """Show the shards that cannot be acquired from now on, by the time since when (seconds since the epoch)."""
         self.registry.register(_Troubles(troubles))
 
-    def show_lag(self, lag: LoopLag) -> None:
-        """Show how late the event loop is."""
-        self.registry.register(_Lag(lag))
+    def show_pauses(self, pauses: LoopPauses) -> None:
+        """Show how long the event loop pauses."""
+        self.registry.register(_Pauses(pauses))
 
     def render(self) -> tuple[bytes, str]:
         """Return all metrics as text, and its content type."""
@@ -323,14 +323,15 @@ class _Unsent(Collector):
         yield _gauge("halfway_unsent_answer_bytes", "Answers that clients have not read yet", self._unsent.bytes)
 
 
-class _Lag(Collector):
-    """How late the event loop is."""
+class _Pauses(Collector):
+    """How long the event loop pauses."""
 
-    def __init__(self, lag: LoopLag) -> None:
-        self._lag = lag
+    def __init__(self, pauses: LoopPauses) -> None:
+        self._pauses = pauses
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge("halfway_event_loop_lag_seconds", "The event loop's largest delay lately", self._lag.worst_s)
+        text = "The event loop's longest pause of the last minute"
+        yield _gauge("halfway_loop_pause_seconds", text, self._pauses.longest_s())
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from halfway.rest.second_port import Reason, SecondPort, ShardNotAcquired
 from halfway.rest.server import HttpServer
-from halfway.runtime.liveness import LoopLag
+from halfway.runtime.liveness import LoopPauses
 from halfway.runtime.metrics import MAX_GROUPS, Metrics
 from tests.unit.rest.client import HOST, RestWorld
 
@@ -44,7 +44,7 @@ async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
 async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
     metrics = Metrics()
     metrics.show(world.coordinator.shards, world.api)
-    metrics.show_lag(LoopLag())
+    metrics.show_pauses(LoopPauses())
     await world.prepared()
     world.memory.clock.advance(5)
     text, content_type = metrics.render()
@@ -59,7 +59,7 @@ async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
     assert found["halfway_group_pending", ("shop",)] == 1
     assert found["halfway_payload_cache_bytes", ()] > 0
     assert found["halfway_requests_in_flight", ()] == 0
-    assert ("halfway_event_loop_lag_seconds", ()) in found
+    assert ("halfway_loop_pause_seconds", ()) in found
 
 
 def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
