@@ -1,4 +1,4 @@
-"""Checks the model exhaustively, and that it finds each protocol step missing that is left out: `make model`."""
+"""Checks the models exhaustively, and that each of their mutants gives the error that it must: `make model`."""
 
 import re
 import shutil
@@ -9,23 +9,89 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-MODEL = Path(__file__).with_name("halfway.pml")
+FOLDER = Path(__file__).parent
 DEPTH = 100_000
-SMALL = {"TRANSACTIONS": 1, "INCARNATIONS": 3, "ACQUISITIONS": 3}
-SIZES = (
-    SMALL,
-    {"TRANSACTIONS": 1, "INCARNATIONS": 4, "ACQUISITIONS": 4},
-    {"TRANSACTIONS": 2, "INCARNATIONS": 3, "ACQUISITIONS": 3},
+MEMORY_MB = 6_000
+
+OWNERSHIP, POLICY, FOLD = "halfway.pml", "policy.pml", "fold.pml"
+Sizes = dict[str, int]
+SMALL: Sizes = {"LANES": 1, "INCARNATIONS": 2, "ACQUISITIONS": 3}
+SEARCHES: tuple[tuple[str, Sizes], ...] = (
+    (FOLD, {}),
+    (POLICY, {"CHECKS": 2, "LOSSES": 2, "RESUMES": 1}),
+    (OWNERSHIP, SMALL),
+    (OWNERSHIP, SMALL | {"STUCK": 1}),
+    (OWNERSHIP, SMALL | {"TRANSACTIONS": 2}),
+    (OWNERSHIP, {"LANES": 2, "INCARNATIONS": 3, "ACQUISITIONS": 3}),
+    (OWNERSHIP, {"LANES": 1, "INCARNATIONS": 3, "ACQUISITIONS": 3, "OTHERS": 1}),
 )
-LEFT_OUT = (
-    "NO_FENCE",
-    "NO_CLAIM_FENCE",
-    "REINIT_OWN",
-    "NO_BARRIER",
-    "REUSE",
-    "EARLY_COMMIT",
-    "RESURRECT",
-    "EARLY_ANSWER",
+
+# What SPIN shows of the assertion that fails, by what that means.
+DECIDED_TWICE = "a transaction is decided twice"
+LEAKED = "a message is visible that nobody committed"
+TORN = "one topic has its message, the other has not"
+TOLD_WRONG = "somebody is told an outcome that never comes about"
+WAITS = "a takeover waits for ever"
+AGAINST_VERDICT = "policy rolls back what a check said to commit"
+UNASKED = "policy rolls back without having asked"
+UNDER_WAY = "policy gives up while a check is under way"
+LEASED = "policy gives up before a check's lease is over"
+MISSED = "a recent outcome is missed"
+ASSERTIONS = {
+    DECIDED_TWICE: "decided[id[l].tx]==0",
+    LEAKED: "(first[0]+second[0])==0",
+    TORN: "first[id[l].tx]==second[id[l].tx]",
+    TOLD_WRONG: "told[0]==op[0]",
+    WAITS: "ran[it[0].former]",
+    AGAINST_VERDICT: "!(commit_said)",
+    UNASKED: "was_asked",
+    UNDER_WAY: "!(asked)",
+    LEASED: "!(leased)",
+    MISSED: "n<horizon",
+}
+
+
+class Mutant(NamedTuple):
+    """One rule left out of a model, and what must break."""
+
+    rule: str
+    model: str
+    error: str
+    sizes: Sizes
+
+
+MUTANTS = (
+    Mutant("NO_FENCE", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("NO_CLAIM_FENCE", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("NO_TRUE_END", OWNERSHIP, DECIDED_TWICE, SMALL | {"INCARNATIONS": 3, "PREPARES": 1}),
+    Mutant("UNRAISED", OWNERSHIP, DECIDED_TWICE, SMALL | {"OTHERS": 1}),
+    Mutant("UNBURIED", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("WAITS", OWNERSHIP, WAITS, SMALL | {"STUCK": 1}),
+    Mutant("LATE_RELEASE", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("UNFINISHED", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("UNSURE_RELEASE", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("HASTY_RELEASE", OWNERSHIP, DECIDED_TWICE, SMALL | {"LANES": 2}),
+    Mutant("NO_BARRIER", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("ONE_BARRIER", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("REINIT_OWN", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("REUSE", OWNERSHIP, LEAKED, SMALL),
+    Mutant("EARLY_COMMIT", OWNERSHIP, TORN, SMALL),
+    Mutant("RESURRECT", OWNERSHIP, DECIDED_TWICE, SMALL),
+    Mutant("EARLY_ANSWER", OWNERSHIP, TOLD_WRONG, SMALL),
+    Mutant("STALE", POLICY, AGAINST_VERDICT, {}),
+    Mutant("NOT_AT_BEGIN", POLICY, AGAINST_VERDICT, {}),
+    Mutant("PULLED_FORGOTTEN", POLICY, AGAINST_VERDICT, {}),
+    Mutant("PUSHED_FORGOTTEN", POLICY, AGAINST_VERDICT, {}),
+    Mutant("CHECKED_FORGETS", POLICY, AGAINST_VERDICT, {}),
+    Mutant("PARK_FORGETS", POLICY, AGAINST_VERDICT, {}),
+    Mutant("RESUME_FORGETS", POLICY, AGAINST_VERDICT, {}),
+    Mutant("AGE_ALONE", POLICY, UNASKED, {}),
+    Mutant("UNDER_WAY", POLICY, UNDER_WAY, {}),
+    Mutant("LEASE_IGNORED", POLICY, LEASED, {}),
+    Mutant("LSO_FORGOTTEN", FOLD, MISSED, {}),
+    Mutant("LSO_AFTERWARDS", FOLD, MISSED, {}),
+    Mutant("CURSOR_ALONE", FOLD, MISSED, {}),
+    Mutant("NO_BARRIER", FOLD, MISSED, {}),
 )
 
 
@@ -39,21 +105,23 @@ class Result(NamedTuple):
     complete: bool
 
 
-def check(sizes: dict[str, int], *left_out: str) -> Result:
-    """Search every state of the model in these sizes, or up to the first violation, which is searched breadth first."""
-    defines = [f"-D{name}={value}" for name, value in sizes.items()] + [f"-D{name}=1" for name in left_out]
-    # Breadth first finds the shortest way to a violation; depth first needs less memory where there is none.
-    options = ["-DBFS"] if left_out else ["-DCOLLAPSE"]
+def check(model: str, sizes: Sizes, left_out: str | None = None) -> Result:
+    """Search every state of a model in these sizes, or up to the first violation, which is searched breadth first."""
+    defines = [f"-D{name}={value}" for name, value in sizes.items()]
+    if left_out is not None:
+        defines.append(f"-D{left_out}=1")
+    # Breadth first finds the shortest way to a violation; depth first needs less memory if there is none.
+    options = ["-DCOLLAPSE" if left_out is None else "-DBFS", f"-DMEMLIM={MEMORY_MB}"]
     with tempfile.TemporaryDirectory(prefix="halfway-model-") as scratch:
-        shutil.copy(MODEL, scratch)
-        _run(scratch, "spin", "-a", *defines, MODEL.name)
+        shutil.copy(FOLDER / model, scratch)
+        _run(scratch, "spin", "-a", *defines, model)
         _run(scratch, "cc", "-w", "-O2", "-DSAFETY", *options, "-o", "pan", "pan.c")
         began = time.monotonic()
         told = _run(scratch, "./pan", f"-m{DEPTH}")
         seconds = time.monotonic() - began
     violated = re.search(r"pan:1: (.*) \(at depth", told)
     return Result(
-        violated=violated[1] if violated else None,
+        violated=_meaning(violated[1]) if violated else None,
         states=_number(r"(\d+) states, stored", told),
         depth=_number(r"depth reached (\d+)", told),
         seconds=seconds,
@@ -68,6 +136,10 @@ def _run(folder: str, *command: str) -> str:
     return done.stdout + done.stderr
 
 
+def _meaning(violated: str) -> str:
+    return next((error for error, assertion in ASSERTIONS.items() if assertion in violated), violated)
+
+
 def _number(pattern: str, text: str) -> int:
     found = re.search(pattern, text)
     return int(found[1]) if found else 0
@@ -80,15 +152,17 @@ def main() -> int:
         print(f"model: {' and '.join(missing)} not found: install Debian's packages spin and gcc", file=sys.stderr)
         return 1
     wrong = 0
-    for sizes in SIZES:
-        result = check(sizes)
+    for model, sizes in SEARCHES:
+        result = check(model, sizes)
         wrong += result.violated is not None or not result.complete
-        told = result.violated or ("holds" if result.complete else "not searched to its end")
-        _tell(", ".join(f"{value} {name.lower()}" for name, value in sizes.items()), result, told)
-    for left_out in LEFT_OUT:
-        result = check(SMALL, left_out)
-        wrong += result.violated is None
-        _tell(f"{left_out} (must be found)", result, result.violated or "NOT FOUND")
+        told = result.violated or ("holds" if result.complete else "NOT SEARCHED TO ITS END")
+        _tell(" ".join([model, *(f"{name}={value}" for name, value in sizes.items())]), result, told)
+    for mutant in MUTANTS:
+        result = check(mutant.model, mutant.sizes, mutant.rule)
+        found = result.violated == mutant.error
+        wrong += not found
+        told = result.violated or "nothing"
+        _tell(f"{mutant.model}, {mutant.rule}", result, told if found else f"{told}, BUT NOT: {mutant.error}")
     return 1 if wrong else 0
 
 

@@ -1,33 +1,49 @@
 /*
- * One shard of halfway: half, op, lane, owners, fencing and check-back, as docs/protocol.md tells them.
+ * The ownership of one shard of halfway: owners, half, op, lanes, releases and fencing, as docs/fencing.md argues.
  * `make model` checks it exhaustively; docs/model.md says what is modelled and what is left out.
  *
  * An instance that is paused is a process that takes no step while others do; a request that is delayed stays on its
  * way until it is delivered, also when its sender is long gone. The consumer group is left out: any instance may begin
- * to acquire at any time, as safety must not rest on the group.
+ * to acquire, give up acquiring, drop or release at any time, as safety must not rest on the group.
  *
  * Each of these leaves one rule of the protocol out, and must be found to be wrong:
- *   NO_FENCE       step 3: the former owner's lane is not fenced
- *   NO_CLAIM_FENCE step 4: a claim is taken though somebody else began to acquire
- *   REINIT_OWN     after a failure a lane initialises its own id again, in place of a new incarnation
- *   NO_BARRIER     step 5: the fold takes what is visible for the end
- *   REUSE          after a failure a producer aborts and begins its next Kafka transaction (no KIP-890 part 2)
- *   EARLY_COMMIT   the commit is sent before every record is acknowledged
- *   RESURRECT      a half that comes after an outcome is pending again
- *   EARLY_ANSWER   a caller is told the outcome before the commit is
+ *   NO_FENCE        step 3: the former owner's lane ids are not fenced
+ *   NO_CLAIM_FENCE  step 4: a claim is taken though somebody else began to acquire
+ *   NO_TRUE_END     steps 2 and 3: the owner records are read to the LSO, and no further
+ *   UNRAISED        step 3: a lane id whose transaction is decided is not waited for, though its epoch was not raised
+ *   NO_BARRIER      step 5: the fold takes what is visible for the end
+ *   ONE_BARRIER     step 5: the fold waits for its barrier in half, and takes what is visible of op
+ *   UNBURIED        step 3: a lane id of this very process is not waited for, though its client still commits
+ *   LATE_RELEASE    an incarnation acquires again while it does not know what became of its release
+ *   UNFINISHED      an incarnation gives a shard up with an end of it under way, and may acquire it again
+ *   UNSURE_RELEASE  an incarnation releases a claim of which it does not know whether it stands
+ *   HASTY_RELEASE   a release overtakes an end that the lane is at
+ *   REINIT_OWN      after a failure a lane initialises its own ids again, in place of a new incarnation
+ *   REUSE           after a failure a producer aborts and begins its next Kafka transaction (no KIP-890 part 2)
+ *   EARLY_COMMIT    the commit is sent before every record is acknowledged
+ *   RESURRECT       a half that comes after an outcome is pending again
+ *   EARLY_ANSWER    a caller is told the outcome before the commit is
+ * And one that costs no safety, but must be found to wait for ever where a user partition takes no markers (STUCK):
+ *   WAITS           step 3: a decided lane id of this very process is waited for
  */
 #define INSTANCES 2
-#ifndef PREPARES_MAX
-#define PREPARES_MAX 3
+#ifndef LANES                       /* transactional ids of an incarnation that take turns */
+#define LANES 2
+#endif
+#ifndef PREPARES
+#define PREPARES 2
 #endif
 #ifndef INCARNATIONS
 #define INCARNATIONS 3
 #endif
 #ifndef TRANSACTIONS
-#define TRANSACTIONS 2
+#define TRANSACTIONS 1
 #endif
 #ifndef ACQUISITIONS
-#define ACQUISITIONS 4
+#define ACQUISITIONS 3
+#endif
+#ifndef OTHERS                      /* Kafka transactions of the lanes for other shards */
+#define OTHERS 0
 #endif
 
 /* Outcomes, and what an instance knows of a transaction. */
@@ -36,28 +52,51 @@
 #define ROLLBACK 2
 #define PENDING 3
 
-/* A lane's Kafka transaction, as the transaction coordinator has it. */
+/* The state of a transactional id, as the transaction coordinator has it; the last two are decided. */
 #define IDLE 0
 #define OPEN 1
 #define COMMITTING 2
+#define ABORTING 3
 
-mtype = { down, idle, reading, fencing, claiming, serving, producing, ending };
+/* What a Kafka transaction of the lane is for. */
+#define NOTHING 0
+#define END 1
+#define RELEASE 2
+#define OTHER 3
 
-/* A transactional id: its epoch, its transaction, and the requests of its producer that are on their way. */
-typedef Lane {
-    byte epoch;
-    byte state;
+/* The partitions in which the marker of a decided transaction is still to be written. */
+#define IN_USERS 1
+#define IN_OP 2
+#define IN_HALF 4
+#define IN_OWNERS 8
+
+/* What stands in owners behind the first record that is not settled: claims by their incarnation, and these. */
+#define RELEASED 9
+#define ABORTED 10
+#define UNSETTLED 16                /* and the id */
+#define QUEUE 4
+
+mtype = { down, idle, reading, fencing, claiming, serving };
+mtype = { resting, producing, ending };
+
+/* A transactional id: its transaction, and the requests of its producer that are on their way. */
+typedef Id {
+    byte state, work;
     byte tx, outcome;               /* the end that its transaction carries */
+    bit fenced;                     /* its epoch was raised by somebody else */
     byte first, second;             /* bit masks: whose first and second message were appended in this transaction */
-    bit marker;                     /* the op marker and the tombstone were appended */
+    bit record;                     /* the op marker and the tombstone were appended: in half, or in owners */
+    byte markers;                   /* bit mask: where the marker of a decided one is still to be written */
     byte way_first, way_second;     /* bit masks: messages on their way */
-    bit way_marker, way_end;
-    byte way_epoch;                 /* of what is on its way */
+    bit way_record, way_end;
 };
+#define IDS (INCARNATIONS * LANES)
+#define ID(incarnation, turn) (((incarnation) - 1) * LANES + (turn))
 
-Lane lane[INCARNATIONS + 1];        /* by incarnation; 0 is nobody */
-byte owner;                         /* the last owner record: an incarnation, 0 where it is released */
-byte owner_epoch;                   /* of the transactional id owner.<s> */
+Id id[IDS];
+byte owner;                         /* the last owner record up to the LSO: an incarnation, 0 where it is released */
+byte behind[QUEUE];                 /* and what stands behind the LSO */
+byte claimer;                       /* the instance, and 1, that initialised owner.<s> last */
 
 /* The log. */
 bit half[TRANSACTIONS];             /* half's last record is no tombstone */
@@ -65,21 +104,26 @@ byte op[TRANSACTIONS];              /* the outcome that read_committed shows */
 byte first[TRANSACTIONS], second[TRANSACTIONS]; /* how often each message stands in its topic */
 
 /* Instances. */
-mtype at[INSTANCES] = down;
-byte me[INSTANCES];                 /* incarnation */
-byte my_epoch[INSTANCES];           /* of the lane, as its producer has it */
-byte my_claim[INSTANCES];           /* epoch of owner.<s>, as this one got it */
-byte former[INSTANCES];
-byte waits[INSTANCES];              /* bit mask of lanes whose transactions stand open before the barrier */
-bit way_claim[INSTANCES];           /* a claim on its way; it outlives a crash */
-byte way_claim_by[INSTANCES], way_claim_epoch[INSTANCES];
-bit claimed[INSTANCES];
-bit append[INSTANCES];              /* a half on its way */
-byte append_tx[INSTANCES];
 typedef Known { byte as[TRANSACTIONS]; };
-Known known[INSTANCES];
-
-byte incarnations, acquisitions, prepares;
+typedef Instance {
+    mtype at;                       /* where it stands with the shard */
+    mtype lane;                     /* and where its lane with a Kafka transaction */
+    byte me;                        /* incarnation */
+    bit turn;                       /* whose turn it is, of its lane ids */
+    byte work, tx, outcome;         /* what the lane is at */
+    byte former;                    /* whom it fences, or has fenced last in this acquisition */
+    byte left;                      /* bit mask: which lane ids of that one are still to be fenced */
+    bit asks;                       /* a claim on its way; it outlives a crash */
+    byte asks_for;
+    bit claimed;
+    byte waits;                     /* bit mask of ids whose transactions stand open before the barrier */
+    bit append;                     /* a half on its way */
+    byte append_tx;
+    Known known;
+};
+Instance it[INSTANCES];
+bit ran[IDS + 1];                   /* by incarnation: which instance it was of */
+byte incarnations, acquisitions, prepares, others;
 
 /* Ghosts: what was decided and told, for the properties. */
 byte decided[TRANSACTIONS];
@@ -88,74 +132,183 @@ bit acknowledged[TRANSACTIONS];
 
 byte i, n, x;                       /* scratch, inside d_step only */
 
-inline appear_first(t) {
-    first[t]++;
-    assert(first[t] <= 1);          /* doubled */
-    assert(decided[t] == COMMIT)    /* leaked */
+/* --- Kafka */
+
+inline owners_advance() {
+    do
+    :: behind[0] != 0 && behind[0] < UNSETTLED ->
+        if
+        :: behind[0] == ABORTED
+        :: behind[0] == RELEASED -> owner = 0
+        :: else -> owner = behind[0]
+        fi;
+        n = 0;
+        do
+        :: n < QUEUE - 1 -> behind[n] = behind[n + 1]; n++
+        :: else -> break
+        od;
+        behind[QUEUE - 1] = 0; n = 0
+    :: else -> break
+    od
 }
 
-inline appear_second(t) {
-    second[t]++;
-    assert(second[t] <= 1);         /* doubled */
-    assert(decided[t] == COMMIT)    /* leaked */
-}
-
-/* The markers of a committed transaction are written: all of it becomes visible. */
-inline finish(l) {
+inline owners_append(value) {
     n = 0;
     do
-    :: n < TRANSACTIONS ->
+    :: behind[n] != 0 -> n++; assert(n < QUEUE)
+    :: else -> break
+    od;
+    behind[n] = value; n = 0;
+    owners_advance()
+}
+
+inline owners_settle(l, value) {
+    n = 0;
+    do
+    :: n < QUEUE ->
         if
-        :: lane[l].first & (1 << n) -> appear_first(n)
-        :: else
-        fi;
-        if
-        :: lane[l].second & (1 << n) -> appear_second(n)
+        :: behind[n] == UNSETTLED + l -> behind[n] = value
         :: else
         fi;
         n++
     :: else -> break
     od;
-    if
-    :: lane[l].marker -> op[lane[l].tx] = lane[l].outcome; half[lane[l].tx] = 0
-    :: else
-    fi;
-    assert(first[lane[l].tx] == second[lane[l].tx]); /* torn */
-    settle(l)
+    n = 0;
+    owners_advance()
 }
 
+/* All markers of a transaction are written: its id can begin the next one. */
 inline settle(l) {
-    lane[l].state = IDLE;
-    lane[l].first = 0; lane[l].second = 0; lane[l].marker = 0;
-    i = 0;
-    do
-    :: i < INSTANCES -> waits[i] = waits[i] & ~(1 << l); i++
-    :: else -> break
-    od;
-    i = 0; n = 0
+    id[l].state = IDLE; id[l].work = NOTHING; id[l].tx = 0; id[l].outcome = UNKNOWN;
+    id[l].first = 0; id[l].second = 0; id[l].record = 0; id[l].markers = 0
 }
 
-/* InitProducerId: a new epoch; what was open is aborted, or completed where its commit was accepted. */
-inline initialise(l) {
+/* The LSO moves on: a fold that waits for this transaction in the partitions where it waits for its barrier goes on. */
+#ifdef ONE_BARRIER
+#define BARRIERS IN_HALF
+#else
+#define BARRIERS (IN_HALF | IN_OP)
+#endif
+inline pass(l) {
     if
-    :: lane[l].state == COMMITTING -> finish(l)
-    :: lane[l].state == OPEN -> settle(l)
+    :: id[l].markers & BARRIERS
+    :: else ->
+        i = 0;
+        do
+        :: i < INSTANCES -> it[i].waits = it[i].waits & ~(1 << l); i++
+        :: else -> break
+        od;
+        i = 0
+    fi
+}
+
+inline appear(t, l) {
+    if
+    :: id[l].first & (1 << t) -> first[t]++
     :: else
     fi;
-    lane[l].epoch++
+    if
+    :: id[l].second & (1 << t) -> second[t]++
+    :: else
+    fi;
+    assert(first[t] <= 1 && second[t] <= 1);                /* doubled */
+    assert(decided[t] == COMMIT || first[t] + second[t] == 0) /* leaked */
 }
 
-/* The barrier stands behind whatever is open now; the fold waits for that to be settled. */
-inline barrier(s) {
+/* The marker is written in one of the partitions: there its records become visible, or are gone for good. */
+inline mark(l, where) {
+    id[l].markers = id[l].markers & ~where;
     if
-    :: me[s] == way_claim_by[s] && at[s] == claiming ->
-        claimed[s] = 1;
+    :: id[l].state == COMMITTING && where == IN_USERS ->
+        appear(0, l);
+#if TRANSACTIONS > 1
+        appear(1, l);
+#endif
+        assert(id[l].work != END || first[id[l].tx] == second[id[l].tx]) /* torn */
+    :: id[l].state == COMMITTING && where == IN_OP && id[l].record -> op[id[l].tx] = id[l].outcome
+    :: id[l].state == COMMITTING && where == IN_HALF && id[l].record -> half[id[l].tx] = 0
+    :: where == IN_OWNERS && id[l].record -> owners_settle(l, (id[l].state == COMMITTING -> RELEASED : ABORTED))
+    :: else
+    fi;
+    pass(l);
+    if
+    :: id[l].markers == 0 -> settle(l)
+    :: else
+    fi
+}
+
+/* EndTxn, in time. */
+inline decide(l) {
+    id[l].state = COMMITTING;
+    if
+    :: id[l].work == END ->
+        assert(decided[id[l].tx] == UNKNOWN); /* decided twice */
+        decided[id[l].tx] = id[l].outcome;
+        id[l].markers = ((id[l].outcome == COMMIT || id[l].first || id[l].second) -> IN_USERS : 0) | IN_OP | IN_HALF
+    :: id[l].work == RELEASE -> id[l].markers = IN_OWNERS
+    :: else -> id[l].markers = IN_USERS
+    fi
+}
+
+/* What was open is aborted. */
+inline abort(l) {
+    id[l].state = ABORTING;
+    id[l].markers = (id[l].work == OTHER || id[l].outcome == COMMIT -> IN_USERS : 0) | \
+        (id[l].record -> (id[l].work == RELEASE -> IN_OWNERS : IN_OP | IN_HALF) : 0);
+    if
+    :: id[l].markers == 0 -> settle(l)
+    :: else
+    fi
+}
+
+/* A transaction that must be over is brought to its end now. */
+inline complete(l) {
+    if
+    :: id[l].state == OPEN -> abort(l)
+    :: else
+    fi;
+    if
+    :: id[l].markers & IN_USERS -> mark(l, IN_USERS)
+    :: else
+    fi;
+    if
+    :: id[l].markers & IN_OP -> mark(l, IN_OP)
+    :: else
+    fi;
+    if
+    :: id[l].markers & IN_HALF -> mark(l, IN_HALF)
+    :: else
+    fi;
+    if
+    :: id[l].markers & IN_OWNERS -> mark(l, IN_OWNERS)
+    :: else
+    fi
+}
+
+/* InitProducerId raises the epoch: what is on its way will be refused. */
+inline refuse(l) { id[l].way_first = 0; id[l].way_second = 0; id[l].way_record = 0; id[l].way_end = 0 }
+inline raise(l) {
+    id[l].fenced = 1;
+    refuse(l);
+    if
+    :: id[l].state == OPEN -> abort(l)
+    :: else
+    fi
+}
+
+/* A claim stands: the owner record and the barriers, which are behind whatever is open now. */
+inline claim(s) {
+    owners_append(it[s].asks_for);
+    if
+    :: it[s].me == it[s].asks_for && it[s].at == claiming ->
+        it[s].claimed = 1;
 #ifndef NO_BARRIER
-        x = 1;
+        x = 0;
         do
-        :: x <= INCARNATIONS ->
+        :: x < IDS ->
             if
-            :: lane[x].state != IDLE -> waits[s] = waits[s] | (1 << x)
+            :: id[x].work == END && id[x].record && (id[x].state == OPEN || (id[x].markers & BARRIERS)) ->
+                it[s].waits = it[s].waits | (1 << x)
             :: else
             fi;
             x++
@@ -164,17 +317,20 @@ inline barrier(s) {
         x = 0
 #endif
     :: else
-    fi
+    fi;
+    it[s].asks = 0; it[s].asks_for = 0
 }
+
+/* --- an instance */
 
 inline fold(self) {
     n = 0;
     do
     :: n < TRANSACTIONS ->
 #ifdef RESURRECT
-        known[self].as[n] = (half[n] -> PENDING : op[n]);
+        it[self].known.as[n] = (half[n] -> PENDING : op[n]);
 #else
-        known[self].as[n] = (op[n] != UNKNOWN -> op[n] : (half[n] -> PENDING : UNKNOWN));
+        it[self].known.as[n] = (op[n] != UNKNOWN -> op[n] : (half[n] -> PENDING : UNKNOWN));
 #endif
         n++
     :: else -> break
@@ -182,40 +338,44 @@ inline fold(self) {
     n = 0
 }
 
-inline forget(self) {
+/* The shard is not this instance's any more; its lane goes on. */
+inline drop(self) {
     n = 0;
     do
-    :: n < TRANSACTIONS -> known[self].as[n] = UNKNOWN; n++
+    :: n < TRANSACTIONS -> it[self].known.as[n] = UNKNOWN; n++
     :: else -> break
     od;
-    n = 0; my_epoch[self] = 0; my_claim[self] = 0; former[self] = 0; waits[self] = 0; claimed[self] = 0; me[self] = 0
+    n = 0;
+    it[self].former = 0; it[self].left = 0; it[self].claimed = 0; it[self].waits = 0;
+    it[self].at = idle
 }
 
-/* Crash, or give up this incarnation: nothing is left of it but what is on its way. */
-inline die(self) { forget(self); at[self] = down }
+inline rest(self) { it[self].lane = resting; it[self].work = NOTHING; it[self].tx = 0; it[self].outcome = UNKNOWN }
 
-/* What is done to an instance that could go on costs one of the restarts that there are. */
-inline spend(self) {
-#ifdef REINIT_OWN
-    acquisitions++
-#else
-#ifdef REUSE
-    acquisitions++
-#else
-    skip
-#endif
-#endif
-}
+/* Killed, or the end of an incarnation: nothing is left of it but what is on its way. */
+inline die(self) { drop(self); rest(self); it[self].turn = 0; it[self].me = 0; it[self].at = down }
+
+#define MINE ID(it[self].me, it[self].turn)
+#define HAS_SPARE (incarnations < INCARNATIONS && acquisitions < ACQUISITIONS)
 
 /* A lane has failed, was fenced, or did not get an answer. */
 inline fail(self) {
 #ifdef REINIT_OWN
-    initialise(me[self]); my_epoch[self] = lane[me[self]].epoch; fold(self); at[self] = serving
+    if
+    :: it[self].at == serving ->
+        x = 0;
+        do
+        :: x < LANES -> complete(ID(it[self].me, x)); refuse(ID(it[self].me, x)); id[ID(it[self].me, x)].fenced = 0; x++
+        :: else -> break
+        od;
+        x = 0; rest(self); fold(self)
+    :: else -> die(self)
+    fi
 #else
 #ifdef REUSE
     if
-    :: lane[me[self]].epoch == my_epoch[self] && lane[me[self]].state == OPEN ->
-        settle(me[self]); fold(self); lane[me[self]].way_end = 0; lane[me[self]].way_marker = 0; at[self] = serving
+    :: it[self].at == serving && !id[MINE].fenced && id[MINE].state == OPEN ->
+        complete(MINE); id[MINE].way_end = 0; id[MINE].way_record = 0; rest(self); fold(self)
     :: else -> die(self)
     fi
 #else
@@ -224,218 +384,297 @@ inline fail(self) {
 #endif
 }
 
-#define HAS_SPARE (incarnations < INCARNATIONS && acquisitions < ACQUISITIONS)
-#define MINE lane[me[self]]
-#define FENCED (MINE.epoch != my_epoch[self])
-
 /* A prepare: the half is on its way. */
-#define PREPARES(t) \
-    :: atomic { at[self] == serving && !append[self] && known[self].as[t] == UNKNOWN && prepares < PREPARES_MAX -> \
-        prepares++; append[self] = 1; append_tx[self] = t }
+#define PREPARES_OF(t) \
+    :: atomic { it[self].at == serving && !it[self].append && it[self].known.as[t] == UNKNOWN && prepares < PREPARES -> \
+        prepares++; it[self].append = 1; it[self].append_tx = t }
 
 /* The tail: a half that somebody else appended. */
 #ifdef RESURRECT
 #define FOLLOWS(t) \
-    :: atomic { at[self] == serving && half[t] && known[self].as[t] != PENDING -> known[self].as[t] = PENDING }
+    :: atomic { it[self].at == serving && half[t] && it[self].known.as[t] != PENDING -> it[self].known.as[t] = PENDING }
 #else
 #define FOLLOWS(t) \
-    :: atomic { at[self] == serving && half[t] && known[self].as[t] == UNKNOWN -> \
-        known[self].as[t] = (op[t] == UNKNOWN -> PENDING : op[t]) }
+    :: atomic { it[self].at == serving && half[t] && it[self].known.as[t] == UNKNOWN -> \
+        it[self].known.as[t] = (op[t] == UNKNOWN -> PENDING : op[t]) }
 #endif
 
-/* An end, or the verdict of a check: the lane begins a Kafka transaction, when its last one is finished. */
+/* The lane begins a Kafka transaction on the id whose turn it is, when the last one of that id is over. */
+inline begin(self, what) {
+    it[self].lane = producing; it[self].work = what;
+    id[MINE].state = OPEN; id[MINE].work = what; id[MINE].way_record = (what != OTHER)
+}
+#define MAY_BEGIN (it[self].lane == resting && !id[MINE].fenced && id[MINE].state == IDLE)
+#define FENCED (it[self].me != 0 && id[MINE].fenced)
+
+/* An end, or the verdict of a check. */
 #ifdef EARLY_ANSWER
-#define ANSWERS_NOW(t) told[t] = MINE.outcome;
+#define ANSWERS_NOW told[it[self].tx] = it[self].outcome
 #else
-#define ANSWERS_NOW(t)
+#define ANSWERS_NOW skip
 #endif
-#define ENDS(t) \
-    :: atomic { at[self] == serving && known[self].as[t] == PENDING && FENCED -> d_step { fail(self) } } \
-    :: atomic { at[self] == serving && known[self].as[t] == PENDING && !FENCED && MINE.state == IDLE -> \
-        MINE.state = OPEN; MINE.tx = t; MINE.way_epoch = my_epoch[self]; MINE.way_marker = 1; \
+#define ENDS(t, how) \
+    :: atomic { it[self].at == serving && it[self].known.as[t] == PENDING && MAY_BEGIN -> d_step { \
+        begin(self, END); it[self].tx = t; it[self].outcome = how; id[MINE].tx = t; id[MINE].outcome = how; \
         if \
-        :: MINE.outcome = COMMIT; MINE.way_first = MINE.way_first | (1 << t); \
-           MINE.way_second = MINE.way_second | (1 << t) \
-        :: MINE.outcome = ROLLBACK \
+        :: how == COMMIT -> id[MINE].way_first = id[MINE].way_first | (1 << t); \
+            id[MINE].way_second = id[MINE].way_second | (1 << t) \
+        :: else \
         fi; \
-        ANSWERS_NOW(t) \
-        at[self] = producing }
+        ANSWERS_NOW } }
 
-proctype Instance(byte self) {
+proctype Serve(byte self) {
 end:
     do
-    /* A new incarnation: its lane id is initialised before any owner record names it, once. */
-    :: atomic { at[self] == down && incarnations < INCARNATIONS && acquisitions < ACQUISITIONS ->
-        d_step { incarnations++; me[self] = incarnations; MINE.epoch++; my_epoch[self] = MINE.epoch; at[self] = idle } }
+    /* A new incarnation: its lane ids are initialised before any owner record names them, once. */
+    :: atomic { it[self].at == down && incarnations < INCARNATIONS && acquisitions < ACQUISITIONS ->
+        d_step { incarnations++; it[self].me = incarnations; ran[incarnations] = self; it[self].at = idle } }
 
-    /* 1. Fence whoever else is acquiring. */
-    :: atomic { at[self] == idle && acquisitions < ACQUISITIONS ->
-        d_step { acquisitions++; owner_epoch++; my_claim[self] = owner_epoch; at[self] = reading } }
-
-    /* 2. Read the last owner record. */
-    :: atomic { at[self] == reading -> d_step { former[self] = owner; at[self] = fencing } }
-
-    /* 3. Fence the former owner's lane. */
-    :: atomic { at[self] == fencing ->
+    /* 1. Fence whoever else is acquiring. What this incarnation has begun to release is certain by now. */
+#ifdef LATE_RELEASE
+#define IS_CERTAIN true
+#else
+#define IS_CERTAIN (it[self].work != RELEASE)
+#endif
+    :: atomic { it[self].at == idle && acquisitions < ACQUISITIONS && IS_CERTAIN ->
         d_step {
-#ifndef NO_FENCE
+            acquisitions++;
+#ifndef NO_CLAIM_FENCE
+            it[0].asks = 0; it[0].asks_for = 0; it[1].asks = 0; it[1].asks_for = 0;
+#endif
+            claimer = self + 1; it[self].at = reading } }
+
+    /* 2. Read the owner records up to the LSO; who stands last is fenced. */
+    :: atomic { it[self].at == reading && owner != 0 && owner != it[self].me && owner != it[self].former ->
+        d_step { it[self].former = owner; it[self].left = (1 << LANES) - 1; it[self].at = fencing } }
+
+    /* 3. Fence each of its lane ids. */
+#ifdef NO_FENCE
+#define FENCES(k) \
+    :: atomic { it[self].at == fencing && (it[self].left & (1 << k)) -> it[self].left = it[self].left & ~(1 << k) }
+#else
+#define FENCES(k) \
+    :: atomic { it[self].at == fencing && (it[self].left & (1 << k)) && !id[ID(it[self].former, k)].fenced && \
+        id[ID(it[self].former, k)].state <= OPEN -> d_step { x = ID(it[self].former, k); raise(x); x = 0 } } \
+    :: atomic { it[self].at == fencing && (it[self].left & (1 << k)) && SETTLED(ID(it[self].former, k)) -> \
+        it[self].left = it[self].left & ~(1 << k) }
+#endif
+    /* Nobody commits anything more on an id whose epoch was raised, nor on one of this very process, which has destroyed
+       its client: what these have open or decided is not waited for. */
+#ifdef UNRAISED
+#define SETTLED(l) (id[l].fenced || id[l].state >= COMMITTING || ran[it[self].former] == self)
+#else
+#ifdef WAITS
+#define SETTLED(l) (id[l].fenced && id[l].state == IDLE)
+#else
+#define SETTLED(l) (id[l].fenced || ran[it[self].former] == self)
+#endif
+#endif
+    FENCES(0)
+#if LANES > 1
+    FENCES(1)
+#endif
+    :: atomic { it[self].at == fencing && it[self].left == 0 -> it[self].at = reading }
+
+    /* 4. At the true end of the owner records: claim. */
+#ifdef NO_CLAIM_FENCE
+#define MAY_CLAIM true
+#else
+#define MAY_CLAIM (claimer == self + 1)
+#endif
+#ifdef NO_TRUE_END
+#define AT_END true
+#else
+#define AT_END (behind[0] == 0)
+#endif
+    :: atomic { it[self].at == reading && (owner == 0 || owner == it[self].me || owner == it[self].former) && AT_END ->
+        d_step {
+            it[self].former = 0; it[self].at = claiming;
             if
-            :: former[self] != 0 && former[self] != me[self] -> x = former[self]; initialise(x); x = 0
-            :: else
-            fi;
-#endif
-            /* 4. Claim. */
-            way_claim[self] = 1; way_claim_by[self] = me[self]; way_claim_epoch[self] = my_claim[self];
-            claimed[self] = 0; former[self] = 0; my_claim[self] = 0; at[self] = claiming } }
+            :: MAY_CLAIM -> it[self].asks = 1; it[self].asks_for = it[self].me
+            :: else /* refused */
+            fi } }
 
-    /* The claim was refused: somebody else is acquiring. */
-    :: atomic { at[self] == claiming && !claimed[self] && !way_claim[self] -> d_step { die(self) } }
+    /* 5. It was taken: fold up to the barrier. 6. Serve. */
+    :: atomic { it[self].at == claiming && it[self].claimed && it[self].waits == 0 ->
+        d_step { fold(self); it[self].claimed = 0; it[self].at = serving } }
 
-    /* It was taken. 5. Fold up to the barrier. 6. Serve. */
-    :: atomic { at[self] == claiming && claimed[self] && waits[self] == 0 ->
-        d_step { fold(self); claimed[self] = 0; at[self] = serving } }
-
-    PREPARES(0)
+    PREPARES_OF(0)
     FOLLOWS(0)
-    ENDS(0)
+    ENDS(0, COMMIT)
+    ENDS(0, ROLLBACK)
 #if TRANSACTIONS > 1
-    PREPARES(1)
+    PREPARES_OF(1)
     FOLLOWS(1)
-    ENDS(1)
+    ENDS(1, COMMIT)
+    ENDS(1, ROLLBACK)
 #endif
+
+    /* What the same lane does for other shards. */
+    :: atomic { it[self].me != 0 && others < OTHERS && MAY_BEGIN -> d_step { others++; begin(self, OTHER) } }
 
     /* Everything is acknowledged: commit. */
-    :: atomic { at[self] == producing && MINE.state == OPEN && !FENCED &&
-#ifndef EARLY_COMMIT
-        (MINE.outcome == ROLLBACK || ((MINE.first & (1 << MINE.tx)) && (MINE.second & (1 << MINE.tx)))) &&
+#ifdef EARLY_COMMIT
+#define ALL_MESSAGES true
+#else
+#define ALL_MESSAGES (id[MINE].outcome != COMMIT || \
+    ((id[MINE].first & (1 << id[MINE].tx)) && (id[MINE].second & (1 << id[MINE].tx))))
 #endif
-        MINE.marker -> MINE.way_end = 1; at[self] = ending }
+    :: atomic { it[self].lane == producing && !id[MINE].fenced && ALL_MESSAGES && (id[MINE].record || id[MINE].work == OTHER) -> d_step { id[MINE].way_end = 1; it[self].lane = ending } }
 
     /* The commit is answered, before its markers are written; only then the caller is. */
-    :: atomic { at[self] == ending && !FENCED && !MINE.way_end && (MINE.state == COMMITTING || op[MINE.tx] != UNKNOWN) ->
+    :: atomic { it[self].lane == ending && !id[MINE].fenced && !id[MINE].way_end && id[MINE].state != OPEN ->
         d_step {
-            known[self].as[MINE.tx] = MINE.outcome;
-            assert(decided[MINE.tx] == MINE.outcome); /* told what was not decided */
-            told[MINE.tx] = MINE.outcome;
-            at[self] = serving } }
+            if
+            :: it[self].work == END ->
+                assert(decided[it[self].tx] == it[self].outcome); /* told what was not decided */
+                told[it[self].tx] = it[self].outcome;
+                if
+                :: it[self].at == serving -> it[self].known.as[it[self].tx] = it[self].outcome
+                :: else
+                fi
+            :: else
+            fi;
+#if LANES > 1
+            it[self].turn = 1 - it[self].turn;
+#endif
+            rest(self) } }
 
-    /* Fenced, or out of time: also where the commit was accepted and its answer lost. */
-    :: atomic { (at[self] == producing || at[self] == ending) && FENCED -> d_step { fail(self) } }
-    :: atomic { (at[self] == producing || at[self] == ending) && HAS_SPARE -> d_step { spend(self); fail(self) } }
+    /* An acquisition is given up; its claim may be on its way, or stand. */
+    :: atomic { (it[self].at == reading || it[self].at == fencing || it[self].at == claiming) &&
+        acquisitions < ACQUISITIONS -> d_step { drop(self) } }
 
-    /* Revoked: release with one more transaction of the lane, on its other producer, and be idle. */
-    :: atomic { at[self] == serving && owner == me[self] && !FENCED && acquisitions < ACQUISITIONS ->
-        d_step { owner = 0; x = me[self]; n = my_epoch[self]; forget(self); me[self] = x; my_epoch[self] = n; x = 0; n = 0;
-                 at[self] = idle } }
+    /* Revoked, or not wanted any more: release, with one more transaction of the lane. */
+    :: atomic { (it[self].at == serving || (it[self].at == claiming && it[self].claimed)) && MAY_BEGIN &&
+        acquisitions < ACQUISITIONS -> d_step { drop(self); begin(self, RELEASE) } }
+#ifdef UNFINISHED
+    :: atomic { it[self].at == serving && acquisitions < ACQUISITIONS -> d_step { drop(self) } }
+#endif
+#ifdef UNSURE_RELEASE
+    :: atomic { it[self].at == claiming && !it[self].claimed && MAY_BEGIN && acquisitions < ACQUISITIONS ->
+        d_step { drop(self); begin(self, RELEASE) } }
+#endif
+#ifdef HASTY_RELEASE
+    :: atomic { it[self].at == serving && it[self].work == END && id[ID(it[self].me, 1 - it[self].turn)].state == IDLE &&
+        !id[ID(it[self].me, 1 - it[self].turn)].fenced && acquisitions < ACQUISITIONS -> d_step {
+            drop(self); x = ID(it[self].me, 1 - it[self].turn);
+            id[x].state = OPEN; id[x].work = RELEASE; id[x].record = 1; owners_append(UNSETTLED + x); id[x].way_end = 1;
+            x = 0 } }
+#endif
 
-    /* kill -9, at any step. */
-    :: atomic { at[self] != down && HAS_SPARE -> d_step { die(self) } }
+    /* Fenced; or killed at any step, out of time, without an answer. */
+    :: atomic { FENCED && (it[self].lane != resting || (it[self].at == serving && it[self].known.as[0] == PENDING)) ->
+        d_step { fail(self) } }
+#if defined(REINIT_OWN) || defined(REUSE)
+    :: atomic { it[self].lane != resting && HAS_SPARE -> d_step { acquisitions++; fail(self) } }
+#endif
+    :: atomic { it[self].at != down && HAS_SPARE -> d_step { die(self) } }
     od
 }
 
-/* Kafka delivers what is on its way, in any order, sooner or later: a record where its epoch is the present one and its
+/* What is on its way for one transactional id is delivered in any order, sooner or later: a record is taken where its
    transaction is open. */
-#define TAKES(l) (lane[l].way_epoch == lane[l].epoch && lane[l].state == OPEN)
-#define DELIVERS_MESSAGES(l, t) \
-    :: atomic { lane[l].way_first & (1 << t) -> d_step { lane[l].way_first = lane[l].way_first & ~(1 << t); \
+#define DELIVERS(t) \
+    :: atomic { id[l].way_first & (1 << t) -> d_step { id[l].way_first = id[l].way_first & ~(1 << t); \
         if \
-        :: TAKES(l) -> lane[l].first = lane[l].first | (1 << t) \
+        :: id[l].state == OPEN -> id[l].first = id[l].first | (1 << t) \
         :: else \
         fi } } \
-    :: atomic { lane[l].way_second & (1 << t) -> d_step { lane[l].way_second = lane[l].way_second & ~(1 << t); \
+    :: atomic { id[l].way_second & (1 << t) -> d_step { id[l].way_second = id[l].way_second & ~(1 << t); \
         if \
-        :: TAKES(l) -> lane[l].second = lane[l].second | (1 << t) \
+        :: id[l].state == OPEN -> id[l].second = id[l].second | (1 << t) \
         :: else \
         fi } }
-#define DELIVERS(l) \
-    :: atomic { lane[l].way_marker -> d_step { lane[l].way_marker = 0; \
-        if \
-        :: TAKES(l) -> lane[l].marker = 1 \
-        :: else \
-        fi } } \
-    :: atomic { lane[l].way_end -> d_step { lane[l].way_end = 0; \
-        if \
-        :: TAKES(l) -> \
-            lane[l].state = COMMITTING; \
-            assert(decided[lane[l].tx] == UNKNOWN); /* decided twice */ \
-            decided[lane[l].tx] = lane[l].outcome \
-        :: else \
-        fi } } \
-    :: atomic { lane[l].state == COMMITTING -> d_step { finish(l) } } \
-    DELIVERS_MESSAGES(l, 0) \
-    DELIVERS_ALSO(l)
-#if TRANSACTIONS > 1
-#define DELIVERS_ALSO(l) DELIVERS_MESSAGES(l, 1)
+#ifdef STUCK
+#define USERS_TAKE_MARKERS false
 #else
-#define DELIVERS_ALSO(l)
+#define USERS_TAKE_MARKERS true
 #endif
 
-/* A claim is taken where nobody has begun to acquire since: the owner record and the barriers are one transaction. */
-#ifdef NO_CLAIM_FENCE
-#define CLAIMS(s) true
-#else
-#define CLAIMS(s) (way_claim_epoch[s] == owner_epoch)
-#endif
-
-proctype Kafka() {
-    byte s;
+proctype Coordinate(byte l) {
 end:
     do
+    DELIVERS(0)
+#if TRANSACTIONS > 1
     DELIVERS(1)
-    DELIVERS(2)
-#if INCARNATIONS > 2
-    DELIVERS(3)
 #endif
-#if INCARNATIONS > 3
-    DELIVERS(4)
+    :: atomic { id[l].way_record -> d_step { id[l].way_record = 0;
+        if
+        :: id[l].state == OPEN ->
+            id[l].record = 1;
+            if
+            :: id[l].work == RELEASE -> owners_append(UNSETTLED + l)
+            :: else
+            fi
+        :: else
+        fi } }
+    :: atomic { id[l].way_end -> d_step { id[l].way_end = 0;
+        if
+        :: id[l].state == OPEN -> decide(l)
+        :: else
+        fi } }
+#ifdef UNBURIED
+    :: atomic { id[l].state == OPEN && id[l].record && ((id[l].first & id[l].second & (1 << id[l].tx)) || \
+        id[l].outcome != COMMIT) -> d_step { decide(l) } }
 #endif
-    :: atomic { (way_claim[0] || way_claim[1]) ->
-        if
-        :: way_claim[0] -> s = 0
-        :: way_claim[1] -> s = 1
-        fi;
-        d_step { way_claim[s] = 0;
-            if
-            :: CLAIMS(s) -> owner = way_claim_by[s]; barrier(s)
-            :: else
-            fi;
-            way_claim_by[s] = 0; way_claim_epoch[s] = 0; s = 0 } }
-    /* A half is appended, whoever owns the shard now, and acknowledged where its sender still waits. */
-    :: atomic { (append[0] || append[1]) ->
-        if
-        :: append[0] -> s = 0
-        :: append[1] -> s = 1
-        fi;
-        d_step { append[s] = 0; half[append_tx[s]] = 1;
-            if
-            :: at[s] != down && known[s].as[append_tx[s]] == UNKNOWN ->
-                known[s].as[append_tx[s]] = PENDING; acknowledged[append_tx[s]] = 1
-            :: else
-            fi;
-            append_tx[s] = 0; s = 0 } }
+    /* The markers are written partition by partition. */
+    :: atomic { (id[l].markers & IN_USERS) && USERS_TAKE_MARKERS -> d_step { mark(l, IN_USERS) } }
+    :: atomic { id[l].markers & IN_OP -> d_step { mark(l, IN_OP) } }
+    :: atomic { id[l].markers & IN_HALF -> d_step { mark(l, IN_HALF) } }
+    :: atomic { id[l].markers & IN_OWNERS -> d_step { mark(l, IN_OWNERS) } }
     od
 }
 
+proctype Lead(byte s) {
+end:
+    do
+    /* A claim is taken where nobody has begun to acquire since: the owner record and the barriers are one transaction. */
+    :: atomic { it[s].asks -> d_step { claim(s) } }
+    /* A half is appended, whoever owns the shard now, and acknowledged where its sender still waits. */
+    :: atomic { it[s].append -> d_step {
+        it[s].append = 0; half[it[s].append_tx] = 1;
+        if
+        :: it[s].at == serving && it[s].known.as[it[s].append_tx] == UNKNOWN ->
+            it[s].known.as[it[s].append_tx] = PENDING; acknowledged[it[s].append_tx] = 1
+        :: else
+        fi;
+        it[s].append_tx = 0 } }
+    od
+}
+
+#define SERVES(s) (it[s].at == serving && it[s].me == owner && !id[ID(it[s].me, 0)].fenced)
+#define SERVED (SERVES(0) || SERVES(1))
 #define SOUND(t) \
     assert(!acknowledged[t] || half[t] || op[t] != UNKNOWN); /* an acknowledged prepare is lost */ \
     assert(op[t] == decided[t]); \
     assert(told[t] == UNKNOWN || told[t] == op[t]); /* an acknowledged outcome is lost */ \
-    assert(first[t] == (op[t] == COMMIT -> 1 : 0) && second[t] == first[t]); \
-    assert(!acknowledged[t] || op[t] != UNKNOWN || !SERVED) /* pending for ever */
-#define SERVES(s) (at[s] == serving && me[s] == owner && lane[me[s]].epoch == my_epoch[s])
-#define SERVED (SERVES(0) || SERVES(1))
+    assert(!acknowledged[t] || op[t] != UNKNOWN || !SERVED); /* pending for ever */ \
+    assert(first[t] == (op[t] == COMMIT -> 1 : 0) && second[t] == first[t])
+#define WAITS_FOR_ITS_OWN(s) (it[s].at == fencing && ran[it[s].former] == s)
 
 /* When nothing is left to do. */
 proctype Rest() {
 end:
     timeout -> d_step {
+#ifndef STUCK
         SOUND(0);
 #if TRANSACTIONS > 1
-        SOUND(1)
+        SOUND(1);
 #endif
+#endif
+        assert(!WAITS_FOR_ITS_OWN(0) && !WAITS_FOR_ITS_OWN(1))
     }
 }
 
 init {
-    atomic { run Kafka(); run Instance(0); run Instance(1); run Rest() }
+    atomic {
+        it[0].at = down; it[1].at = down; it[0].lane = resting; it[1].lane = resting;
+        run Serve(0); run Serve(1); run Lead(0); run Lead(1); run Rest();
+        x = 0;
+        do
+        :: x < IDS -> run Coordinate(x); x++
+        :: else -> break
+        od;
+        x = 0
+    }
 }
