@@ -23,6 +23,7 @@ QUICK: Mapping[str, str] = {
     "HALFWAY_SHARDS": "2",
     "HALFWAY_SESSION_TIMEOUT_S": "2",
     "HALFWAY_SCAN_INTERVAL_S": "0.1",
+    "HALFWAY_MIN_CHECK_INTERVAL_S": "0.05",
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "2",
     "HALFWAY_LOG_FORMAT": "json",

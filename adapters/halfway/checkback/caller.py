@@ -114,7 +114,9 @@ class HttpCheckCaller:
             return "the URL cannot be read"
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
-        """Ask the endpoints in the order given until one gives a verdict; `unknown`, said so, is one.
+        """Ask the endpoints in the order given, one at each host and port, until one gives a verdict.
+
+        `unknown`, said so, is one.
 
         One deadline holds for all of them: each may use an equal share of the time that is left, so that one that
         hangs does not keep the next from being asked. Never raises.
@@ -123,6 +125,7 @@ class HttpCheckCaller:
         attempts: list[_Attempt] = []
         try:
             session = self._open()
+            urls = self._one_for_each_host(urls)
             for position, url in enumerate(urls):
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
@@ -135,6 +138,15 @@ class HttpCheckCaller:
             _log.warning("check_failed", group=group.name, transaction=request.id, error=type(error).__name__)
             attempts.append(_Attempt(detail=f"halfway could not ask: {type(error).__name__}"))
         return _reply(attempts)
+
+    def _one_for_each_host(self, urls: Sequence[str]) -> Sequence[str]:
+        """Return the first URL of each host and port that may be called, and those that may not, to say so."""
+        if len(urls) == 1:
+            return urls
+        chosen: dict[str, str] = {}
+        for url in urls:
+            chosen.setdefault(url if self.refusal(url) is not None else URL(url).authority, url)
+        return tuple(chosen.values())
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:

@@ -50,6 +50,16 @@ class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
         }
         return msgspec.structs.replace(self, **chosen)
 
+    def no_faster_than(self, interval_s: float) -> CheckPolicy:
+        """Return this policy with at least so long between two checks of a transaction, beside their jitter."""
+        if self.check_interval_s >= interval_s and self.max_interval_s >= interval_s:
+            return self
+        return msgspec.structs.replace(
+            self,
+            check_interval_s=max(self.check_interval_s, interval_s),
+            max_interval_s=max(self.max_interval_s, interval_s),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:

@@ -137,6 +137,8 @@ class Settings(BaseSettings):
 
     policy: PolicyDefaults = PolicyDefaults()
     scan_interval_s: Seconds = 1
+    min_check_interval_s: Seconds = 1
+    """The floor of every group's `check_interval_s`: a group that chooses less gets this."""
     check_timeout_s: Seconds = 10
     check_connect_timeout_s: Seconds = 3
     check_demand_nonce: bool = False
@@ -258,6 +260,7 @@ class Settings(BaseSettings):
                     "max_pending",
                     "max_groups",
                     "reanchor_after",
+                    "min_check_interval_s",
                     "check_concurrency",
                     "check_queue",
                     "lease_s",

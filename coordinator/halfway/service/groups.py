@@ -96,11 +96,15 @@ class Groups:
         group = self._store.get(name)
         if group is None:
             self._policies.pop(name, None)
-            return self._limits.default_policy
+            return self._limits.default_policy.no_faster_than(self._limits.min_check_interval_s)
         known = self._policies.get(name)
         if known is None or known[0] is not group:
-            known = self._policies[name] = (group, self._limits.default_policy.overridden(group.policy))
+            known = self._policies[name] = (group, self._in_force(group))
         return known[1]
+
+    def _in_force(self, group: Group) -> CheckPolicy:
+        chosen = self._limits.default_policy.overridden(group.policy)
+        return chosen.no_faster_than(self._limits.min_check_interval_s)
 
     async def put(self, spec: GroupSpec, *, deadline: float, credential: str | None) -> GroupView:
         """Register a group or change it.
@@ -216,7 +220,7 @@ class Groups:
             mode=group.mode,
             urls=group.urls,
             topics=group.topics,
-            policy=self._limits.default_policy.overridden(group.policy),
+            policy=self._in_force(group),
             created_at=group.created_at,
             updated_at=group.updated_at,
             created=created,

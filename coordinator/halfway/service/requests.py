@@ -148,6 +148,8 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_pending: int = 2_000_000
     max_groups: int = 1000
     reanchor_after: int = 50_000
+    min_check_interval_s: float = 1.0
+    """The floor of every group's `check_interval_s`."""
     check_concurrency: int = 16
     """Checks in flight for one group."""
     check_queue: int = 1000

@@ -1,10 +1,12 @@
 """How the caller gets to an endpoint, to the next one, and away again."""
 
 import asyncio
+import json
 import socket
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address
 
+import msgspec
 import pytest
 from yarl import URL
 
@@ -125,6 +127,38 @@ async def test_the_next_endpoint_is_asked_when_one_fails(ask: Ask, refusing_port
     assert (reply.outcome, reply.sent, reply.answered, reply.reachable) == (Outcome.COMMIT, True, True, True)
     assert [len(service.asked) for service in (broken, html, good, spare)] == [1, 1, 1, 0]
     assert {asked.headers["webhook-id"] for service in (broken, html, good) for asked in service.asked} == {"order-1:2"}
+
+
+async def test_each_host_gets_one_attempt_of_a_check(ask: Ask) -> None:
+    """Ten URLs of one host do not make ten requests of one check; another host is asked all the same."""
+    async with endpoint(sends(response(b"", status="500 Oh"))) as broken, endpoint(sends(COMMIT)) as good:
+        reply = await ask(*(f"{broken.url}/{number}" for number in range(9)), good.url)
+    assert reply.outcome is Outcome.COMMIT
+    assert (len(broken.asked), len(good.asked)) == (1, 1)
+
+
+async def test_twenty_hung_groups_on_a_host_do_not_hold_up_another(caller: HttpCheckCaller) -> None:
+    """Each group has connections of its own to an address: 16 checks of each of twenty that hang delay no other's."""
+    waiting: list[asyncio.Task[object]] = []
+
+    async def serve(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        if json.loads(asked.body)["group"] == "orders":
+            writer.write(COMMIT)
+        else:
+            await asyncio.Event().wait()
+
+    async with endpoint(serve) as service:
+        for number in range(20 * 16):
+            hung = msgspec.structs.replace(QUESTION, group=f"hung{number % 20}")
+            group = msgspec.structs.replace(GROUP, name=hung.group)
+            waiting.append(asyncio.create_task(caller.call(group, [service.url], hung)))
+        while len(service.asked) < len(waiting):  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
+        assert (await caller.call(GROUP, [service.url], QUESTION)).outcome is Outcome.COMMIT
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_unknown_said_so_ends_the_asking(ask: Ask) -> None:

@@ -239,3 +239,10 @@ def test_a_check_noted_by_a_clock_far_ahead_is_followed_by_the_next_one_now() ->
     assert judge(CheckPolicy(max_checks=1), facts, 1_000_000) == Park(reason="no verdict after 1 checks (max_checks 1)")
     later = replace(facts, attempts=2, checks=2, checked_at=1_000_000)
     assert judge(CheckPolicy(), later, 1_000_001) == Wait(until=1_060_000)
+
+
+def test_no_group_is_checked_faster_than_the_floor() -> None:
+    """Both the interval and its largest are raised to it; what is slower stays as it is."""
+    hasty = CheckPolicy(check_interval_s=1e-9, max_interval_s=0.5)
+    assert hasty.no_faster_than(1.0) == CheckPolicy(check_interval_s=1.0, max_interval_s=1.0)
+    assert CheckPolicy().no_faster_than(1.0) == CheckPolicy()

@@ -97,6 +97,17 @@ async def test_a_parked_transaction_can_be_ended_by_its_producer(world: World) -
     await third.stop()
 
 
+async def test_an_interval_below_the_floor_is_raised_to_it(world: World) -> None:
+    """A group that asks for a check every nanosecond is asked every second, and is shown that interval."""
+    await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1e-9, max_interval_s=1e-9))
+    shown = await world.coordinator.get_group("shop", deadline=world.deadline())
+    assert (shown.policy.check_interval_s, shown.policy.max_interval_s) == (1.0, 1.0)
+    await world.prepare()
+    for _ in range(50):
+        await world.scan(after_s=0.2)
+    assert 7 <= len(world.memory.caller.requests) <= 10
+
+
 async def test_exhausted_rolls_back_where_the_group_says_so(world: World) -> None:
     """`on_exhausted: rollback` ends with the cause policy."""
     await world.group(policy=ROLLBACK_AT_LAST)
