@@ -74,7 +74,9 @@ class Topics:
             record = _real(message) if kind is None else _internal(kind, message)
             if record is not None:
                 yield record
-        self._positions = {**self._positions, **found}
+        # A leader that has just been elected may name an end that lies before what was read.
+        read = {place: max(end, self._positions.get(place, 0)) for place, end in found.items()}
+        self._positions = {**self._positions, **read}
 
 
 def _internal_topics(prefix: str) -> dict[str, str]:
