@@ -21,6 +21,7 @@ _REQUESTS: Final[Mapping[Api, tuple[Fate, ...]]] = {
 _AT_A_START: Final = (Api.INIT_PRODUCER_ID, Api.JOIN_GROUP)
 """Requests that come where somebody starts, joins or takes shards over: another coordinator is killed for them."""
 _JOINED_WITHIN_S: Final = 40.0
+_SERVED_AGAIN_LOOKS: Final = 20
 
 
 class CoordinatorFaults:
@@ -159,12 +160,16 @@ class CoordinatorFaults:
         """
         stage, since = self._stage, self._stage.now()
         owners = stage.instances[0].topic("owners").encode()
-        release = Meeting(api=Api.ADD_PARTITIONS_TO_TXN, fate=Fate.HANG, containing=owners)
+        release = Meeting(api=Api.ADD_PARTITIONS_TO_TXN, fate=Fate.HANG, times=1, containing=owners)
         for network in stage.networks.values():
             await network.meet(release)
         passer_by = PasserBy(stage.cluster.bootstrap_servers, stage.instances[0].prefix, SESSION_S)
         got = await asyncio.to_thread(passer_by.join_and_leave, _JOINED_WITHIN_S)
-        await asyncio.sleep(stage.between(1, 4))
+        for _ in range(_SERVED_AGAIN_LOOKS):
+            await asyncio.sleep(1)
+            if not stage.away():
+                break
+        await asyncio.sleep(stage.between(0, 2))
         met = {one: await stage.networks[one.number].met() for one in stage.instances}
         held = [one for one, times in met.items() if times and one.running and not one.paused]
         for network in stage.networks.values():

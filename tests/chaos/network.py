@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 
@@ -25,7 +25,8 @@ class Network:
         self._servers: list[asyncio.Server] = []
         self._ends: set[_End] = set()
         self._cut_off: frozenset[int] = frozenset()
-        self._meetings: list[Meeting] = []
+        self._meetings: Counter[Meeting] = Counter()
+        """How many more requests meet each."""
         self.delay_s = 0.0
         self.held = 0
         """How often something had to wait because of a cut."""
@@ -65,7 +66,7 @@ class Network:
 
     def meet(self, meeting: Meeting) -> None:
         """Arrange what becomes of requests of a kind from now on, until `let_go`."""
-        self._meetings.append(meeting)
+        self._meetings[meeting] = meeting.times
         self.met = 0
 
     def let_go(self) -> None:
@@ -76,8 +77,9 @@ class Network:
 
     def met_by(self, frame: bytes) -> Meeting | None:
         """Give what becomes of a request; None where it just passes."""
-        for meeting in self._meetings:
-            if meeting.is_of(frame) and self._chance.random() < meeting.share:
+        for meeting, left in self._meetings.items():
+            if left and meeting.is_of(frame) and self._chance.random() < meeting.share:
+                self._meetings[meeting] -= 1
                 self.met += 1
                 return meeting
         return None

@@ -45,6 +45,8 @@ class Meeting:
     """How much later it arrives."""
     share: float = 1.0
     """How many of them meet this."""
+    times: int = 1_000_000
+    """So many of them at most."""
     containing: bytes = b""
     """Only those in which these bytes stand."""
 
@@ -54,16 +56,17 @@ class Meeting:
 
     def line(self) -> str:
         """Give it as words of a line."""
-        return f"{self.api.value} {self.fate} {self.seconds} {self.share} {self.containing.hex() or '-'}"
+        return f"{self.api.value} {self.fate} {self.seconds} {self.share} {self.times} {self.containing.hex() or '-'}"
 
     @classmethod
-    def of_words(cls, api: str, fate: str, seconds: str, share: str, containing: str) -> Meeting:
+    def of_words(cls, api: str, fate: str, seconds: str, share: str, times: str, containing: str) -> Meeting:
         """Read what `line` gave."""
         return cls(
             api=Api(int(api)),
             fate=Fate(fate),
             seconds=float(seconds),
             share=float(share),
+            times=int(times),
             containing=b"" if containing == "-" else bytes.fromhex(containing),
         )
 

@@ -232,6 +232,7 @@ class _Chaos:
             history,
             self._chance("faults"),
             follower=self.follower,
+            away=lambda: self.probes.away,
             clock_steps_s=[step for step in CLOCK_STEPS_S if step < self._wanted.horizon_s / 2],
             long=self._wanted.long_faults,
         )
@@ -339,7 +340,7 @@ class _Chaos:
             if (count := len(left.prepared) + len(left.parked)) < fewest:
                 fewest, deadline = count, time.monotonic() + REST_WITHIN_S
             await self.operator.end(left.parked)
-            if not count or time.monotonic() > deadline:
+            if not (count or self.probes.away) or time.monotonic() > deadline:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
         self._say(f"{len(left.prepared)} are left without an outcome" if left.prepared else "all have an outcome")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -40,10 +40,16 @@ class Stage:
         chance: random.Random,
         *,
         follower: Follower,
+        away: Callable[[], Collection[int]],
         clock_steps_s: Sequence[float],
         long: bool,
     ) -> None:
-        """Keep the parts; `clock_steps_s` are what clocks may be set ahead by, and a `long` run has long faults too."""
+        """Keep the parts.
+
+        `away` gives the shards that are not served, `clock_steps_s` are what clocks may be set ahead by, and a `long`
+        run has long faults too.
+        """
+        self.away = away
         self.cluster = cluster
         self.instances = instances
         self.networks = networks

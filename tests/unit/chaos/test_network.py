@@ -117,8 +117,8 @@ async def test_a_request_is_passed_on_however_it_arrives(line: Line) -> None:
 
 
 async def test_requests_of_one_kind_hang_with_what_comes_behind_them(line: Line) -> None:
-    """On their connection, until they are let go; those without the bytes that were named pass."""
-    line.network.meet(Meeting(api=Api.END_TXN, fate=Fate.HANG, containing=b"owners"))
+    """On their connection, until they are let go; others pass, and those beyond the number that was named."""
+    line.network.meet(Meeting(api=Api.END_TXN, fate=Fate.HANG, times=1, containing=b"owners"))
     reader, writer = await line.connect()
     other, passes = request(Api.END_TXN, b"others"), request(Api.END_TXN, b"the owners")
     writer.write(other + passes + ONE)
@@ -128,6 +128,8 @@ async def test_requests_of_one_kind_hang_with_what_comes_behind_them(line: Line)
     elsewhere, second = await line.connect()
     second.write(TWO)
     assert await elsewhere.readexactly(len(TWO)) == TWO
+    second.write(passes)
+    assert await elsewhere.readexactly(len(passes)) == passes
     assert line.network.met == 1
     line.network.let_go()
     assert await reader.readexactly(len(passes + ONE)) == passes + ONE
@@ -179,7 +181,7 @@ async def test_one_of_several_brokers_is_cut_off(line: Line) -> None:
 
 def test_what_is_arranged_is_read_again_from_its_line() -> None:
     """The network is a process of its own."""
-    meeting = Meeting(api=Api.JOIN_GROUP, fate=Fate.HANG, seconds=1.5, share=0.25, containing=b"a b")
+    meeting = Meeting(api=Api.JOIN_GROUP, fate=Fate.HANG, seconds=1.5, share=0.25, times=3, containing=b"a b")
     assert Meeting.of_words(*meeting.line().split()) == meeting
     assert Meeting.of_words(*Meeting(api=Api.FETCH, fate=Fate.LOSE).line().split()) == Meeting(
         api=Api.FETCH, fate=Fate.LOSE
