@@ -18,6 +18,11 @@ def batch_of(*items: bytes) -> bytes:
 
 WORST: dict[str, tuple[str, bytes]] = {
     "a prepare of small messages": ("/v1/transactions", filled(PREPARE, SMALL, b"]}")),
+    "as many small messages as may be": ("/v1/transactions", filled(PREPARE, SMALL, b"]}", 12_450 * 30)),
+    "as many small headers as may be": (
+        "/v1/transactions",
+        filled(PREPARE + b'{"topic":"orders","value":"","headers":[', b'{"name":"a"}', b"]}]}", 24_900 * 13),
+    ),
     "a prepare of small headers": (
         "/v1/transactions",
         filled(PREPARE + b'{"topic":"orders","value":"","headers":[', b'{"name":"a"}', b"]}]}"),
@@ -45,7 +50,7 @@ WORST: dict[str, tuple[str, bytes]] = {
         PREPARE + b'{"topic":"orders","value":"' + b"\\u0001" * 600_000 + b'"}]}',
     ),
     "nested without end": ("/v1/transactions", PREPARE + b"[" * (LIMIT - 100)),
-    "blanks": ("/v1/transactions", PREPARE + SMALL + b"," * 20_001 + b" " * (LIMIT - 30_000)),
+    "blanks": ("/v1/transactions", PREPARE + SMALL + b"," * 25_001 + b" " * (LIMIT - 30_000)),
     "a batch of numbers": ("/v1/batch", filled(b'{"prepare":[', b"1", b"]}")),
     "a batch of empty objects": ("/v1/batch", filled(b'{"end":[', b"{}", b"]}")),
     "a batch of items with one wrong message": (

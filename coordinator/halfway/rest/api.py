@@ -18,6 +18,7 @@ from aiohttp.web_exceptions import HTTPException
 from multidict import CIMultiDict
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, OverloadedError, ShuttingDownError
+from halfway.rest import bodies
 from halfway.rest.admission import Admission
 from halfway.rest.bodies import JSON, Bodies
 from halfway.rest.calls import Answer, Call, Site, refusal
@@ -183,7 +184,8 @@ class Api:
             return await self._placed(operation, parameter, request, b"", deadline)
         body = await self.bodies.read(operation, request, deadline)
         try:
-            await demand_few_members(body)
+            if len(body) > bodies.SMALL_BYTES:
+                await demand_few_members(body)
             self._demand_place()
             return await self._placed(operation, parameter, request, body, deadline)
         finally:
