@@ -139,6 +139,8 @@ class Settings(BaseSettings):
     scan_interval_s: Seconds = 1
     min_check_interval_s: Seconds = 1
     """The floor of every group's `check_interval_s`: a group that chooses less gets this."""
+    check_host_rate: Count = 1_000
+    """Checks a second to one host, from all groups; each group gets one a second through whatever the others send."""
     check_timeout_s: Seconds = 10
     check_connect_timeout_s: Seconds = 3
     check_demand_nonce: bool = False
@@ -261,6 +263,7 @@ class Settings(BaseSettings):
                     "max_groups",
                     "reanchor_after",
                     "min_check_interval_s",
+                    "check_host_rate",
                     "check_concurrency",
                     "check_queue",
                     "lease_s",

@@ -17,6 +17,7 @@ from halfway.domain.transaction import Action, Cause, Outcome
 from halfway.service.acts import Act
 from halfway.service.desks import RETRY_MS, Desk
 from halfway.service.ending import WRITE_LIMIT_S, limit
+from halfway.service.host_rates import HostRates
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.timing import look_at
 from halfway.service.verdicts import CommitVerdicts
@@ -62,6 +63,7 @@ class CheckDesk:
         self._clock = clock
         self._observer = observer
         self._desks: dict[str, Desk] = {}
+        self._rates = HostRates(limits.check_host_rate)
         self._tasks: set[asyncio.Task[None]] = set()
         self.verdicts = CommitVerdicts(shards, ending, self.spawn)
         self.closed = False
@@ -109,6 +111,10 @@ class CheckDesk:
             if shard is None or not isinstance(entry, Pending) or transaction_id in self._shards.claims:
                 continue
             now = self._clock.now_ms()
+            group = self._groups.find(name)
+            if group is not None and not self._rates.admits(name, group.urls, now):
+                shard.agenda.put(transaction_id, desk.defer(now + RETRY_MS))
+                continue
             if not desk.breaker.admits(now):
                 shard.agenda.put(transaction_id, desk.defer(desk.breaker.retry_at(now)))
                 continue

@@ -150,6 +150,8 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     reanchor_after: int = 50_000
     min_check_interval_s: float = 1.0
     """The floor of every group's `check_interval_s`."""
+    check_host_rate: int = 1000
+    """Checks a second to one host, from all groups."""
     check_concurrency: int = 16
     """Checks in flight for one group."""
     check_queue: int = 1000

@@ -9,6 +9,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Message, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
+from halfway.service.host_rates import HostRates
 from halfway.service.ports import CheckReply, CheckRequest
 from tests.unit.service.test_ending import ops
 from tests.unit.service.world import QUICK, ROLLBACK_AT_LAST, World
@@ -148,6 +149,18 @@ async def test_a_reply_that_is_no_verdict_counts_and_shows_why(world: World) -> 
     await again.scan(after_s=1)
     assert again.memory.caller.requests == []
     await again.stop()
+
+
+async def test_a_host_gets_no_more_checks_a_second_than_the_operator_allows(world: World) -> None:
+    """What is over the rate waits for the next second, and is asked about then."""
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    prepared = [await world.prepare() for _ in range(12)]
+    world.coordinator._checks._rates = HostRates(5)
+    await world.scan(after_s=6)
+    assert len(world.memory.caller.requests) == 5
+    for _ in range(4):
+        await world.scan(after_s=1)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
 
 
 async def test_endpoints_take_turns(world: World) -> None:
