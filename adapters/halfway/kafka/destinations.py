@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AclOperation,
@@ -24,6 +25,8 @@ from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotAuthor
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.standing import Openings, Standing
 from halfway.service.ports import TopicFacts
+
+log = structlog.get_logger()
 
 FACTS_S: Final = 30.0
 EXISTENCE_S: Final = 1.0
@@ -66,6 +69,7 @@ class Destinations:
         self._config = config
         self._client: AdminClient | None = None
         self._lock = threading.Lock()
+        self._finding = threading.Lock()
         self._existence: dict[str, _Existence] = {}
         self._facts: dict[str, _Facts] = {}
         self._describing: dict[str, tuple[float, Future[Partitions]]] = {}
@@ -228,7 +232,25 @@ class Destinations:
                 self._existence[name] = _Existence(asked_at, result)
                 if result is None:
                     self._facts.pop(name, None)
+        if isinstance(result, KafkaUnavailableError):
+            self._find_controller()
         answer.set_result(result)
+
+    def _find_controller(self) -> None:
+        """Have the client learn of another broker to ask, beside what waits for an answer.
+
+        It asks the broker that it was told to be the controller, and by itself does not look for another for minutes.
+        """
+        if self._finding.acquire(blocking=False):
+            threading.Thread(target=self._look_up, name="halfway-find-controller", daemon=True).start()
+
+    def _look_up(self) -> None:
+        try:
+            self._admin().list_topics(self._config.owners_topic, timeout=_REQUEST_S)
+        except KafkaException as error:
+            log.info("controller_not_found", error=error.args[0].str())
+        finally:
+            self._finding.release()
 
     def _configure(self, counted: Mapping[str, int]) -> dict[str, Future[Described]]:
         """Ask for the configurations of topics that exist."""

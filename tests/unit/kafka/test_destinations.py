@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # it is there
 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
@@ -31,6 +33,7 @@ class ScriptedAdmin:
         self.shape: Any = SimpleNamespace(partitions=[partition(0), partition(1)], authorized_operations=[])
         self.settings: Any = SOUND
         self.asked = 0
+        self.looked_up: list[str] = []
 
     def describe_topics(self, names: Any, **_options: Any) -> dict[str, Future[Any]]:
         assert names is not None
@@ -39,6 +42,9 @@ class ScriptedAdmin:
     def describe_configs(self, resources: list[Any], **_options: Any) -> dict[Any, Future[Any]]:
         self.asked += 1
         return {resource: answered(self.settings) for resource in resources}
+
+    def list_topics(self, topic: str, **_options: Any) -> None:
+        self.looked_up.append(topic)
 
     def poll(self, _timeout: float) -> int:
         return 0
@@ -148,3 +154,17 @@ def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
     for _ in range(3):
         destinations.fresh(["orders"], LONG_S)
     assert admin.asked == 1
+
+
+def test_a_controller_that_does_not_answer_is_looked_for_anew(destinations: Destinations, admin: ScriptedAdmin) -> None:
+    """The client would go on asking a broker that was lost."""
+    sound, admin.shape = admin.shape, KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    with pytest.raises(KafkaUnavailableError):
+        destinations.fresh(["orders"], LONG_S)
+    until = time.monotonic() + LONG_S
+    while not admin.looked_up:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    admin.shape = sound
+    assert destinations.fresh(["orders"], LONG_S) == {"orders": Openings("orders", 2)}
+    assert set(admin.looked_up) == {CONFIG.owners_topic}
