@@ -47,7 +47,7 @@ def lane_producers(
 
     """
     ids = lane_ids(config.prefix, incarnation_id)
-    producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled)
+    producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled, of_a_lane=True)
     if cancelled():  # whoever waited for them may have gone
         for producer in producers:
             producer.abandon()

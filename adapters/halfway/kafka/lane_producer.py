@@ -23,8 +23,13 @@ _INITIALISE_SLICE_S: Final = 1.0
 _LOOK_S: Final = 1.0
 _KEPT: Final = 10_000
 """Topics of which a producer remembers how many partitions it knows."""
+_SETTLE_S: Final = 1.0
+_BURY_S: Final = 5.0
+_REMEMBERED: Final = 10_000
+"""Ids of former incarnations of this process that it knows to be buried."""
 _PARALLEL: Final = 8
 _MARGIN_MS: Final = 5_000
+UNSETTLED: Final = KafkaError.CONCURRENT_TRANSACTIONS
 FENCED: Final = frozenset(
     {
         KafkaError._FENCED,  # noqa: SLF001 - the names of librdkafka's own errors start so
@@ -76,10 +81,20 @@ class TransactionalProducer:
     """
 
     def __init__(
-        self, config: KafkaConfig, transactional_id: str, *, message_timeout_s: float | None = None, **over: Any
+        self,
+        config: KafkaConfig,
+        transactional_id: str,
+        *,
+        message_timeout_s: float | None = None,
+        of_a_lane: bool = False,
+        **over: Any,
     ) -> None:
-        """Make the client; nothing is asked of Kafka yet. A message times out before its transaction does."""
+        """Make the client; nothing is asked of Kafka yet. A message times out before its transaction does.
+
+        `of_a_lane`: this is the one producer that ever writes with its id, which is buried once it has ended.
+        """
         self.transactional_id = transactional_id
+        self._of_a_lane = of_a_lane
         self._known_topic = config.owners_topic
         transaction_ms = round(config.transaction_timeout_s * 1000)
         longest_ms = max(transaction_ms - _MARGIN_MS, transaction_ms // 2)
@@ -115,12 +130,17 @@ class TransactionalProducer:
             raise ProducerFailedError("use", f"{self.transactional_id} was abandoned")
         return self._producer
 
-    def initialise(self, deadline: float, cancelled: Callable[[], bool] = _never) -> None:
+    def initialise(
+        self, deadline: float, cancelled: Callable[[], bool] = _never, *, optional: Callable[[], bool] = _never
+    ) -> None:
         """Call `init_transactions` until it has succeeded, `time.monotonic()` passes `deadline` or it is cancelled.
 
         It fences whoever used the id before, and settles what they left open. `cancelled` is looked at every second.
+        Where it is `optional` it fails as soon as what they left open has not been settled for a short time: that lasts
+        as long as a partition of theirs takes no records.
         """
         self._connect()
+        unsettled_since: float | None = None
         while True:
             if cancelled():
                 raise ProducerFailedError("init_transactions", "it is no longer wanted")
@@ -128,7 +148,11 @@ class TransactionalProducer:
                 self._client.init_transactions(_INITIALISE_SLICE_S)
             except KafkaException as error:
                 cause = error.args[0]
-                if not cause.retriable() or time.monotonic() >= deadline:
+                now = time.monotonic()
+                if cause.code() == UNSETTLED and unsettled_since is None:
+                    unsettled_since = now
+                tired = unsettled_since is not None and now - unsettled_since >= _SETTLE_S and optional()
+                if not cause.retriable() or now >= deadline or tired:
                     raise ProducerFailedError.of("init_transactions", error) from error
                 time.sleep(0.02)
             else:
@@ -227,7 +251,7 @@ class TransactionalProducer:
         producer, self._producer = self._producer, None
         self.produce = _refuse
         if producer is not None:
-            _UNDERTAKER.take(producer)
+            _UNDERTAKER.take(producer, self.transactional_id if self._of_a_lane else None)
 
 
 def _refuse(*_args: object, **_fields: object) -> None:
@@ -239,11 +263,17 @@ class _Undertaker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[Producer] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Producer, str | None]] = queue.SimpleQueue()
         self._running = False
+        self._buried: dict[str, None] = {}
 
-    def take(self, producer: Producer) -> None:
-        self._waiting.put(producer)
+    def has_buried(self, transactional_id: str) -> bool:
+        """Whether the one producer that wrote with this id was of this process, and sends nothing any more."""
+        return transactional_id in self._buried
+
+    def take(self, producer: Producer, transactional_id: str | None) -> None:
+        """End a client; the id is given where nobody else has written with it."""
+        self._waiting.put((producer, transactional_id))
         with self._lock:
             if self._running:
                 return
@@ -253,7 +283,7 @@ class _Undertaker:
     def _run(self) -> None:
         while True:
             try:
-                producer = self._waiting.get_nowait()
+                producer, transactional_id = self._waiting.get_nowait()
             except queue.Empty:
                 with self._lock:
                     if self._waiting.empty():
@@ -261,13 +291,26 @@ class _Undertaker:
                         return
                 continue
             try:
-                producer.purge()
-                producer.poll(0)
-            except KafkaException as error:  # a client that has failed says so once more
-                log.debug("abandoned_producer_not_purged", error=error.args[0].str())
+                ended = self._end(producer)
             except Exception:
-                log.exception("abandoned_producer_not_purged")
-            del producer  # the last reference: librdkafka ends its threads here
+                log.exception("abandoned_producer_not_ended")
+                ended = False
+            del producer  # where it was not ended, librdkafka ends its threads with the last reference
+            if ended and transactional_id is not None:
+                while len(self._buried) >= _REMEMBERED:
+                    del self._buried[next(iter(self._buried))]
+                self._buried[transactional_id] = None
+
+    def _end(self, producer: Producer) -> bool:
+        """Drop what waits, then end the client's threads and connections; whether they have ended."""
+        try:
+            producer.purge()
+        except KafkaException as error:  # a client that has failed says so once more
+            log.debug("abandoned_producer_not_purged", error=error.args[0].str())
+        if producer.flush(_BURY_S):
+            log.warning("abandoned_producer_not_purged", left=len(producer))
+            return False
+        return producer.close()
 
 
 _UNDERTAKER: Final = _Undertaker()
@@ -278,13 +321,15 @@ def initialised(
     transactional_ids: Sequence[str],
     deadline: float,
     cancelled: Callable[[], bool] = _never,
+    *,
+    of_a_lane: bool = False,
     **over: Any,
 ) -> list[TransactionalProducer]:
     """Make a producer for each id and initialise them side by side; all of them or ProducerFailedError."""
     producers: list[TransactionalProducer] = []
     try:
         for transactional_id in transactional_ids:
-            producers.append(TransactionalProducer(config, transactional_id, **over))  # noqa: PERF401 - the except needs those already made
+            producers.append(TransactionalProducer(config, transactional_id, of_a_lane=of_a_lane, **over))  # noqa: PERF401 - the except needs those already made
         if producers:
             with ThreadPoolExecutor(min(_PARALLEL, len(producers)), "halfway-init") as pool:
                 list(pool.map(lambda producer: producer.initialise(deadline, cancelled), producers))
@@ -298,6 +343,24 @@ def initialised(
 def fence(
     config: KafkaConfig, transactional_ids: Sequence[str], deadline: float, cancelled: Callable[[], bool] = _never
 ) -> None:
-    """Take the ids away from whoever uses them: what they have open is settled, and they can write nothing more."""
-    for producer in initialised(config, transactional_ids, deadline, cancelled):
-        producer.abandon()
+    """Take the ids away from whoever uses them: what they have open is settled, and they can write nothing more.
+
+    What is buried is not waited for where it is not settled soon: docs/fencing.md says why that is enough.
+    """
+
+    def take(transactional_id: str) -> None:
+        def buried() -> bool:
+            return _UNDERTAKER.has_buried(transactional_id)
+
+        producer = TransactionalProducer(config, transactional_id)
+        try:
+            producer.initialise(deadline, cancelled, optional=buried)
+        except ProducerFailedError as error:
+            if error.code != UNSETTLED or not buried():
+                raise
+            log.warning("former_owner_not_settled", transactional_id=transactional_id, error=str(error))
+        finally:
+            producer.abandon()
+
+    with ThreadPoolExecutor(_PARALLEL, "halfway-fence") as pool:
+        list(pool.map(take, transactional_ids))

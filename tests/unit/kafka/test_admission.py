@@ -13,6 +13,7 @@ from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError, Top
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
 from halfway.kafka.admission import LaneContext, admit
+from halfway.kafka.config import KafkaConfig
 from halfway.kafka.lane_queue import Submission
 from halfway.kafka.loop import Answer
 from halfway.kafka.standing import Openings
@@ -75,7 +76,7 @@ def shown(_topic: str, _partitions: int) -> bool:
 
 def context_with(destinations: SlowDestinations | Told) -> LaneContext:
     listener = SimpleNamespace(current=lambda _write: True)
-    config = SimpleNamespace(op_topic="op", half_topic="half", parked_topic="parked")
+    config = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=100_000)
     made: Any = SimpleNamespace(
         destinations=destinations, shards={0}, listener=listener, config=config, largest=1_000_000
     )

@@ -1,0 +1,113 @@
+"""What a takeover waits for: every former producer but those of this process, which are no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from halfway.kafka import lane_producer
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.lane_producer import UNSETTLED, ProducerFailedError, fence, initialised
+
+CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
+SOON_S = 10.0
+LONG_S = 60.0
+
+
+class ScriptedProducer:
+    """A client whose id cannot be settled while it is one of `unsettled`, and that ends when it is let."""
+
+    unsettled: frozenset[str] = frozenset()
+    may_end = threading.Event()
+    closed: list[str]
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.id = settings["transactional.id"]
+
+    def init_transactions(self, _timeout: float) -> None:
+        if self.id in self.unsettled:
+            time.sleep(0.01)
+            raise KafkaException(KafkaError(UNSETTLED, "scripted", False, True, False))
+
+    def list_topics(self, *_args: Any, **_fields: Any) -> None: ...
+
+    def produce(self) -> None: ...
+
+    def purge(self) -> None: ...
+
+    def flush(self, _timeout: float) -> int:
+        return 0 if self.may_end.wait(SOON_S) else 1
+
+    def close(self) -> bool:
+        self.closed.append(self.id)
+        return True
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ScriptedProducer]]:
+    class Scripted(ScriptedProducer):
+        closed: list[str] = []  # noqa: RUF012 - one for each test
+        may_end = threading.Event()
+
+    Scripted.may_end.set()
+    monkeypatch.setattr(lane_producer, "Producer", Scripted)
+    monkeypatch.setattr(lane_producer, "_SETTLE_S", 0.1)
+    yield Scripted
+    Scripted.may_end.set()
+
+
+def until_closed(scripted: type[ScriptedProducer], *ids: str) -> None:
+    until = time.monotonic() + SOON_S
+    while not set(ids) <= set(scripted.closed):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def abandoned_lane(name: str) -> None:
+    """Have this process use a lane id, and give it up."""
+    [producer] = initialised(CONFIG, [name], time.monotonic() + SOON_S, of_a_lane=True)
+    producer.abandon()
+
+
+def refused(name: str, seconds: float) -> float:
+    """Fence an id that cannot be settled; return how long that was tried."""
+    began = time.monotonic()
+    with pytest.raises(ProducerFailedError) as failed:
+        fence(CONFIG, [name], began + seconds)
+    assert failed.value.code == UNSETTLED
+    return time.monotonic() - began
+
+
+def test_a_former_producer_of_this_process_is_not_waited_for(scripted: type[ScriptedProducer]) -> None:
+    """Its client has ended, so it sends nothing more; others are fenced meanwhile."""
+    abandoned_lane("own.0")
+    until_closed(scripted, "own.0")
+    scripted.unsettled = frozenset({"own.0"})
+    fence(CONFIG, ["own.0", "another.0"], time.monotonic() + LONG_S)
+
+
+def test_a_producer_of_another_process_is_waited_for(scripted: type[ScriptedProducer]) -> None:
+    """However often it was tried: that it cannot be settled does not tell whether it is fenced."""
+    scripted.unsettled = frozenset({"foreign.0"})
+    for _ in range(2):
+        assert refused("foreign.0", 0.5) >= 0.5
+        until_closed(scripted, "foreign.0")
+
+
+def test_a_former_producer_is_waited_for_until_its_client_has_ended(scripted: type[ScriptedProducer]) -> None:
+    """A client that cannot be ended may still send."""
+    scripted.may_end.clear()
+    abandoned_lane("hanging.0")
+    scripted.unsettled = frozenset({"hanging.0"})
+    assert refused("hanging.0", 0.5) >= 0.5
+    scripted.may_end.set()
+    until_closed(scripted, "hanging.0")
+    fence(CONFIG, ["hanging.0"], time.monotonic() + LONG_S)
