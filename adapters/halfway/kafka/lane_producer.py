@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -291,7 +292,7 @@ class _Undertaker:
                         return
                 continue
             try:
-                ended = self._end(producer)
+                ended = self._end(producer, known=transactional_id is not None)
             except Exception:
                 log.exception("abandoned_producer_not_ended")
                 ended = False
@@ -301,16 +302,24 @@ class _Undertaker:
                     del self._buried[next(iter(self._buried))]
                 self._buried[transactional_id] = None
 
-    def _end(self, producer: Producer) -> bool:
-        """Drop what waits, then end the client's threads and connections; whether they have ended."""
+    def _end(self, producer: Producer, *, known: bool) -> bool:
+        """Drop what waits; where it must be known, end the client's threads and connections and tell whether they have.
+
+        `close` tries to abort first, and warns where that is not possible any more, as after a commit was requested.
+        """
         try:
             producer.purge()
+            producer.poll(0)
         except KafkaException as error:  # a client that has failed says so once more
             log.debug("abandoned_producer_not_purged", error=error.args[0].str())
+        if not known:
+            return False
         if producer.flush(_BURY_S):
             log.warning("abandoned_producer_not_purged", left=len(producer))
             return False
-        return producer.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return producer.close()
 
 
 _UNDERTAKER: Final = _Undertaker()
