@@ -140,7 +140,7 @@ class CheckDesk:
             try:
                 self._run(name, desk)
                 if reply is not None:
-                    await self._judge(shard.number, entry.id, reply, now)
+                    await self._judge(shard.number, entry, reply, now)
             finally:
                 desk.asked.discard(entry.id)
                 self._again(shard.number, entry.id)
@@ -191,16 +191,21 @@ class CheckDesk:
         entry = None if shard is None else shard.state.find(transaction_id)
         return entry if isinstance(entry, Pending) else None
 
-    async def _judge(self, number: int, transaction_id: str, reply: CheckReply, now: int) -> None:
+    async def _judge(self, number: int, asked: Pending, reply: CheckReply, now: int) -> None:
         """Take what came back: a verdict goes through the lane, anything else is counted where it was sent.
 
-        The shard may have been recovered while the check was under way: what counts is how it is served now.
+        The shard may have been recovered while the check was under way: what counts is how it is served now. The id may
+        be that of another transaction by now, if its client uses ids again: nothing was asked about that one.
         """
+        transaction_id = asked.id
         try:
             await self._shards.serving(number, deadline=limit())
         except HalfwayError:
             return  # whoever serves the shard next asks again
         entry = self.pending(number, transaction_id)
+        if entry is not None and entry.prepared_at != asked.prepared_at:
+            log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
+            return
         if entry is not None:
             entry.attempts += 1
             entry.checked_at = now

@@ -190,6 +190,27 @@ async def test_a_verdict_that_comes_too_late_changes_nothing(world: World) -> No
     assert world.memory.records("orders") == ()
 
 
+async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(world: World) -> None:
+    """The first ended and was forgotten while its check was under way; the second is its client's to resolve."""
+    gate = asyncio.Event()
+
+    async def late(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world.memory.caller.answer = late
+    await world.prepare(transaction_id="order-1")
+    await world.scan(after_s=6)
+    await world.end("order-1", Outcome.ROLLBACK)
+    await world.scan(after_s=61)
+    again = await world.prepare(transaction_id="order-1")
+    assert again.created
+    gate.set()
+    await world.scan()
+    assert await world.state("order-1") is State.PREPARED
+    assert world.memory.records("orders") == ()
+
+
 async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_policy(world: World) -> None:
     """VERDICT is recorded; when the policy gives up it parks, although the group chose rollback."""
     await world.group(policy=ROLLBACK_AT_LAST)
