@@ -45,7 +45,7 @@ def _shared(topics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Pending(msgspec.Struct, kw_only=True, gc=False):
-    """A half message without its payload; attempts, last_error and leased_until live in memory only."""
+    """A half message without its payload; what has a default below `op_offset` lives in memory only."""
 
     id: str
     group: str
@@ -66,6 +66,10 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     last_error: str | None = None
     leased_until: int = 0
     """Until when a worker holds its check, ms since the epoch."""
+    asked_here: bool = False
+    """Whether this owner of the shard has sent a check."""
+    offered_at: int | None = None
+    """When this owner last queued a check, ms since the epoch."""
 
     @property
     def state(self) -> State:

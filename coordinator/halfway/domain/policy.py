@@ -126,6 +126,14 @@ class Facts(Protocol):
     def commit_verdict(self) -> bool:
         """Whether a check has said commit, so that it may never be rolled back by policy."""
 
+    @property
+    def asked_here(self) -> bool:
+        """Whether this owner of the shard has sent a check: a former owner may have died with the answer to its own."""
+
+    @property
+    def offered_at(self) -> int | None:
+        """When this owner last queued a check to be sent, None if it never has."""
+
 
 COMMIT_SAID = "a check said commit, which could not be written"
 """Why something is parked although its group chose rollback."""
@@ -196,7 +204,7 @@ def decide(
     elif now >= due and facts.checks >= policy.max_checks:
         exhausted = f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})"
     if exhausted is not None:
-        return Wait(until=answer_by) if now < answer_by else _exhausted(policy, facts, exhausted)
+        return Wait(until=answer_by) if now < answer_by else _exhausted(policy, facts, exhausted, now)
     if end_offset - facts.offset > reanchor_after:
         return ReAnchor()
     if now >= due:
@@ -204,12 +212,20 @@ def decide(
     return Wait(until=next_look_at(policy, facts, jitter=jitter))
 
 
-def _exhausted(policy: CheckPolicy, facts: Facts, reason: str) -> Park | RollBack:
-    """Roll back only what was really asked, and only where no check said commit."""
-    if facts.commit_verdict:
-        return Park(reason=f"{reason}; {COMMIT_SAID}")
-    if policy.on_exhausted is not OnExhausted.ROLLBACK:
-        return Park(reason=reason)
+def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Decision:
+    """Roll back only what this owner of the shard has asked about, and only if no check said commit.
+
+    What it has not asked about it asks about once more. If no check could be sent within `max_interval_s`, it parks.
+    """
+    if policy.on_exhausted is not OnExhausted.ROLLBACK or facts.commit_verdict:
+        return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)
     if not facts.checks:
         return Park(reason=f"{reason}; not rolled back, because no check was sent")
-    return RollBack(reason=reason)
+    if facts.asked_here:
+        return RollBack(reason=reason)
+    if facts.offered_at is None:
+        return Check()
+    give_up_at = facts.offered_at + round(policy.max_interval_s * 1000)
+    if facts.offered_at <= now < give_up_at:
+        return Wait(until=give_up_at)
+    return Park(reason=f"{reason}; not rolled back, because no check could be sent since the shard was taken over")

@@ -88,17 +88,17 @@ class CheckDesk:
             shard.agenda.put(entry.id, entry.leased_until)  # a worker has it, whoever asks for another check
         elif group is not None and group.mode is CheckMode.PULL:
             # It is looked at again whatever becomes of the queue: its age may end, or its group change its mode.
-            self._look_later(shard, entry, now)
-            desk.add(shard.number, entry.id, first=first)
+            self._queue(desk, shard, entry, now, first=first)
         elif desk.breaker.open and now < (again := desk.breaker.retry_at(now)) and not first:
             shard.agenda.put(entry.id, desk.defer(again))
         else:
-            self._look_later(shard, entry, now)
-            desk.add(shard.number, entry.id, first=first)
+            self._queue(desk, shard, entry, now, first=first)
             self._run(entry.group, desk)
 
-    def _look_later(self, shard: Shard, entry: Pending, now: int) -> None:
-        """Have the scan look at a transaction again even if nothing more is heard of its check."""
+    def _queue(self, desk: Desk, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
+        """Queue a check, and have the scan look at its transaction again even if nothing more is heard of it."""
+        entry.offered_at = now
+        desk.add(shard.number, entry.id, first=first)
         policy = self._groups.policy(entry.group)
         shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
 
@@ -209,6 +209,7 @@ class CheckDesk:
         if entry is not None:
             entry.attempts += 1
             entry.checked_at = now
+            entry.asked_here = entry.asked_here or reply.sent
             entry.last_error = None if reply.answered else reply.detail
             if reply.sent and reply.outcome is Outcome.UNKNOWN:
                 await self.note(entry, entry.checks + 1, now, reply.remark)

@@ -157,6 +157,7 @@ class Leases:
         entry.attempts += 1
         entry.checked_at = now
         entry.leased_until = lease_until
+        entry.asked_here = True
         shard.agenda.put(entry.id, lease_until)
         self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
         self._checks.spawn(self._noted_lease(shard.number, entry, attempt, now, lease_until))

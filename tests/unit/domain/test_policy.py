@@ -36,6 +36,8 @@ class Facts:
     attempts: int = 0
     check_after_ms: int | None = None
     commit_verdict: bool = False
+    asked_here: bool = True
+    offered_at: int | None = None
 
 
 def judge(
@@ -83,6 +85,8 @@ def facts_of(draw: st.DrawFn) -> Facts:
         check_after_ms=draw(st.none() | st.integers(0, 1_000_000)),
         commit_verdict=draw(st.booleans()),
         offset=draw(st.integers(0, 100)),
+        asked_here=draw(st.booleans()),
+        offered_at=draw(st.none() | st.integers(0, 200_000_000)),
     )
 
 
@@ -109,15 +113,23 @@ def test_what_it_decides_fits_the_time_and_the_counts(
     too_old = after >= round(policy.max_age_s * 1000)
     by_a_wrong_clock = facts.checked_at is not None and facts.checked_at - now > AHEAD_MS
     due = by_a_wrong_clock or now >= next_check_at(policy, facts, jitter=jitter)
+    exhausted = too_old or (due and facts.checks >= policy.max_checks)
+    may_roll_back = policy.on_exhausted is OnExhausted.ROLLBACK and facts.checks > 0 and not facts.commit_verdict
     match judge(policy, facts, now, jitter=jitter):
+        case Check() if exhausted:
+            assert may_roll_back
+            assert not facts.asked_here
+            assert facts.offered_at is None
         case Check():
             assert due
-            assert not too_old
-            assert facts.checks < policy.max_checks
         case Park() | RollBack() as given_up:
-            assert too_old or (due and facts.checks >= policy.max_checks)
-            chosen = policy.on_exhausted is OnExhausted.ROLLBACK
-            assert isinstance(given_up, RollBack) == (chosen and facts.checks > 0 and not facts.commit_verdict)
+            assert exhausted
+            assert isinstance(given_up, RollBack) == (may_roll_back and facts.asked_here)
+        case Wait(until=until) if exhausted:
+            assert may_roll_back
+            assert not facts.asked_here
+            assert now < until
+            assert isinstance(judge(policy, facts, until, jitter=jitter), Park)
         case Wait(until=until):
             assert now < until == next_look_at(policy, facts, jitter=jitter)
             assert not isinstance(judge(policy, facts, until, jitter=jitter), Wait)

@@ -222,3 +222,39 @@ async def test_a_lease_has_its_time_before_policy_rolls_back(pulled: World, cloc
     assert (shown.state, shown.cause, shown.checks) == (State.ROLLED_BACK, Cause.POLICY, 1)
     with pytest.raises(HalfwayError):
         await pulled.end(prepared.id, Outcome.COMMIT, check_id=check.check_id)
+
+
+async def test_a_new_owner_asks_once_more_before_it_rolls_back() -> None:
+    """The former one may have died with a commit verdict that it had not written."""
+    world = await World.start()
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    await world.scan(after_s=6)
+    await world.until(lambda: [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED])
+
+    again = await world.restart()
+    again.memory.caller.always(verdict(Outcome.COMMIT))
+    await again.scan(after_s=60)
+    await again.scan()
+    assert await again.state(prepared.id) is State.COMMITTED
+    await again.stop()
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "not to be reached"])
+async def test_a_new_owner_gives_up_by_what_its_own_check_brings(*, asked: bool) -> None:
+    """It rolls back if a check was sent without a verdict, and parks if none could be sent."""
+    world = await World.start()
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    await world.until(lambda: [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED])
+
+    again = await world.restart()
+    again.memory.caller.always(verdict(Outcome.UNKNOWN) if asked else unreachable())
+    for after_s in (60, 0, 41, 0):
+        await again.scan(after_s=after_s)
+    assert await again.state(prepared.id) is (State.ROLLED_BACK if asked else State.PARKED)
+    if not asked:
+        assert "since the shard was taken over" in ((await again.get(prepared.id)).reason or "")
+    await again.stop()
