@@ -132,7 +132,7 @@ def test_what_it_decides_fits_the_time_and_the_counts(
             assert isinstance(judge(policy, facts, until, jitter=jitter), Park)
         case Wait(until=until):
             assert now < until == next_look_at(policy, facts, jitter=jitter)
-            assert not isinstance(judge(policy, facts, until, jitter=jitter), Wait)
+            assert not isinstance(judge(policy, replace(facts, asked_here=True), until, jitter=jitter), Wait)
         case ReAnchor():
             pytest.fail("it lies close to the end")
 
