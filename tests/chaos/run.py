@@ -67,7 +67,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Limits that are met, and segments that are rolled while the run lasts.
     "HALFWAY_LANE_STALL_S": "15",
     "HALFWAY_MAX_PENDING": "2500",
-    "HALFWAY_MAX_REQUESTS": "200",
     "HALFWAY_CHECK_QUEUE": "200",
     "HALFWAY_SEGMENT_MS": "15000",
     "HALFWAY_POLICY__MAX_AGE_S": "300",
