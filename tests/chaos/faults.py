@@ -112,7 +112,9 @@ class Faults:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(free)
                 stack.enter_context(stage.playing(kind))
+                stage.coordinator_faults += side is self._coordinators
                 await getattr(side, kind)()
+                stage.coordinator_faults += side is self._coordinators
             await stage.wait(pace.gap_s * stage.between(0.3, 1.7))
             while pace.wanted and progress() < min(1.0, self._of(kinds) / pace.wanted) and not stage.is_over.is_set():
                 await stage.wait(LOOK_AGAIN_S)

@@ -70,6 +70,8 @@ class Stage:
         """Faults that were played, by kind, whether or not they took effect."""
         self.at_once: Counter[str] = Counter()
         """Pairs of kinds that were in effect at one time."""
+        self.coordinator_faults = 0
+        """How many faults of coordinators have begun or ended."""
         self._playing: list[str] = []
 
     async def wait(self, seconds: float) -> None:

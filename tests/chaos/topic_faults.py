@@ -73,6 +73,7 @@ class TopicFaults:
         stage = self._stage
         async with stage.brokers_free:
             since, asked, broker = stage.now(), self._refused(), stage.chance.choice(stage.cluster.brokers)
+            before = stage.coordinator_faults
             await asyncio.to_thread(broker.kill)
             below, until = False, asyncio.get_running_loop().time() + self._length_s()
             while asyncio.get_running_loop().time() < until and not stage.is_over.is_set():
@@ -85,7 +86,8 @@ class TopicFaults:
                 self._strict.name,
                 counts=below,
                 since=since,
-                stops_ms=_FAIL_OVER_MS,
+                # What a coordinator that was broken had written to that topic last is waited for until it is back.
+                stops_ms=_FAIL_OVER_MS if before == stage.coordinator_faults else None,
                 broker=broker.name,
                 refused=self._refused() - asked,
             )
