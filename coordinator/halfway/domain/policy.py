@@ -223,9 +223,9 @@ def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Deci
         return Park(reason=f"{reason}; not rolled back, because no check was sent")
     if facts.asked_here:
         return RollBack(reason=reason)
-    if facts.offered_at is None:
+    if facts.offered_at is None or facts.offered_at > now:  # by a clock that was set back
         return Check()
     give_up_at = facts.offered_at + round(policy.max_interval_s * 1000)
-    if facts.offered_at <= now < give_up_at:
+    if now < give_up_at:
         return Wait(until=give_up_at)
     return Park(reason=f"{reason}; not rolled back, because no check could be sent since the shard was taken over")
