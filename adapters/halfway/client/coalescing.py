@@ -1,0 +1,132 @@
+"""Callers that wait at the same moment share one `POST /v1/batch` request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+from halfway.client.errors import QueueFullError
+from halfway.client.transport import NoAnswerError, Reply, Transport
+
+_MAX_ITEMS: Final = 100
+_MAX_BYTES: Final = 1024 * 1024
+"""Of one request; an item that is larger by itself is sent alone."""
+_MAX_REQUESTS: Final = 4
+"""What arrives while so many are under way makes the next one."""
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    body: bytes
+    deadline: float
+    answered: asyncio.Future[Reply]
+
+
+class Coalescer:
+    """Sends items of one kind, prepares or ends, and gives each its own answer.
+
+    An item that finds a free place is sent in the same turn of the event loop, so one caller waits for nobody. Prepares
+    and ends have a coalescer each, because an end may have to wait for its topic and must not hold prepares up.
+    """
+
+    def __init__(self, transport: Transport, kind: Literal["prepare", "end"], *, max_waiting: int) -> None:
+        """Bound how many items wait at the same time."""
+        self._transport = transport
+        self._kind = kind
+        self._max_waiting = max_waiting
+        self._waiting: deque[_Item] = deque()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._woken = False
+
+    async def submit(self, body: bytes, *, deadline: float) -> Reply:
+        """Send one item, a JSON object, and return its answer.
+
+        Raises QueueFullError if too many wait, and NoAnswerError if no coordinator answered or the deadline passed.
+        """
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFullError(f"{self._max_waiting} calls of this client wait for halfway already")
+        loop = asyncio.get_running_loop()
+        item = _Item(body, deadline, loop.create_future())
+        self._waiting.append(item)
+        if not self._woken:
+            self._woken = True
+            loop.call_soon(self._send_waiting)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await item.answered
+        except TimeoutError:
+            raise NoAnswerError("the deadline passed before an answer came") from None
+
+    async def close(self) -> None:
+        """Cancel what is under way; its callers get NoAnswerError."""
+        for item in self._waiting:
+            _fail(item, NoAnswerError("the client was closed"))
+        self._waiting.clear()
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _send_waiting(self) -> None:
+        self._woken = False
+        while len(self._under_way) < _MAX_REQUESTS and (items := self._next_items()):
+            task = asyncio.get_running_loop().create_task(self._send(items))
+            self._under_way.add(task)
+            task.add_done_callback(self._sent)
+
+    def _next_items(self) -> list[_Item]:
+        items: list[_Item] = []
+        size = 0
+        while self._waiting and len(items) < _MAX_ITEMS:
+            item = self._waiting[0]
+            if items and size + len(item.body) > _MAX_BYTES:
+                break
+            self._waiting.popleft()
+            if not item.answered.done():  # the caller has gone
+                items.append(item)
+                size += len(item.body)
+        return items
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._send_waiting()
+
+    async def _send(self, items: list[_Item]) -> None:
+        body = b'{"%s":[%s]}' % (self._kind.encode(), b",".join(item.body for item in items))
+        try:
+            reply = await self._transport.send("POST", "/v1/batch", body, deadline=max(item.deadline for item in items))
+        except NoAnswerError as error:
+            for item in items:
+                _fail(item, error)
+            return
+        except asyncio.CancelledError:
+            for item in items:
+                _fail(item, NoAnswerError("the client was closed"))
+            raise
+        if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(items) > 1:
+            middle = len(items) // 2
+            await self._send(items[:middle])
+            await self._send(items[middle:])
+            return
+        for item, answer in zip(items, _answers(reply, self._kind, len(items)), strict=True):
+            if not item.answered.done():
+                item.answered.set_result(answer)
+
+
+def _answers(reply: Reply, kind: str, count: int) -> list[Reply]:
+    """Return the answer to each item; a refusal of the whole request is the answer to all of them."""
+    listed: Any = reply.body.get(kind)
+    if reply.status != HTTPStatus.OK or not isinstance(listed, list) or len(listed) != count:
+        status = HTTPStatus.BAD_GATEWAY if reply.status == HTTPStatus.OK else reply.status
+        return [Reply(status=status, body=reply.body, retry_after_s=reply.retry_after_s)] * count
+    return [
+        Reply(status=one["status"], body=one.get("body") or one.get("problem") or {}, retry_after_s=None)
+        for one in listed
+    ]
+
+
+def _fail(item: _Item, error: NoAnswerError) -> None:
+    if not item.answered.done():
+        item.answered.set_exception(error)

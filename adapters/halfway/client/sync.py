@@ -1,0 +1,177 @@
+"""The client for code without an event loop: it runs the asynchronous one in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from halfway.client.client import Halfway, Outcome
+from halfway.client.errors import ClientClosedError
+from halfway.client.messages import Message
+from halfway.client.transaction import Transaction
+
+T = TypeVar("T")
+
+
+class SyncHalfway:
+    """`Halfway` for threads; any number of them may share one.
+
+    After a fork the child's first call opens a client of its own: the parent's connections are not used.
+    """
+
+    def __init__(self, urls: str | Sequence[str], group: str, **settings: Any) -> None:
+        """Take what `Halfway` takes; nothing is sent and no thread is started yet."""
+        self._settings: dict[str, Any] = {"urls": urls, "group": group, **settings}
+        self._lock = threading.Lock()
+        self._thread: _LoopThread | None = None
+        self._closed = False
+        Halfway(**self._settings)  # a wrong setting is told here, not at the first call
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the client as `Halfway.close` does, and end its thread."""
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None and thread.pid == os.getpid():
+            thread.stop()
+
+    def register(
+        self,
+        *,
+        topics: Iterable[str],
+        check_urls: Sequence[str] = (),
+        policy: Mapping[str, object] | None = None,
+        timeout_s: float = 30.0,
+    ) -> Mapping[str, Any]:
+        """Do what `Halfway.register` does."""
+        thread = self._running()
+        return thread.run(
+            thread.client.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
+        )
+
+    def transaction(
+        self,
+        messages: Iterable[Message],
+        *,
+        id: str | None = None,  # noqa: A002 - what REST calls it
+        check_after_s: float | None = None,
+        confirm: bool = True,
+    ) -> SyncTransaction:
+        """Return a transaction to be entered with `with`; otherwise as `Halfway.transaction`."""
+        thread = self._running()
+        made = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
+        return SyncTransaction(thread, made)
+
+    def prepare(
+        self,
+        messages: Iterable[Message],
+        *,
+        id: str,  # noqa: A002 - as above
+        check_after_s: float | None = None,
+    ) -> None:
+        """Do what `Halfway.prepare` does."""
+        thread = self._running()
+        thread.run(thread.client.prepare(messages, id=id, check_after_s=check_after_s))
+
+    def end(
+        self,
+        id: str,  # noqa: A002 - as above
+        outcome: Outcome,
+        *,
+        remark: str | None = None,
+        check_id: str | None = None,
+        confirm: bool = True,
+    ) -> None:
+        """Do what `Halfway.end` does."""
+        thread = self._running()
+        thread.run(thread.client.end(id, outcome, remark=remark, check_id=check_id, confirm=confirm))
+
+    def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
+        """Do what `Halfway.show` does."""
+        thread = self._running()
+        return thread.run(thread.client.show(id))
+
+    def _running(self) -> _LoopThread:
+        with self._lock:
+            if self._closed:
+                raise ClientClosedError("this client was closed: open a new one")
+            if self._thread is None or self._thread.pid != os.getpid():
+                self._thread = _LoopThread(Halfway(**self._settings))
+            return self._thread
+
+
+class SyncTransaction:
+    """`Transaction` for a `with` block."""
+
+    def __init__(self, thread: _LoopThread, transaction: Transaction) -> None:
+        """Take the transaction and the thread that runs it."""
+        self._thread = thread
+        self._transaction = transaction
+
+    @property
+    def id(self) -> str:
+        """The transaction's id."""
+        return self._transaction.id
+
+    def __enter__(self) -> Self:
+        self._transaction.enter_scope()
+        try:
+            self._thread.run(self._transaction.begin())
+        except BaseException:
+            self._transaction.leave_scope()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transaction.leave_scope()
+        self._thread.run(self._transaction.finish(error))
+
+    def commit(self, remark: str | None = None) -> None:
+        """Say that the local transaction has committed."""
+        self._thread.run(self._transaction.commit(remark))
+
+    def rollback(self, remark: str | None = None) -> None:
+        """Say that the local transaction was rolled back and never commits."""
+        self._thread.run(self._transaction.rollback(remark))
+
+    def unknown(self, remark: str | None = None) -> None:
+        """Leave the outcome to check-back."""
+        self._thread.run(self._transaction.unknown(remark))
+
+
+class _LoopThread:
+    """An open client in an event loop in a thread of its own."""
+
+    def __init__(self, client: Halfway) -> None:
+        self.client = client
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
+        self._thread.start()
+        self.run(client.__aenter__())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("SyncHalfway was called in its own event loop: use Halfway there")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def stop(self) -> None:
+        self.run(self.client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

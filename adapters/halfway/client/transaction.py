@@ -1,0 +1,140 @@
+"""A transaction around a block of the service's own code."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from halfway.client.errors import NestedTransactionError, TransactionEndedError
+
+if TYPE_CHECKING:
+    from halfway.client.client import Halfway, Outcome
+    from halfway.client.messages import Message
+
+_open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", default=None)
+
+_UNSURE: Final = frozenset({"OperationalError", "InterfaceError", "InternalError", "PostgresConnectionError"})
+"""Errors of database drivers, by name, after which a commit may stand: PEP 249's, and asyncpg's."""
+
+
+class Transaction:
+    """Messages that are written to their topics if the block commits, and never if it does not.
+
+    The block is entered only after the prepare is durable. When it is left:
+
+    - without an exception the transaction commits;
+    - with an exception that shows that the database rolled back, it rolls back;
+    - with one that may have come while the database was committing (a lost connection, a time-out, a cancellation) it
+      is ended as `unknown`, and check-back asks the service.
+
+    `commit`, `rollback` and `unknown` inside the block end it explicitly. Get it from `Halfway.transaction`.
+    """
+
+    def __init__(
+        self,
+        client: Halfway,
+        messages: tuple[Message, ...],
+        *,
+        id: str,  # noqa: A002 - what REST calls it
+        check_after_s: float | None,
+        confirm: bool,
+    ) -> None:
+        """Keep what will be prepared."""
+        self.id = id
+        self._client = client
+        self._messages = messages
+        self._check_after_s = check_after_s
+        self._confirm = confirm
+        self._begun = False
+        self._ended = False
+        self._scope: Token[Transaction | None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Prepare; raises what `Halfway.prepare` raises, and nothing of the block runs then."""
+        self.enter_scope()
+        try:
+            await self.begin()
+        except BaseException:
+            self.leave_scope()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the transaction by how the block was left; the block's own exception goes on."""
+        self.leave_scope()
+        await self.finish(error)
+
+    async def commit(self, remark: str | None = None) -> None:
+        """Say that the local transaction has committed."""
+        await self._end("commit", remark)
+
+    async def rollback(self, remark: str | None = None) -> None:
+        """Say that the local transaction was rolled back and never commits."""
+        await self._end("rollback", remark)
+
+    async def unknown(self, remark: str | None = None) -> None:
+        """Leave the outcome to check-back."""
+        await self._end("unknown", remark)
+
+    async def begin(self) -> None:
+        """Prepare the messages."""
+        if self._begun:
+            raise TransactionEndedError(f"the transaction {self.id} was entered before: begin a new one")
+        self._begun = True
+        await self._client.prepare(self._messages, id=self.id, check_after_s=self._check_after_s)
+
+    async def finish(self, error: BaseException | None) -> None:
+        """End the transaction by how its block was left, unless the block has ended it."""
+        if self._ended:
+            return
+        if error is None:
+            await self._end("commit", None)
+        elif _may_have_committed(error):
+            await self._end_in_background("unknown", error)
+        else:
+            await self._end_in_background("rollback", error)
+
+    def enter_scope(self) -> None:
+        """Remember in this task that the transaction is open; raises NestedTransactionError."""
+        outer = _open.get()
+        if outer is not None and outer._client is self._client and not outer._ended:  # noqa: SLF001 - its own class
+            raise NestedTransactionError(
+                f"the transaction {outer.id} is open in this task: put all messages into one transaction"
+            )
+        self._scope = _open.set(self)
+
+    def leave_scope(self) -> None:
+        """Undo `enter_scope`."""
+        if self._scope is not None:
+            _open.reset(self._scope)
+            self._scope = None
+
+    async def _end(self, outcome: Outcome, remark: str | None) -> None:
+        if self._ended:
+            raise TransactionEndedError(f"the end of transaction {self.id} was sent before: begin a new one")
+        self._ended = True
+        await self._client.end(self.id, outcome, remark=remark, confirm=self._confirm)
+
+    async def _end_in_background(self, outcome: Outcome, error: BaseException) -> None:
+        """End without being waited for: the block's exception must not be delayed or replaced by another one."""
+        self._ended = True
+        await self._client.end(self.id, outcome, remark=type(error).__name__, confirm=False)
+
+
+def _may_have_committed(error: BaseException | None) -> bool:
+    """Whether an exception, or what it was raised from, may have come from a commit whose answer was lost."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if not isinstance(error, Exception) or isinstance(error, OSError | asyncio.CancelledError):
+            return True
+        if any(kind.__name__ in _UNSURE for kind in type(error).__mro__):
+            return True
+        if isinstance(error, BaseExceptionGroup) and any(map(_may_have_committed, error.exceptions)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

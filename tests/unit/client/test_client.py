@@ -1,0 +1,221 @@
+"""The client against a coordinator over ports in memory, behind real HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from halfway.client import (
+    AlreadyEndedError,
+    ClientClosedError,
+    EndUnconfirmedError,
+    Halfway,
+    InvalidRequestError,
+    InvalidUrlError,
+    Message,
+    NestedTransactionError,
+    PrepareUnconfirmedError,
+    QueueFullError,
+    TransactionEndedError,
+    UnknownGroupError,
+    UnknownTransactionError,
+    UnserialisableMessageError,
+    WrongEventLoopError,
+)
+from tests.unit.rest.client import RestWorld
+
+ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace": b"\xff"})
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[RestWorld]:
+    async with RestWorld() as world:
+        await world.put_shop()
+        yield world
+
+
+@pytest.fixture
+async def halfway(world: RestWorld) -> AsyncIterator[Halfway]:
+    async with Halfway(world.url, "shop", prepare_timeout_s=5, end_timeout_s=5) as client:
+        yield client
+
+
+def written(world: RestWorld, topic: str = "orders") -> list[bytes | None]:
+    return [record.value for record in world.memory.records(topic)]
+
+
+class DatabaseError(Exception):
+    """Stands for a driver's own root."""
+
+
+class OperationalError(DatabaseError):
+    """What PEP 249 names so: the connection may have broken while the commit was on its way."""
+
+
+async def test_leaving_the_block_commits(world: RestWorld, halfway: Halfway) -> None:
+    async with halfway.transaction([ORDER, Message(topic="coupons", value=b"\x00")]) as transaction:
+        shown = await halfway.show(transaction.id)
+        assert (shown["state"], written(world)) == ("prepared", [])
+    assert written(world) == [b'{"total":9.9}']
+    assert written(world, "coupons") == [b"\x00"]
+
+
+async def test_an_exception_rolls_back_and_goes_on(world: RestWorld, halfway: Halfway) -> None:
+    transaction = halfway.transaction([ORDER])
+    with pytest.raises(ZeroDivisionError):
+        async with transaction:
+            raise ZeroDivisionError
+    assert await state_after(halfway, transaction.id) == "rolled_back"
+    assert written(world) == []
+
+
+@pytest.mark.parametrize("kind", [OperationalError, ConnectionResetError, TimeoutError, asyncio.CancelledError])
+async def test_what_may_have_committed_is_left_to_check_back(halfway: Halfway, kind: type[BaseException]) -> None:
+    """Also when the service raises an error of its own from it."""
+
+    def database_commits() -> None:
+        raise kind
+
+    def local_transaction(*, wrapped: bool) -> None:
+        try:
+            database_commits()
+        except kind as error:
+            if wrapped:
+                raise RuntimeError("no order today") from error
+            raise
+
+    for wrapped in (False, True):
+        transaction = halfway.transaction([ORDER])
+        with pytest.raises((kind, RuntimeError)):
+            async with transaction:
+                local_transaction(wrapped=wrapped)
+        await halfway.end(transaction.id, "unknown")  # after the one in the background
+        assert (await halfway.show(transaction.id))["state"] == "prepared"
+
+
+async def test_the_block_may_end_it_itself_once(world: RestWorld, halfway: Halfway) -> None:
+    async with halfway.transaction([ORDER]) as transaction:
+        await transaction.rollback("sold out")
+        with pytest.raises(TransactionEndedError, match="begin a new one"):
+            await transaction.commit()
+    assert (await halfway.show(transaction.id))["state"] == "rolled_back"
+    with pytest.raises(TransactionEndedError, match="entered before"):
+        await transaction.__aenter__()
+    assert written(world) == []
+
+
+async def test_one_inside_another_is_refused_and_nothing_is_prepared(halfway: Halfway) -> None:
+    async with halfway.transaction([ORDER]) as outer:
+        inner = halfway.transaction([ORDER])
+        with pytest.raises(NestedTransactionError, match=outer.id):
+            async with inner:
+                pytest.fail("the block ran")
+        with pytest.raises(UnknownTransactionError):
+            await halfway.show(inner.id)
+    async with halfway.transaction([ORDER]):
+        pass  # one after the other is right
+
+
+async def test_the_same_prepare_again_is_one_transaction(world: RestWorld, halfway: Halfway) -> None:
+    await halfway.prepare([ORDER], id="order-42")
+    await halfway.prepare([ORDER], id="order-42")
+    await halfway.end("order-42", "commit")
+    await halfway.end("order-42", "commit")
+    assert len(written(world)) == 1
+
+
+async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Halfway) -> None:
+    await halfway.prepare([ORDER], id="order-42")
+    await halfway.end("order-42", "rollback")
+    with pytest.raises(AlreadyEndedError) as told:
+        await halfway.end("order-42", "commit")
+    assert told.value.state == "rolled_back"
+    with pytest.raises(AlreadyEndedError):
+        await halfway.prepare([ORDER], id="order-42")
+
+
+async def test_callers_at_one_moment_share_requests(world: RestWorld, halfway: Halfway) -> None:
+    async def one() -> None:
+        async with halfway.transaction([ORDER]):
+            pass
+
+    await asyncio.gather(*(one() for _ in range(300)))
+    assert len(written(world)) == 300
+    requests = world.requests.counts.total()
+    assert requests < 60, world.requests.counts
+
+
+async def test_one_that_is_wrong_disturbs_no_other(world: RestWorld, halfway: Halfway) -> None:
+    async def one(topic: str) -> None:
+        async with halfway.transaction([Message(topic=topic, value="v")]):
+            pass
+
+    results = await asyncio.gather(*map(one, ["orders", "absent", "orders"]), return_exceptions=True)
+    assert [type(one) for one in results] == [type(None), InvalidRequestError, type(None)]
+    assert "absent" in str(results[1])
+    assert len(written(world)) == 2
+
+
+async def test_a_coordinator_that_is_down_is_passed_by(world: RestWorld) -> None:
+    async with Halfway(["http://127.0.0.1:1", world.url], "shop") as client, client.transaction([ORDER]):
+        pass
+    assert len(written(world)) == 1
+
+
+async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
+    async with Halfway("http://127.0.0.1:1", "shop", prepare_timeout_s=0.3, end_timeout_s=0.3) as client:
+        with pytest.raises(PrepareUnconfirmedError, match=r"127\.0\.0\.1:1"):
+            async with client.transaction([ORDER]):
+                pytest.fail("the block ran")
+        with pytest.raises(EndUnconfirmedError, match="the commit of x"):
+            await client.end("x", "commit")
+
+
+async def test_an_end_may_be_sent_in_the_background(world: RestWorld, halfway: Halfway) -> None:
+    async with Halfway(world.url, "shop") as client, client.transaction([ORDER], confirm=False) as transaction:
+        pass
+    assert (await halfway.show(transaction.id))["state"] == "committed"
+
+
+async def test_too_many_at_once_are_refused_before_anything_is_sent(world: RestWorld) -> None:
+    async with Halfway(world.url, "shop", max_waiting=2) as client:
+        calls = (client.prepare([ORDER], id=f"order-{number}") for number in range(5))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(one) for one in results] == [type(None)] * 2 + [QueueFullError] * 3
+
+
+async def test_use_that_cannot_work_names_the_remedy(world: RestWorld, halfway: Halfway) -> None:
+    for url in ("halfway:8080", "ftp://halfway", "http://halfway:8080/v1", "http://halfway:99999"):
+        with pytest.raises(InvalidUrlError, match="such as http://halfway:8080"):
+            Halfway(url, "shop")
+    with pytest.raises(UnserialisableMessageError, match="value cannot be written as JSON"):
+        await halfway.prepare([Message(topic="orders", value={"at": object()})], id="a")
+    with pytest.raises(UnserialisableMessageError, match="key is int"):
+        await halfway.prepare([Message(topic="orders", key=42)], id="a")  # type: ignore[arg-type]  # the point
+    with pytest.raises(ClientClosedError, match="async with"):
+        await Halfway(world.url, "shop").prepare([ORDER], id="a")
+    async with Halfway(world.url, "nobody") as client:
+        with pytest.raises(UnknownGroupError):
+            await client.prepare([ORDER], id="a")
+    elsewhere = asyncio.to_thread(asyncio.run, halfway.prepare([ORDER], id="a"))
+    with pytest.raises(WrongEventLoopError, match="one client for each loop"):
+        await elsewhere
+    with pytest.raises(UnknownTransactionError):
+        await halfway.show("a")
+
+
+async def test_registering_twice_is_once(world: RestWorld) -> None:
+    async with Halfway(world.url, "returns") as client:
+        first = await client.register(topics=["orders"], policy={"max_checks": 3})
+        assert await client.register(topics=["orders"], policy={"max_checks": 3}) == first
+    assert first["policy"]["max_checks"] == 3
+
+
+async def state_after(client: Halfway, transaction_id: str) -> str:
+    """Return the state once an end in the background has been done."""
+    for _ in range(200):
+        state = str((await client.show(transaction_id))["state"])
+        if state != "prepared":
+            return state
+        await asyncio.sleep(0.01)
+    pytest.fail("it is still prepared")

@@ -1,0 +1,79 @@
+"""The client for threads runs the asynchronous one."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from halfway.client import ClientClosedError, InvalidUrlError, Message, NestedTransactionError, SyncHalfway
+from tests.unit.rest.client import RestWorld
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[RestWorld]:
+    async with RestWorld() as world:
+        await world.put_shop()
+        yield world
+
+
+async def in_thread(work: Callable[[], None]) -> None:
+    await asyncio.to_thread(work)
+
+
+async def test_many_threads_share_one_client(world: RestWorld) -> None:
+    def one(client: SyncHalfway) -> None:
+        with client.transaction([ORDER]):
+            pass
+
+    def work() -> None:
+        with SyncHalfway(world.url, "shop") as client, ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: one(client), range(40)))
+
+    await in_thread(work)
+    assert len(world.memory.records("orders")) == 40
+    assert "halfway-client" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_an_exception_rolls_back_and_one_inside_another_is_refused(world: RestWorld) -> None:
+    def work() -> None:
+        with SyncHalfway(world.url, "shop") as client:
+            with pytest.raises(ZeroDivisionError), client.transaction([ORDER]) as transaction:
+                raise ZeroDivisionError
+            with client.transaction([ORDER]), pytest.raises(NestedTransactionError):
+                client.transaction([ORDER]).__enter__()
+            client.end(transaction.id, "rollback")
+
+    await in_thread(work)
+    assert len(world.memory.records("orders")) == 1
+
+
+async def test_a_forked_child_opens_a_client_of_its_own(world: RestWorld) -> None:
+    def work() -> None:
+        with SyncHalfway(world.url, "shop") as client:
+            with client.transaction([ORDER]):
+                pass
+            inherited = client._thread
+            assert inherited is not None
+            inherited.pid = os.getppid()  # what a child sees after a fork
+            with client.transaction([ORDER]):
+                pass
+            assert client._thread is not inherited
+            inherited.pid = os.getpid()
+            inherited.stop()
+
+    await in_thread(work)
+    assert len(world.memory.records("orders")) == 2
+
+
+def test_bad_use_is_told_at_once() -> None:
+    with pytest.raises(InvalidUrlError):
+        SyncHalfway("nowhere", "shop")
+    client = SyncHalfway("http://127.0.0.1:1", "shop")
+    client.close()
+    with pytest.raises(ClientClosedError, match="open a new one"):
+        client.end("x", "commit")
