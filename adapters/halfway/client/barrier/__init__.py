@@ -5,6 +5,7 @@ is none, the check takes its place with a rollback, so a local transaction that 
 """
 
 from halfway.client.barrier.barrier import Barrier, InvalidRetentionError, LateTransactionError
+from halfway.client.barrier.decision import decide, decide_async
 from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import UnsupportedConnectionError, carry_out, carry_out_async
 
@@ -16,4 +17,6 @@ __all__ = [
     "UnsupportedConnectionError",
     "carry_out",
     "carry_out_async",
+    "decide",
+    "decide_async",
 ]

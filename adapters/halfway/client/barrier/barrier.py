@@ -130,8 +130,8 @@ class Barrier:
         max_age_s = float(policy["max_age_s"])
         if self.retention_s < 2 * max_age_s:
             raise InvalidRetentionError(
-                f"retention_s {self.retention_s:g} is less than twice the group's max_age_s {max_age_s:g}:"
-                f" give the barrier a retention_s of {2 * max_age_s:g} or more, or lower max_age_s"
+                f"retention_s {self.retention_s:.0f} is less than twice the group's max_age_s {max_age_s:.0f}:"
+                f" give the barrier a retention_s of {2 * max_age_s:.0f} or more, or lower max_age_s"
             )
 
     def _statement(self, sql: str, *parameters: object) -> Statement:
