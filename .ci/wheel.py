@@ -1,4 +1,7 @@
-"""Build the wheel and import every portion of the namespace from it, in a fresh environment outside the source tree."""
+"""Build both wheels and import every portion of the namespace from them, in fresh environments outside the source tree.
+
+`halfway` holds everything but the client; `halfway-client` holds the client alone and installs with little else.
+"""
 
 import subprocess
 import sys
@@ -11,6 +14,23 @@ LAYER_FOLDERS = ("adapters", "coordinator", "pipeline", "schemas")
 DATA_SUFFIXES = {".avsc", ".html", ".md", ".py", ".typed"}
 # The portions that need an extra, and the lock that holds it.
 LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all"}
+CLIENT = "halfway/client/"
+CLIENT_PROJECT = ROOT / "packaging" / "client"
+CLIENT_TRIAL = """
+import importlib.util, sqlite3
+from halfway.client import Message, PrepareUnconfirmedError, SyncHalfway
+from halfway.client.barrier import Barrier
+
+assert importlib.util.find_spec("halfway.service") is None and importlib.util.find_spec("confluent_kafka") is None
+barrier = Barrier("sqlite", lambda: sqlite3.connect("trial.sqlite"))
+barrier.create()
+try:
+    with SyncHalfway("http://127.0.0.1:1", "shop", prepare_timeout_s=0.2) as client:
+        with client.transaction([Message(topic="orders", value="paid")]):
+            raise AssertionError("nothing runs without a prepare")
+except PrepareUnconfirmedError:
+    pass
+"""
 UV = Path(sys.executable).with_name("uv")
 
 
@@ -27,11 +47,10 @@ def expected_files() -> set[str]:
     }
 
 
-def check_contents(wheel: Path) -> None:
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("halfway/")}
-    expected = expected_files()
+def check_contents(wheel: Path, expected: set[str]) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     if names != expected:
-        sys.exit(f"wheel: missing {sorted(expected - names)}, not expected {sorted(names - expected)}")
+        sys.exit(f"{wheel.name}: missing {sorted(expected - names)}, not expected {sorted(names - expected)}")
     if "halfway/__init__.py" in names:
         sys.exit("wheel: halfway is a namespace and must not have an __init__.py")
 
@@ -40,9 +59,9 @@ def module_name(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def imports_by_lock() -> dict[str, list[str]]:
+def imports_by_lock(files: set[str]) -> dict[str, list[str]]:
     """Give the modules to import after each lock was installed, the locks from the smallest to the largest."""
-    modules = sorted(module_name(file) for file in expected_files() if file.endswith(".py"))
+    modules = sorted(module_name(file) for file in files if file.endswith(".py"))
     found: dict[str, list[str]] = {"runtime": [], "embedded": [], "all": []}
     for module in modules:
         if not module.endswith(".__main__"):
@@ -51,26 +70,59 @@ def imports_by_lock() -> dict[str, list[str]]:
     return {lock: modules for lock, modules in found.items() if modules}
 
 
+def environment(folder: Path) -> Path:
+    """Make an empty environment and return its folder of commands."""
+    run(UV, "venv", "--quiet", "--python", sys.executable, folder, cwd=folder.parent)
+    return folder / "bin"
+
+
+def build(project: Path, there: Path) -> Path:
+    before = set(there.glob("*.whl"))
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", there, cwd=project)
+    (wheel,) = set(there.glob("*.whl")) - before
+    return wheel
+
+
+def try_coordinator(wheel: Path, files: set[str], there: Path) -> None:
+    check_contents(wheel, files)
+    bin_folder = environment(there / "venv")
+    install = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python")
+    for lock, modules in imports_by_lock(files).items():
+        lock_file = ROOT / "requirements" / f"{lock}.txt"
+        run(*install, "--require-hashes", "--requirement", lock_file, cwd=there)
+        if lock == "runtime":
+            run(*install, "--no-deps", wheel, cwd=there)
+            run(UV, "pip", "check", "--quiet", "--python", bin_folder / "python", cwd=there)
+        run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
+    for command in ("halfway", "halfway-pipeline"):
+        run(bin_folder / command, "--help", cwd=there)
+
+
+def try_client(wheel: Path, files: set[str], there: Path) -> None:
+    """Install the client with its own dependencies and use it where nothing of the coordinator is."""
+    check_contents(wheel, files)
+    bin_folder = environment(there / "client-venv")
+    constraint = ROOT / "requirements" / "runtime.txt"
+    run(
+        *(UV, "pip", "install", "--quiet", "--python", bin_folder / "python", "--constraint", constraint, wheel),
+        cwd=there,
+    )
+    modules = sorted(module_name(file) for file in files if file.endswith(".py"))
+    run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
+    run(bin_folder / "python", "-I", "-W", "error", "-c", CLIENT_TRIAL, cwd=there)
+
+
 def main() -> None:
+    files = expected_files()
+    client_files = {file for file in files if file.startswith(CLIENT)}
     with tempfile.TemporaryDirectory(prefix="halfway-wheel-") as scratch:
         there = Path(scratch)
-        run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", there, cwd=ROOT)
-        (wheel,) = there.glob("*.whl")
-        check_contents(wheel)
-        run(UV, "venv", "--quiet", "--python", sys.executable, there / "venv", cwd=there)
-        bin_folder = there / "venv" / "bin"
-        install = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python")
-        imports = imports_by_lock()
-        for lock, modules in imports.items():
-            lock_file = ROOT / "requirements" / f"{lock}.txt"
-            run(*install, "--require-hashes", "--requirement", lock_file, cwd=there)
-            if lock == "runtime":
-                run(*install, "--no-deps", wheel, cwd=there)
-                run(UV, "pip", "check", "--quiet", "--python", bin_folder / "python", cwd=there)
-            run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
-        for command in ("halfway", "halfway-pipeline"):
-            run(bin_folder / command, "--help", cwd=there)
-    print(f"wheel: {wheel.name} holds {len(expected_files())} files; every module was imported from it")
+        wheel, client_wheel = build(ROOT, there), build(CLIENT_PROJECT, there)
+        if wheel.name.split("-")[1] != client_wheel.name.split("-")[1]:
+            sys.exit(f"{wheel.name} and {client_wheel.name}: give both projects one version")
+        try_coordinator(wheel, files - client_files, there)
+        try_client(client_wheel, client_files, there)
+    print(f"{wheel.name}, {client_wheel.name}: {len(files)} files; every module was imported from them")
 
 
 if __name__ == "__main__":

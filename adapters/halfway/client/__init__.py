@@ -3,8 +3,9 @@
 `Halfway` is asynchronous and `SyncHalfway` runs it for threads. docs/producing.md is the tutorial.
 """
 
-from halfway.client.checks import Check, CheckWorker, InvalidCheckError, answer_check, read_check
-from halfway.client.client import Halfway, Outcome
+from halfway.client.checks import Check, InvalidCheckError, answer_check, answer_check_sync, read_check
+from halfway.client.client import Halfway
+from halfway.client.endpoints import AiohttpChecks, AsgiChecks, WsgiChecks
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -25,12 +26,16 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.messages import Message, UnserialisableMessageError
+from halfway.client.outcome import Outcome
 from halfway.client.sync import SyncHalfway, SyncTransaction
 from halfway.client.transaction import Transaction
 from halfway.client.transport import InvalidUrlError
+from halfway.client.worker import CheckWorker
 
 __all__ = [
+    "AiohttpChecks",
     "AlreadyEndedError",
+    "AsgiChecks",
     "Check",
     "CheckWorker",
     "ClientClosedError",
@@ -58,6 +63,8 @@ __all__ = [
     "UnknownTransactionError",
     "UnserialisableMessageError",
     "WrongEventLoopError",
+    "WsgiChecks",
     "answer_check",
+    "answer_check_sync",
     "read_check",
 ]

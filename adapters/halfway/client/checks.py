@@ -1,4 +1,4 @@
-"""Answering halfway's question what became of a transaction: over HTTP, or by fetching the questions."""
+"""Answering halfway's question what became of a transaction (docs/rest.md, "Answer a check")."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
-from halfway.client.client import Halfway, Outcome
-from halfway.client.errors import HalfwayError, RefusedError
+from halfway.client.errors import HalfwayError
+from halfway.client.outcome import OUTCOMES, Outcome
 
 log = logging.getLogger(__name__)
 
 Decide = Callable[["Check"], Outcome | Awaitable[Outcome]]
-"""Says what became of a transaction; a function that blocks belongs into a thread (`asyncio.to_thread`)."""
+"""Says what became of a transaction. A coroutine function runs in the event loop, any other in a thread."""
+DecideSync = Callable[["Check"], Outcome]
 
-_ANSWER_WITHIN_S: Final = 1.0
-_PAUSE_S: Final = 1.0
-_OUTCOMES: Final = frozenset({"commit", "rollback", "unknown"})
+MAX_QUESTION_BYTES: Final = 32 * 1024 * 1024
+"""Of a check's body, which holds the messages as they were prepared."""
+CONTENT_TYPE: Final = "application/json"
+_ANSWER_WITHIN_S: Final = 1.5
+_FAILED: Final = "the check of %s failed: the answer is unknown"
 
 
 class InvalidCheckError(HalfwayError, ValueError):
@@ -40,21 +43,37 @@ class Check:
     """Counted from 1."""
     messages: Sequence[Mapping[str, Any]]
     """As they were prepared, in the form of docs/rest.md."""
-    check_id: str | None = None
+    nonce: str | None = None
     """Echoed with the answer, so that it counts for this question only."""
+    check_id: str | None = None
+    """The same for a check that was fetched (`CheckWorker`)."""
+
+    @classmethod
+    def from_json(cls, asked: Mapping[str, Any]) -> Check:
+        """Take a check as halfway shows it; raises InvalidCheckError."""
+        try:
+            return cls(
+                id=_text(asked["id"]),
+                group=_text(asked["group"]),
+                prepared_at=_text(asked["prepared_at"]),
+                attempt=int(asked["attempt"]),
+                messages=asked["messages"],
+                nonce=asked.get("nonce"),
+                check_id=asked.get("check_id"),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidCheckError(f"this is no check of halfway's: {type(error).__name__} at {error}") from None
 
 
 def read_check(body: bytes) -> Check:
     """Read the body of a check request; raises InvalidCheckError."""
     try:
         asked = json.loads(body)
-        if asked["type"] != "transaction.check":
-            raise InvalidCheckError(f"type is {asked['type']!r}, not 'transaction.check'")
-        return _check(asked)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, InvalidCheckError):
-            raise
-        raise InvalidCheckError(f"the body is no check of halfway's: {type(error).__name__}") from None
+    except (ValueError, RecursionError):
+        raise InvalidCheckError("the body is not JSON") from None
+    if not isinstance(asked, dict) or asked.get("type") != "transaction.check":
+        raise InvalidCheckError("the body has no type 'transaction.check'")
+    return Check.from_json(asked)
 
 
 async def answer_check(body: bytes, decide: Decide, *, within_s: float = _ANSWER_WITHIN_S) -> tuple[int, bytes]:
@@ -65,68 +84,70 @@ async def answer_check(body: bytes, decide: Decide, *, within_s: float = _ANSWER
     try:
         check = read_check(body)
     except InvalidCheckError as error:
-        return HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}).encode()
-    answer: dict[str, object] = {"outcome": await _decided(check, decide, within_s)}
-    if check.check_id is not None:
-        answer["check_id"] = check.check_id
+        return _refused(error)
+    return _answered(check, await decided(check, decide, within_s))
+
+
+def answer_check_sync(body: bytes, decide: DecideSync) -> tuple[int, bytes]:
+    """Do what `answer_check` does, without an event loop and without a bound on the time that `decide` takes.
+
+    Whoever calls it answers with CONTENT_TYPE. `Barrier.decide` waits for no lock longer than about a second.
+    """
+    try:
+        check = read_check(body)
+    except InvalidCheckError as error:
+        return _refused(error)
+    try:
+        outcome = _checked(check, decide(check))
+    except Exception:
+        log.exception(_FAILED, check.id)
+        outcome = "unknown"
+    return _answered(check, outcome)
+
+
+async def decided(check: Check, decide: Decide, within_s: float) -> Outcome:
+    """Return what `decide` says, `unknown` if it raises or takes too long."""
+    try:
+        async with asyncio.timeout(within_s):
+            if inspect.iscoroutinefunction(decide):
+                return _checked(check, await decide(check))
+            outcome = await asyncio.to_thread(decide, check)
+            return _checked(check, await outcome if inspect.isawaitable(outcome) else outcome)
+    except TimeoutError:
+        log.warning("the check of %s took longer than %s s: the answer is unknown", check.id, within_s)
+        return "unknown"
+    except Exception:
+        log.exception(_FAILED, check.id)
+        return "unknown"
+
+
+def _checked(check: Check, outcome: object) -> Outcome:
+    if isinstance(outcome, str) and outcome in OUTCOMES:
+        return outcome  # type: ignore[return-value]  # it is one of them
+    if inspect.iscoroutine(outcome):
+        outcome.close()
+    log.error("the check of %s returned %r, not commit, rollback or unknown", check.id, outcome)
+    return "unknown"
+
+
+def _answered(check: Check, outcome: Outcome) -> tuple[int, bytes]:
+    answer: dict[str, object] = {"outcome": outcome}
+    if check.nonce is not None:
+        answer["nonce"] = check.nonce
     return HTTPStatus.OK, json.dumps(answer).encode()
 
 
-class CheckWorker:
-    """Fetches a group's checks and ends their transactions, for a service that cannot be called."""
-
-    def __init__(self, client: Halfway, decide: Decide, *, side_by_side: int = 16, wait_s: float = 20.0) -> None:
-        """Answer at most `side_by_side` checks at the same time; one poll waits for `wait_s`."""
-        self._client = client
-        self._decide = decide
-        self._side_by_side = side_by_side
-        self._wait_s = wait_s
-
-    async def run(self) -> None:
-        """Go on until it is cancelled; what fails is logged and asked again by halfway."""
-        while True:
-            try:
-                checks = await self._client.fetch_checks(wait_s=self._wait_s, max_checks=self._side_by_side)
-            except HalfwayError as error:
-                log.warning("halfway gave no checks: %s", error)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            await asyncio.gather(*map(self._answer, checks))
-
-    async def _answer(self, asked: Mapping[str, Any]) -> None:
-        try:
-            check = _check(asked)
-            outcome = await _decided(check, self._decide, None)
-            await self._client.end(check.id, outcome, check_id=check.check_id)
-        except RefusedError as error:
-            log.info("the check was settled by another: %s", error)
-        except (HalfwayError, KeyError, TypeError) as error:
-            log.warning("a check was not answered: %s", error)
+def _refused(error: InvalidCheckError) -> tuple[int, bytes]:
+    return HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}).encode()
 
 
-def _check(asked: Mapping[str, Any]) -> Check:
-    return Check(
-        id=str(asked["id"]),
-        group=str(asked["group"]),
-        prepared_at=str(asked["prepared_at"]),
-        attempt=int(asked["attempt"]),
-        messages=asked["messages"],
-        check_id=asked.get("check_id"),
-    )
+def too_large() -> tuple[int, bytes]:
+    """Return the answer to a body above MAX_QUESTION_BYTES."""
+    detail = f"the body has more than {MAX_QUESTION_BYTES} bytes"
+    return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, json.dumps({"error": detail}).encode()
 
 
-async def _decided(check: Check, decide: Decide, within_s: float | None) -> Outcome:
-    try:
-        async with asyncio.timeout(within_s):
-            decided = decide(check)
-            outcome = await decided if inspect.isawaitable(decided) else decided
-    except TimeoutError:
-        log.warning("the check of %s took longer than %s s", check.id, within_s)
-        return "unknown"
-    except Exception:
-        log.exception("the check of %s failed", check.id)
-        return "unknown"
-    if outcome not in _OUTCOMES:
-        log.error("the check of %s returned %r, not commit, rollback or unknown", check.id, outcome)
-        return "unknown"
-    return outcome
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no string")
+    return value

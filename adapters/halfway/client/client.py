@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -20,15 +20,15 @@ from halfway.client.errors import (
     EndUnconfirmedError,
     HalfwayError,
     PrepareUnconfirmedError,
+    QueueFullError,
     UnavailableError,
     WrongEventLoopError,
     refused,
 )
 from halfway.client.messages import Message
+from halfway.client.outcome import Outcome
 from halfway.client.transaction import Transaction
 from halfway.client.transport import NoAnswerError, Reply, Transport
-
-Outcome = Literal["commit", "rollback", "unknown"]
 
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0
@@ -154,8 +154,9 @@ class Halfway:
     ) -> None:
         """Store messages out of sight under an id; return once they are durable.
 
-        A lost answer is asked for again with the same id until the deadline. Raises PrepareUnconfirmedError then, after
-        which a rollback is sent in the background, AlreadyEndedError if the id has ended, and RefusedError.
+        A lost answer is asked for again with the same id until the deadline. Raises PrepareUnconfirmedError then,
+        AlreadyEndedError if the id has ended, and RefusedError. When it is not known whether the messages are stored, a
+        cancellation included, a rollback is sent in the background.
         """
         body: dict[str, Any] = {"group": self.group, "id": id, "messages": [one.as_json() for one in messages]}
         if check_after_s is not None:
@@ -164,8 +165,9 @@ class Halfway:
             prepared = await self._until_known(
                 self._prepares, body, self._prepare_timeout_s, PrepareUnconfirmedError, f"the prepare of {id}"
             )
-        except PrepareUnconfirmedError:
-            self._in_background(self._end_quietly(id, "rollback", "the prepare was not confirmed"))
+        except (PrepareUnconfirmedError, asyncio.CancelledError):
+            if self._loop is not None:
+                self._in_background(self._end_quietly(id, "rollback", "the prepare was not confirmed"))
             raise
         if prepared.get("state") != "prepared":
             state = prepared.get("state")
@@ -222,6 +224,7 @@ class Halfway:
         deadline = asyncio.get_running_loop().time() + timeout_s
 
         async def once() -> Reply:
+            self.check_usable()
             return await self._transport.send(method, path, encoded, deadline=deadline)
 
         return await _repeated(once, deadline, UnavailableError, f"{method} {path}")
@@ -234,6 +237,7 @@ class Halfway:
         deadline = asyncio.get_running_loop().time() + timeout_s
 
         async def once() -> Reply:
+            self.check_usable()  # it may have been closed since the attempt before
             return await coalescer.submit(encoded, deadline=deadline)
 
         return await _repeated(once, deadline, unconfirmed, what)
@@ -263,9 +267,14 @@ async def _repeated(
     """Send a call until it has a final answer or its deadline passes, with full jitter between the attempts."""
     loop = asyncio.get_running_loop()
     pause_s = _FIRST_PAUSE_S
+    sent = False
     while True:
         try:
             reply = await once()
+        except QueueFullError as error:
+            if not sent:
+                raise
+            failure, asked_for_s = str(error), 0.0
         except NoAnswerError as error:
             failure, asked_for_s = str(error), 0.0
         else:
@@ -275,6 +284,7 @@ async def _repeated(
                 raise refused({"status": reply.status, **reply.body})
             failure = f"{reply.status} {reply.body.get('error_code', '')}: {reply.body.get('detail', '')}"
             asked_for_s = reply.retry_after_s or 0.0
+        sent = True
         wait_s = asked_for_s + random.uniform(0, pause_s)  # noqa: S311 - jitter
         if loop.time() + wait_s >= deadline:
             raise unanswered(f"{what} has no final answer; the last attempt: {failure}")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from halfway.client.client import Halfway, Outcome
+from halfway.client.client import Halfway
 from halfway.client.errors import ClientClosedError
 from halfway.client.messages import Message
+from halfway.client.outcome import Outcome
 from halfway.client.transaction import Transaction
 
 T = TypeVar("T")
@@ -29,6 +32,7 @@ class SyncHalfway:
         self._lock = threading.Lock()
         self._thread: _LoopThread | None = None
         self._closed = False
+        _clients.add(self)
         Halfway(**self._settings)  # a wrong setting is told here, not at the first call
 
     def __enter__(self) -> Self:
@@ -103,6 +107,10 @@ class SyncHalfway:
         thread = self._running()
         return thread.run(thread.client.show(id))
 
+    def renew_lock(self) -> None:
+        """Forget who holds the lock; called in the child of a fork, which has one thread."""
+        self._lock = threading.Lock()
+
     def _running(self) -> _LoopThread:
         with self._lock:
             if self._closed:
@@ -159,19 +167,57 @@ class _LoopThread:
     def __init__(self, client: Halfway) -> None:
         self.client = client
         self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._stopped = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
         self._thread.start()
         self.run(client.__aenter__())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end; raises ClientClosedError if the thread is stopped first."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("SyncHalfway was called in its own event loop: use Halfway there")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        with self._lock:
+            if self._stopped:
+                work.close()
+                raise ClientClosedError("this client was closed: open a new one")
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except CancelledError:
+            raise ClientClosedError(
+                "this client was closed during the call: check-back resolves what it began"
+            ) from None
 
     def stop(self) -> None:
-        self.run(self.client.close())
+        """Close the client and end the thread; calls that are under way end with ClientClosedError."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        closing.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _close(self) -> None:
+        await self.client.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+_clients: weakref.WeakSet[SyncHalfway] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Give the child locks of its own: another thread of the parent may have held them."""
+    for client in _clients:
+        client.renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

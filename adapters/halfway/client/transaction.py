@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from halfway.client.errors import NestedTransactionError, TransactionEndedError
+from halfway.client.errors import HalfwayError, NestedTransactionError, TransactionEndedError
 
 if TYPE_CHECKING:
-    from halfway.client.client import Halfway, Outcome
+    from halfway.client.client import Halfway
     from halfway.client.messages import Message
+    from halfway.client.outcome import Outcome
 
 _open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", default=None)
 
@@ -122,7 +124,8 @@ class Transaction:
     async def _end_in_background(self, outcome: Outcome, error: BaseException) -> None:
         """End without being waited for: the block's exception must not be delayed or replaced by another one."""
         self._ended = True
-        await self._client.end(self.id, outcome, remark=type(error).__name__, confirm=False)
+        with contextlib.suppress(HalfwayError):  # a closed client: check-back asks
+            await self._client.end(self.id, outcome, remark=type(error).__name__, confirm=False)
 
 
 def _may_have_committed(error: BaseException | None) -> bool:

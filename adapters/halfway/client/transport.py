@@ -14,7 +14,7 @@ import aiohttp
 from halfway.client.errors import HalfwayError
 
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-_AVOID_S: Final = 1.0
+_AVOID_S: Final = 5.0
 """For so long a URL that gave no answer is asked only if the others give none either."""
 
 
@@ -63,22 +63,21 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
-    async def send(
-        self, method: str, path: str, body: bytes | None, *, deadline: float, attempt_s: float | None = None
-    ) -> Reply:
+    async def send(self, method: str, path: str, body: bytes | None, *, deadline: float) -> Reply:
         """Send one request and return the answer.
 
-        `deadline` is on the event loop's clock. `attempt_s` bounds what one coordinator may take, so that time is left
-        for the next one. Raises NoAnswerError if none answered.
+        `deadline` is on the event loop's clock; each coordinator gets its share of the time that is left, so that one
+        that hangs leaves some for the next. Raises NoAnswerError if none answered.
         """
         loop = asyncio.get_running_loop()
         failures = []
-        for url in self._order(loop.time()):
+        urls = self._order(loop.time())
+        for asked, url in enumerate(urls):
             left = deadline - loop.time()
             if left <= 0:
                 break
             try:
-                return await self._ask(url, method, path, body, left if attempt_s is None else min(left, attempt_s))
+                return await self._ask(url, method, path, body, left / (len(urls) - asked))
             except (aiohttp.ClientError, OSError) as error:
                 self._avoided_until[url] = loop.time() + _AVOID_S
                 failures.append(f"{url}: {str(error) or type(error).__name__}")

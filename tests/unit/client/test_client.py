@@ -162,6 +162,34 @@ async def test_a_coordinator_that_is_down_is_passed_by(world: RestWorld) -> None
     assert len(written(world)) == 1
 
 
+async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorld) -> None:
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await done.wait()
+        writer.close()
+
+    done = asyncio.Event()
+    async with await asyncio.start_server(hang, "127.0.0.1") as server:
+        hung = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with Halfway([hung, world.url], "shop", prepare_timeout_s=4) as client:
+            await client.prepare([ORDER], id="order-42")
+            assert (await client.show("order-42"))["state"] == "prepared"
+        done.set()
+
+
+async def test_a_prepare_that_is_cancelled_is_rolled_back(world: RestWorld, halfway: Halfway) -> None:
+    prepare = asyncio.create_task(halfway.prepare([ORDER], id="order-42"))
+    await asyncio.sleep(0)
+    prepare.cancel()
+    await asyncio.gather(prepare, return_exceptions=True)
+    await halfway.close()
+    async with Halfway(world.url, "shop") as client:
+        try:
+            state = (await client.show("order-42"))["state"]
+        except UnknownTransactionError:
+            state = "rolled_back"
+    assert state == "rolled_back"
+
+
 async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
     async with Halfway("http://127.0.0.1:1", "shop", prepare_timeout_s=0.3, end_timeout_s=0.3) as client:
         with pytest.raises(PrepareUnconfirmedError, match=r"127\.0\.0\.1:1"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,17 @@ async def test_a_forked_child_opens_a_client_of_its_own(world: RestWorld) -> Non
 
     await in_thread(work)
     assert len(world.memory.records("orders")) == 2
+
+
+def test_a_call_that_is_under_way_when_the_client_is_closed_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        client = SyncHalfway(f"http://127.0.0.1:{hung.getsockname()[1]}", "shop", prepare_timeout_s=60)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(client.prepare, [ORDER], id="order-42")
+            hung.accept()[0].close()  # the first attempt is on its way
+            client.close()
+            with pytest.raises(ClientClosedError):
+                call.result(30)
 
 
 def test_bad_use_is_told_at_once() -> None:

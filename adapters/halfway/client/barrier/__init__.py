@@ -4,19 +4,17 @@ The row is written inside the local transaction, so it stands exactly if that co
 is none, the check takes its place with a rollback, so a local transaction that comes later fails: the first one wins.
 """
 
-from halfway.client.barrier.barrier import Barrier, InvalidRetentionError, LateTransactionError
-from halfway.client.barrier.decision import decide, decide_async
+from halfway.client.barrier.barrier import AsyncBarrier, Barrier, InvalidRetentionError
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.drivers import UnsupportedConnectionError, carry_out, carry_out_async
+from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
+from halfway.client.barrier.table import LateTransactionError
 
 __all__ = [
+    "AsyncBarrier",
     "Barrier",
     "Dialect",
     "InvalidRetentionError",
     "LateTransactionError",
+    "NoTransactionError",
     "UnsupportedConnectionError",
-    "carry_out",
-    "carry_out_async",
-    "decide",
-    "decide_async",
 ]

@@ -1,126 +1,45 @@
-"""What the barrier does, as steps of SQL that any driver can carry out."""
+"""The barrier of a service: written in its local transactions, read by its checks."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
-from halfway.client.barrier.dialect import STATEMENTS, Dialect
+from halfway.client.barrier.dialect import Dialect
+from halfway.client.barrier.drivers import carry_out, carry_out_async, require_transaction
+from halfway.client.barrier.table import BarrierTable, Steps
+from halfway.client.checks import Check
 from halfway.client.errors import HalfwayError
+from halfway.client.outcome import Outcome
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Outcome = Literal["commit", "rollback", "unknown"]
+Connect = Callable[[], AbstractContextManager[Any]]
+"""Gives a connection whose transaction commits when the context is left: `engine.begin` of SQLAlchemy, or
+`lambda: psycopg.connect(...)`."""
+ConnectAsync = Callable[[], AbstractAsyncContextManager[Any]]
+"""The same of an asynchronous driver: `begin` of SQLAlchemy's asynchronous engine, or asyncpg's `pool.acquire`."""
 
-_COMMITTED: Final = "commit"
-_ROLLED_BACK: Final = "rollback"
-_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _DAY_S: Final = 86_400
-
-
-class LateTransactionError(HalfwayError):
-    """A check was answered `rollback` for this transaction before: roll the local transaction back."""
+_TABLE: Final = "halfway_barrier"
 
 
 class InvalidRetentionError(HalfwayError, ValueError):
     """Rows would be cleaned while halfway may still ask about them: raise `retention_s`, or lower the policy's age."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """One statement to execute, its parameters in order."""
-
-    sql: str
-    parameters: tuple[object, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a statement returned: its rows, and how many rows it wrote."""
-
-    rows: Sequence[Sequence[Any]]
-    written: int
-
-
-Steps = Generator[Statement, Result, T]
-"""Statements of one database transaction; the caller sends the result of each back."""
-
-
-class Barrier:
-    """The barrier's table in one database.
-
-    `insert` belongs into the local transaction. `look`, and if that finds nothing `take_place`, answer a check, each in
-    a transaction on another connection.
-    """
-
-    def __init__(
-        self, dialect: Dialect | str, *, table: str = "halfway_barrier", retention_s: float = 7 * _DAY_S
-    ) -> None:
-        """Choose the table's name, and for how many seconds its rows are kept."""
-        if not _NAME.fullmatch(table):
-            raise ValueError(f"table {table!r}: give a lower-case name of at most 48 letters, digits and _")
+class _AnyBarrier:
+    def __init__(self, dialect: Dialect | str, table: str, retention_s: float) -> None:
         self.retention_s = retention_s
-        self._table = table
-        self._statements = STATEMENTS[Dialect(dialect)]
+        self._table = BarrierTable(dialect, table)
 
-    def create(self) -> Steps[None]:
-        """Make the table and its index, unless they are there."""
-        for sql in self._statements.create:
-            yield self._statement(sql)
-
-    def insert(self, transaction_id: str) -> Steps[None]:
-        """Say in the local transaction that this transaction commits with it; raises LateTransactionError."""
-        done = yield self._statement(self._statements.insert, transaction_id, _COMMITTED)
-        if done.written == 0:
-            raise LateTransactionError(
-                f"transaction {transaction_id} is decided already: roll the local transaction back"
-            )
-
-    def look(self, transaction_id: str) -> Steps[Outcome | None]:
-        """Return the outcome that stands, None if there is none yet."""
-        found = yield self._statement(self._statements.select, transaction_id)
-        return _outcome(found.rows[0][0]) if found.rows else None
-
-    def take_place(self, transaction_id: str) -> Steps[bool]:
-        """Roll back a transaction that has no row: from its commit on, a local transaction fails. Whether it was first.
-
-        Waits at most a second for a local transaction that is open; then the driver raises its error.
-        """
-        statements = self._statements
-        before = None
-        if statements.read_lock_wait is not None:
-            before = (yield self._statement(statements.read_lock_wait)).rows[0][0]
-        yield self._statement(statements.bound_lock_wait)
-        try:
-            done = yield self._statement(statements.insert, transaction_id, _ROLLED_BACK)
-        finally:
-            if statements.restore_lock_wait is not None:
-                yield Statement(statements.restore_lock_wait.format(value=int(before or 0)))
-        return done.written > 0
-
-    def decided(self, *, from_s: float, to_s: float, limit: int) -> Steps[list[tuple[str, Outcome]]]:
-        """Return what was decided from `from_s` seconds ago to `to_s` seconds ago, the oldest first."""
-        found = yield self._statement(self._statements.decided, from_s, to_s, limit)
-        return [(str(row[0]), _outcome(row[1])) for row in found.rows]
-
-    def clean(self, limit: int) -> Steps[int | None]:
-        """Delete at most `limit` rows older than the retention; None if another instance does it at this moment."""
-        statements = self._statements
-        if statements.elect is not None and (yield self._statement(statements.elect)).rows[0][0] != 1:
-            return None
-        try:
-            done = yield self._statement(statements.clean, self.retention_s, limit)
-        finally:
-            if statements.resign is not None:
-                yield self._statement(statements.resign)
-        return done.written
-
-    def may_be_cleaned(self, prepared_at: str) -> bool:
-        """Whether a transaction is so old that its row may be gone: then a check knows nothing, and must say so."""
-        age_s = (datetime.now(UTC) - datetime.fromisoformat(prepared_at)).total_seconds()
-        return age_s > self.retention_s / 2
+    def migration(self) -> list[str]:
+        """Return the statements that make the table, for a migration tool."""
+        return self._table.migration()
 
     def check_policy(self, policy: Mapping[str, Any]) -> None:
         """Compare the retention with a group's policy, as `Halfway.register` returns it.
@@ -134,9 +53,125 @@ class Barrier:
                 f" give the barrier a retention_s of {2 * max_age_s:.0f} or more, or lower max_age_s"
             )
 
-    def _statement(self, sql: str, *parameters: object) -> Statement:
-        return Statement(sql.replace("{table}", self._table), parameters)
+    def _may_be_cleaned(self, prepared_at: str) -> bool:
+        """Whether a transaction is so old that its row may be gone: then a check knows nothing, and must say so."""
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(prepared_at)).total_seconds()
+        return age_s > self.retention_s / 2
+
+    def _decision(self, check: Check) -> Generator[Steps[Any], Any, Outcome]:
+        """Yield the transactions that answer a check, one after the other, and return the outcome.
+
+        Each looks in a transaction of its own, so that no isolation level hides what was committed in between.
+        """
+        try:
+            outcome: Outcome | None = yield self._table.look(check.id)
+            if outcome is not None:
+                return outcome
+            if self._may_be_cleaned(check.prepared_at):
+                log.warning("transaction %s is older than the barrier remembers: it is left open", check.id)
+                return "unknown"
+            first: bool = yield self._table.take_place(check.id)
+            if first:
+                return "rollback"
+            outcome = yield self._table.look(check.id)
+        except Exception as error:  # noqa: BLE001 - as a rule its row is locked by a local transaction that is open
+            log.info("the check of %s is answered unknown: %s: %s", check.id, type(error).__name__, error)
+            return "unknown"
+        return outcome or "unknown"
 
 
-def _outcome(stored: str) -> Outcome:
-    return "commit" if stored == _COMMITTED else "rollback"
+class Barrier(_AnyBarrier):
+    """The barrier through a synchronous driver: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
+
+    def __init__(
+        self, dialect: Dialect | str, connect: Connect, *, table: str = _TABLE, retention_s: float = 7 * _DAY_S
+    ) -> None:
+        """Take what connects to the service's database, and for how many seconds rows are kept."""
+        super().__init__(dialect, table, retention_s)
+        self._connect = connect
+
+    def create(self) -> None:
+        """Make the table and its index, unless they are there."""
+        self._in_transaction(self._table.create())
+
+    def insert(self, connection: Any, transaction_id: str) -> None:
+        """Say in the local transaction on this connection that the transaction commits with it.
+
+        Raises LateTransactionError if a check has been answered before: then let it roll the local transaction back.
+        """
+        require_transaction(connection)
+        carry_out(self._table.insert(transaction_id), connection)
+
+    def look(self, transaction_id: str) -> Outcome | None:
+        """Return the outcome that stands, None if there is none yet."""
+        return self._in_transaction(self._table.look(transaction_id))
+
+    def decide(self, check: Check) -> Outcome:
+        """Answer a check; if it comes before the local transaction, that one cannot commit any more."""
+        decision = self._decision(check)
+        try:
+            steps = next(decision)
+            while True:
+                try:
+                    result = self._in_transaction(steps)
+                except Exception as error:  # noqa: BLE001 - the decision says what follows
+                    steps = decision.throw(error)
+                else:
+                    steps = decision.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # the outcome
+
+    def clean(self, limit: int) -> int:
+        """Delete at most `limit` rows older than the retention; none while another instance does it."""
+        return self._in_transaction(self._table.clean(self.retention_s, limit))
+
+    def _in_transaction(self, steps: Steps[T]) -> T:
+        with self._connect() as connection:
+            return carry_out(steps, connection)
+
+
+class AsyncBarrier(_AnyBarrier):
+    """The barrier through an asynchronous driver: asyncpg, psycopg, asyncmy, SQLAlchemy."""
+
+    def __init__(
+        self, dialect: Dialect | str, connect: ConnectAsync, *, table: str = _TABLE, retention_s: float = 7 * _DAY_S
+    ) -> None:
+        """Take what connects to the service's database, and for how many seconds rows are kept."""
+        super().__init__(dialect, table, retention_s)
+        self._connect = connect
+
+    async def create(self) -> None:
+        """Do what `Barrier.create` does."""
+        await self._in_transaction(self._table.create())
+
+    async def insert(self, connection: Any, transaction_id: str) -> None:
+        """Do what `Barrier.insert` does."""
+        require_transaction(connection)
+        await carry_out_async(self._table.insert(transaction_id), connection)
+
+    async def look(self, transaction_id: str) -> Outcome | None:
+        """Do what `Barrier.look` does."""
+        return await self._in_transaction(self._table.look(transaction_id))
+
+    async def decide(self, check: Check) -> Outcome:
+        """Do what `Barrier.decide` does."""
+        decision = self._decision(check)
+        try:
+            steps = next(decision)
+            while True:
+                try:
+                    result = await self._in_transaction(steps)
+                except Exception as error:  # noqa: BLE001 - the decision says what follows
+                    steps = decision.throw(error)
+                else:
+                    steps = decision.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # the outcome
+
+    async def clean(self, limit: int) -> int:
+        """Do what `Barrier.clean` does."""
+        return await self._in_transaction(self._table.clean(self.retention_s, limit))
+
+    async def _in_transaction(self, steps: Steps[T]) -> T:
+        async with self._connect() as connection:
+            return await carry_out_async(steps, connection)

@@ -25,26 +25,29 @@ class Statements:
     """Parameters: transaction id, outcome. A row that stands is left as it is, and no row is counted."""
     select: str
     """Parameter: transaction id. The outcome, or no row."""
-    read_lock_wait: str | None
-    """How long this connection waits for a lock, if that must be put back after a check."""
+    delete: str
+    """Parameter: transaction id."""
+    select_waits: bool
+    """Whether a select may wait for a local transaction that is open."""
+    read_lock_wait: str
+    """How long this connection waits for a lock, a whole number."""
     bound_lock_wait: str
-    """Bounds how long the check waits for a local transaction that is open, to less than a second or to one."""
-    restore_lock_wait: str | None
+    """Bounds how long this connection waits for a lock, to at most a second."""
+    restore_lock_wait: str
     """Puts back what `read_lock_wait` returned, which is `{value}`."""
-    decided: str
-    """Parameters: seconds, seconds, limit. Id and outcome of what was decided between so long ago and so long ago."""
     clean: str
     """Parameters: seconds, limit. Deletes the oldest rows that were decided longer ago, through the index."""
     elect: str | None
-    """Returns 1 if this connection is the one that cleans now; None if the database has one writer anyway."""
+    """Returns 1 if this connection is the one that cleans now; None if `clean` sees to it or only one can write."""
     resign: str | None
-    """Ends that; None if the end of the transaction does."""
+    """Ends what `elect` began."""
 
 
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_decided_at ON {table} (decided_at)"
 _INSERT_ONCE: Final = (
     "INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, {p}) ON CONFLICT (transaction_id) DO NOTHING"
 )
+_DELETE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
 _SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
 
 STATEMENTS: Final[dict[Dialect, Statements]] = {
@@ -58,15 +61,17 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         ),
         insert=_INSERT_ONCE,
         select=_SELECT,
-        read_lock_wait=None,
-        bound_lock_wait="SET LOCAL lock_timeout = '500ms'",
-        restore_lock_wait=None,
-        decided="SELECT transaction_id, outcome FROM {table}"
-        " WHERE decided_at BETWEEN now() - {p} * interval '1 second' AND now() - {p} * interval '1 second'"
-        " ORDER BY decided_at LIMIT {p}",
-        clean="DELETE FROM {table} WHERE transaction_id IN (SELECT transaction_id FROM {table}"
-        " WHERE decided_at < now() - {p} * interval '1 second' ORDER BY decided_at LIMIT {p})",
-        elect="SELECT CASE WHEN pg_try_advisory_xact_lock(hashtext('{table}')) THEN 1 ELSE 0 END",
+        delete=_DELETE,
+        select_waits=False,
+        # Not SET LOCAL, which does nothing on a connection that commits each statement. A transaction that is rolled
+        # back takes the setting with it.
+        read_lock_wait="SELECT setting FROM pg_settings WHERE name = 'lock_timeout'",
+        bound_lock_wait="SET lock_timeout = 500",
+        restore_lock_wait="SET lock_timeout = {value}",
+        clean="WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
+        " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND transaction_id IN (SELECT transaction_id"
+        " FROM {table} WHERE decided_at < now() - {p} * interval '1 second' ORDER BY decided_at LIMIT {p})",
+        elect=None,
         resign=None,
     ),
     Dialect.MYSQL: Statements(
@@ -80,14 +85,15 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         ),
         insert="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, {p})",
         select=_SELECT,
+        delete=_DELETE,
+        select_waits=True,  # in a serializable transaction
         read_lock_wait="SELECT @@SESSION.innodb_lock_wait_timeout",
-        bound_lock_wait="SET SESSION innodb_lock_wait_timeout = 1",
+        # 0, which MariaDB knows, is not to wait at all; MySQL's least is 1 s.
+        bound_lock_wait="SET SESSION innodb_lock_wait_timeout = IF(LOCATE('MariaDB', VERSION()) > 0, 0, 1)",
         restore_lock_wait="SET SESSION innodb_lock_wait_timeout = {value}",
-        decided="SELECT transaction_id, outcome FROM {table} WHERE decided_at BETWEEN"
-        " NOW(3) - INTERVAL {p} SECOND AND NOW(3) - INTERVAL {p} SECOND ORDER BY decided_at LIMIT {p}",
         clean="DELETE FROM {table} WHERE decided_at < NOW(3) - INTERVAL {p} SECOND ORDER BY decided_at LIMIT {p}",
-        elect="SELECT GET_LOCK('{table}', 0)",
-        resign="SELECT RELEASE_LOCK('{table}')",
+        elect="SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)",
+        resign="SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))",
     ),
     Dialect.SQLITE: Statements(
         create=(
@@ -99,12 +105,11 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         ),
         insert=_INSERT_ONCE,
         select=_SELECT,
+        delete=_DELETE,
+        select_waits=True,  # without a write-ahead log
         read_lock_wait="PRAGMA busy_timeout",
         bound_lock_wait="PRAGMA busy_timeout = 500",
         restore_lock_wait="PRAGMA busy_timeout = {value}",
-        decided="SELECT transaction_id, outcome FROM {table} WHERE decided_at BETWEEN"
-        " (julianday('now') - 2440587.5) * 86400.0 - {p} AND (julianday('now') - 2440587.5) * 86400.0 - {p}"
-        " ORDER BY decided_at LIMIT {p}",
         clean="DELETE FROM {table} WHERE transaction_id IN (SELECT transaction_id FROM {table}"
         " WHERE decided_at < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY decided_at LIMIT {p})",
         elect=None,

@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from halfway.client.barrier.barrier import Result, Statement, Steps
+from halfway.client.barrier.table import Result, Statement, Steps
 from halfway.client.errors import HalfwayError
 
 T = TypeVar("T")
+D = TypeVar("D")
 Execute = Callable[[Any, Statement], Result]
 ExecuteAsync = Callable[[Any, Statement], Awaitable[Result]]
+
+_SERVER_STATUS_IN_TRANSACTION: Final = 1
 
 
 class UnsupportedConnectionError(HalfwayError, TypeError):
     """The barrier does not know this kind of connection; the message names those that it knows."""
 
 
+class NoTransactionError(HalfwayError):
+    """The connection commits each statement by itself: begin the local transaction first, and insert within it."""
+
+
 def carry_out(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of a synchronous driver, in the transaction that it has open."""
-    execute = _executor(SYNCHRONOUS, connection)
+    execute = _by_package(SYNCHRONOUS, connection)
     try:
         statement = next(steps)
         while True:
@@ -35,7 +42,7 @@ def carry_out(steps: Steps[T], connection: Any) -> T:
 
 async def carry_out_async(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of an asynchronous driver, in the transaction that it has open."""
-    execute = _executor(ASYNCHRONOUS, connection)
+    execute = _by_package(ASYNCHRONOUS, connection)
     try:
         statement = next(steps)
         while True:
@@ -47,6 +54,14 @@ async def carry_out_async(steps: Steps[T], connection: Any) -> T:
                 statement = steps.send(result)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # what the steps return
+
+
+def require_transaction(connection: Any) -> None:
+    """Raise NoTransactionError if a row would commit by itself, not with the local transaction."""
+    if _by_package(COMMITS_BY_ITSELF, connection)(connection):
+        raise NoTransactionError(
+            "the connection commits each statement by itself: begin the local transaction first, and insert within it"
+        )
 
 
 def _dbapi(placeholder: str) -> Execute:
@@ -62,16 +77,28 @@ def _dbapi(placeholder: str) -> Execute:
 
 
 def _sqlalchemy(connection: Any, statement: Statement) -> Result:
-    """Execute on a Connection or a Session, with the placeholder of the driver below it."""
-    if not hasattr(connection, "exec_driver_sql"):
-        connection = connection.connection()
-    placeholder = "?" if connection.dialect.paramstyle == "qmark" else "%s"
-    done = connection.exec_driver_sql(statement.sql.replace("{p}", placeholder), statement.parameters)
+    """Execute on a Connection or a Session, with the placeholders of the driver below it."""
+    connection = _sqlalchemy_connection(connection)
+    match connection.dialect.paramstyle:
+        case "qmark":
+            sql = statement.sql.replace("{p}", "?")
+        case "numeric_dollar":
+            sql = _numbered(statement.sql)
+        case _:
+            sql = statement.sql.replace("{p}", "%s")
+    done = connection.exec_driver_sql(sql, statement.parameters or None)
     return Result([tuple(row) for row in done] if done.returns_rows else (), done.rowcount)
 
 
 async def _sqlalchemy_async(connection: Any, statement: Statement) -> Result:
     return await connection.run_sync(_sqlalchemy, statement)  # type: ignore[no-any-return]
+
+
+def _sqlalchemy_connection(connection: Any) -> Any:
+    """Return the synchronous Connection behind a Session, an AsyncSession or an AsyncConnection."""
+    for name in ("sync_session", "sync_connection"):
+        connection = getattr(connection, name, connection)
+    return connection if hasattr(connection, "exec_driver_sql") else connection.connection()
 
 
 async def _cursor_async(connection: Any, statement: Statement) -> Result:
@@ -81,13 +108,33 @@ async def _cursor_async(connection: Any, statement: Statement) -> Result:
 
 
 async def _asyncpg(connection: Any, statement: Statement) -> Result:
-    parts = statement.sql.split("{p}")
-    sql = parts[0] + "".join(f"${number}{part}" for number, part in enumerate(parts[1:], 1))
-    prepared = await connection.prepare(sql)
+    prepared = await connection.prepare(_numbered(statement.sql))
     rows = await prepared.fetch(*statement.parameters)
-    status = prepared.get_statusmsg() or ""
-    written = status.rsplit(" ", 1)[-1]
+    written = (prepared.get_statusmsg() or "").rsplit(" ", 1)[-1]
     return Result([tuple(row) for row in rows], int(written) if written.isdigit() else 0)
+
+
+def _numbered(sql: str) -> str:
+    parts = sql.split("{p}")
+    return parts[0] + "".join(f"${number}{part}" for number, part in enumerate(parts[1:], 1))
+
+
+def _sqlite3_commits(connection: Any) -> bool:
+    return not connection.in_transaction and (
+        connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+    )
+
+
+def _psycopg_commits(connection: Any) -> bool:
+    return bool(connection.autocommit) and connection.info.transaction_status.name == "IDLE"
+
+
+def _mysql_commits(connection: Any) -> bool:
+    return bool(connection.get_autocommit()) and not connection.server_status & _SERVER_STATUS_IN_TRANSACTION
+
+
+def _sqlalchemy_commits(connection: Any) -> bool:
+    return bool(_sqlalchemy_connection(connection)._is_autocommit_isolation())  # noqa: SLF001 - else it asks the server
 
 
 SYNCHRONOUS: Final[Mapping[str, Execute]] = {
@@ -103,11 +150,18 @@ ASYNCHRONOUS: Final[Mapping[str, ExecuteAsync]] = {
     "asyncmy": _cursor_async,
     "sqlalchemy": _sqlalchemy_async,
 }
+COMMITS_BY_ITSELF: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "sqlite3": _sqlite3_commits,
+    "psycopg": _psycopg_commits,
+    "pymysql": _mysql_commits,
+    "asyncmy": _mysql_commits,
+    "asyncpg": lambda connection: not connection.is_in_transaction(),
+    "django": lambda connection: bool(connection.get_autocommit()),
+    "sqlalchemy": _sqlalchemy_commits,
+}
 
-E = TypeVar("E")
 
-
-def _executor(known: Mapping[str, E], connection: Any) -> E:
+def _by_package(known: Mapping[str, D], connection: Any) -> D:
     for base in type(connection).__mro__:
         package = base.__module__.partition(".")[0]
         if package in known:

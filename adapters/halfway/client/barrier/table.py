@@ -1,0 +1,119 @@
+"""What the barrier does to its table, as steps of SQL that any driver can carry out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from halfway.client.barrier.dialect import STATEMENTS, Dialect
+from halfway.client.errors import HalfwayError
+from halfway.client.outcome import Outcome
+
+T = TypeVar("T")
+
+_COMMITTED: Final = "commit"
+_ROLLED_BACK: Final = "rollback"
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+
+
+class LateTransactionError(HalfwayError):
+    """The transaction is decided already, as a rule by a check that said `rollback`: roll the local one back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement to execute, its parameters in order."""
+
+    sql: str
+    parameters: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a statement returned: its rows, and how many rows it wrote."""
+
+    rows: Sequence[Sequence[Any]]
+    written: int
+
+
+Steps = Generator[Statement, Result, T]
+"""Statements of one database transaction; the caller sends the result of each back."""
+
+
+class BarrierTable:
+    """The barrier's table in one dialect.
+
+    `insert` belongs into the local transaction. `look`, and if that finds nothing `take_place`, answer a check, each in
+    a transaction on another connection.
+    """
+
+    def __init__(self, dialect: Dialect | str, name: str) -> None:
+        """Choose the table's name."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
+        self.sql = STATEMENTS[Dialect(dialect)]
+        self._name = name
+
+    def create(self) -> Steps[None]:
+        """Make the table and its index, unless they are there."""
+        for sql in self.migration():
+            yield Statement(sql)
+
+    def migration(self) -> list[str]:
+        """Return the statements that make the table, for a migration tool."""
+        return [sql.replace("{table}", self._name) for sql in self.sql.create]
+
+    def insert(self, transaction_id: str) -> Steps[None]:
+        """Say in the local transaction that this transaction commits with it; raises LateTransactionError."""
+        if not _ID.fullmatch(transaction_id):
+            raise ValueError(f"transaction id {transaction_id!r}: give the id of the prepared transaction")
+        done = yield self._statement(self.sql.insert, transaction_id, _COMMITTED)
+        if done.written == 0:
+            raise LateTransactionError(
+                f"transaction {transaction_id} is decided already: roll the local transaction back"
+            )
+
+    def look(self, transaction_id: str) -> Steps[Outcome | None]:
+        """Return the outcome that stands, None if there is none yet."""
+        select = self._statement(self.sql.select, transaction_id)
+        found = yield from self._waiting_shortly(select) if self.sql.select_waits else _alone(select)
+        if not found.rows:
+            return None
+        return "commit" if found.rows[0][0] == _COMMITTED else "rollback"
+
+    def take_place(self, transaction_id: str) -> Steps[bool]:
+        """Roll back a transaction that has no row: from its commit on, a local transaction fails. Whether it was first.
+
+        Waits at most a second for a local transaction that is open; then the driver raises its error.
+        """
+        done = yield from self._waiting_shortly(self._statement(self.sql.insert, transaction_id, _ROLLED_BACK))
+        return done.written > 0
+
+    def clean(self, older_than_s: float, limit: int) -> Steps[int]:
+        """Delete at most `limit` rows, the oldest; none while another instance does it. How many were deleted."""
+        if self.sql.elect is not None and (yield self._statement(self.sql.elect)).rows[0][0] != 1:
+            return 0
+        try:
+            done = yield self._statement(self.sql.clean, older_than_s, limit)
+        finally:
+            if self.sql.resign is not None:
+                yield self._statement(self.sql.resign)
+        return done.written
+
+    def _waiting_shortly(self, statement: Statement) -> Steps[Result]:
+        before = (yield Statement(self.sql.read_lock_wait)).rows[0][0]
+        yield Statement(self.sql.bound_lock_wait)
+        try:
+            return (yield statement)
+        finally:
+            yield Statement(self.sql.restore_lock_wait.format(value=int(before)))
+
+    def _statement(self, sql: str, *parameters: object) -> Statement:
+        return Statement(sql.replace("{table}", self._name), parameters)
+
+
+def _alone(statement: Statement) -> Steps[Result]:
+    return (yield statement)

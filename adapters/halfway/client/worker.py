@@ -1,0 +1,50 @@
+"""Fetching a group's checks, for a service that cannot be called."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from halfway.client.checks import Check, Decide, decided
+from halfway.client.client import Halfway
+from halfway.client.errors import HalfwayError, RefusedError
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S: Final = 1.0
+_DECIDE_WITHIN_S: Final = 20.0
+"""A check that was fetched is handed out again after 30 s."""
+
+
+class CheckWorker:
+    """Fetches a group's checks and ends their transactions."""
+
+    def __init__(self, client: Halfway, decide: Decide, *, side_by_side: int = 16, wait_s: float = 20.0) -> None:
+        """Answer at most `side_by_side` checks at the same time; one poll waits for `wait_s`."""
+        self._client = client
+        self._decide = decide
+        self._side_by_side = side_by_side
+        self._wait_s = wait_s
+
+    async def run(self) -> None:
+        """Go on until it is cancelled; what fails is logged and asked again by halfway."""
+        while True:
+            try:
+                checks = await self._client.fetch_checks(wait_s=self._wait_s, max_checks=self._side_by_side)
+            except HalfwayError as error:
+                log.warning("halfway gave no checks: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            await asyncio.gather(*map(self._answer, checks))
+
+    async def _answer(self, asked: Mapping[str, Any]) -> None:
+        try:
+            check = Check.from_json(asked)
+            outcome = await decided(check, self._decide, _DECIDE_WITHIN_S)
+            await self._client.end(check.id, outcome, check_id=check.check_id)
+        except RefusedError as error:
+            log.info("the check was settled by another: %s", error)
+        except HalfwayError as error:
+            log.warning("a check was not answered: %s", error)
