@@ -1,0 +1,151 @@
+"""Three real brokers, and a topic that has lost one too many of its own: nobody else is held up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka.cimpl import NewTopic
+
+from halfway.domain.errors import KafkaUnavailableError, LaneLostError, TopicUnavailableError
+from halfway.domain.records import Message
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.destinations import Destinations
+from halfway.kafka.standing import Openings
+from tests.chaos.brokers import BrokerCluster
+from tests.integration.cluster_harness import (
+    PATIENCE_S,
+    commit_of,
+    config_for,
+    eventually,
+    half,
+    in_shard,
+    read_topic,
+    running,
+)
+
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
+    directory: Path = tmp_path_factory.mktemp("brokers")
+    with BrokerCluster(directory) as cluster:
+        yield cluster
+
+
+class Verifier:
+    """A process that creates and verifies the internal topics, and then does nothing."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ensure(self, config: KafkaConfig) -> None:
+        """Return when all is verified."""
+        given = (config.properties["bootstrap.servers"], config.prefix, str(config.shards))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _VERIFY, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        assert any(line == b"verified\n" for line in self._process.stdout), "it ended before"
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def close(self) -> None:
+        """Let it end."""
+        if self._process is not None:
+            self._process.communicate(timeout=PATIENCE_S)
+
+
+_VERIFY = """
+import asyncio, sys
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.topics import InternalTopics
+
+servers, prefix, shards = sys.argv[1:]
+config = KafkaConfig(
+    properties={"bootstrap.servers": servers}, prefix=prefix, shards=int(shards), max_prepare_bytes=1_000_000
+)
+topics = InternalTopics(config)
+asyncio.run(topics.ensure(timeout_s=60))
+topics.close()
+print("verified", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def verifier() -> Iterator[Verifier]:
+    made = Verifier()
+    yield made
+    made.close()
+
+
+def create(brokers: BrokerCluster, name: str, replicas: list[int], **settings: str) -> None:
+    """Make a topic with one partition on these brokers."""
+    new = NewTopic(name, 1, replica_assignment=[replicas], config=settings)
+    brokers.admin.create_topics([new])[name].result(PATIENCE_S)
+
+
+@pytest.mark.timeout(300)
+async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
+    brokers: BrokerCluster, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the ends that come later, nor, where a Kafka transaction hangs on it, the shards of its incarnation.
+
+    And a process that has just verified the topics of a new cluster survives the loss of a broker.
+    """
+    config = config_for(brokers.bootstrap_servers, lane_stall_s=8, shards=SHARDS)
+    verifier.ensure(config)
+    good, under = config.prefix + "good", config.prefix + "under"
+    create(brokers, good, [1, 2, 3])
+    create(brokers, under, [2, 3], **{"min.insync.replicas": "2"})
+    bad, worse, first, second = (
+        half(in_shard(shard, name, shards=SHARDS), Message(topic=topic, value=name.encode()))
+        for shard, name, topic in ((0, "bad", under), (0, "worse", under), (1, "first", good), (1, "second", good))
+    )
+    fresh = Destinations.fresh
+
+    def unaware(self: Destinations, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+        """Take every topic for sound, as one does in the moment in which a broker is lost."""
+        found = fresh(self, names, timeout)
+        return {name: None if one is None else Openings(name, one.partitions) for name, one in found.items()}
+
+    async with running(config) as instance:
+
+        def short() -> bool:
+            try:
+                openings = instance.destinations.fresh([under], PATIENCE_S)[under]
+            except KafkaUnavailableError:  # the controller may have been lost with the broker
+                return False
+            return openings is not None and bool(openings.closed)
+
+        await instance.write(commit_of(1, first, 0))
+        brokers.brokers[2].kill()
+        await eventually(short, "the broker is missed")
+        await instance.serves(range(SHARDS))
+        failures = len(instance.observer.failures)
+        with pytest.raises(TopicUnavailableError, match=r"min\.insync\.replicas"):
+            await instance.write(commit_of(0, bad, 0))
+        await instance.write_until_taken(commit_of(1, second, 0))
+        assert len(instance.observer.failures) == failures
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Destinations, "fresh", unaware)
+            with pytest.raises(LaneLostError):
+                await instance.write(commit_of(0, worse, 0))
+        await instance.serves(range(SHARDS))
+        assert short()
+        assert len(instance.observer.failures) == failures + 1
+
+        brokers.brokers[2].launch()
+        for one in (bad, worse):
+            await instance.write_until_taken(commit_of(0, one, 0))
+    assert verifier.alive
+    assert [seen.value for seen in read_topic(config, good)] == [b"first", b"second"]
+    assert [seen.value for seen in read_topic(config, under)] == [b"bad", b"worse"]
