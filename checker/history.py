@@ -143,6 +143,8 @@ class Serving(Event, frozen=True, kw_only=True):
 
     shard: int
     serving: bool
+    why: str = ""
+    """What they were told."""
 
 
 class Rest(Event, frozen=True, kw_only=True):

@@ -15,8 +15,8 @@ from tests.chaos.coordinators import Instance
 _INTERVAL_S: Final = 1.0
 _ANSWERED: Final = (404, 410)
 """What the owner says of an id that nobody has prepared."""
-_BUSY: Final = 429
-"""Says nothing of the shard."""
+_AWAY: Final = ("0", "503 shard_unavailable")
+"""No answer, or that of one who does not find the owner; anything else says nothing of the shard."""
 
 
 class Probes:
@@ -41,17 +41,20 @@ class Probes:
         turn = shard
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            status = 0
+            told = []
             for _ in self._instances:
                 turn += 1
                 instance = self._instances[turn % len(self._instances)]
-                status = (await self._caller.ask(instance, f"/transactions/{name}")).status
-                if status in _ANSWERED:
+                answer = await self._caller.ask(instance, f"/transactions/{name}")
+                told.append(f"{answer.status} {answer.text('error_code') or ''}".strip())
+                if answer.status in _ANSWERED:
+                    self._note(shard, told, serving=True)
                     break
-            if status != _BUSY:
-                self._note(shard, serving=status in _ANSWERED)
+            else:
+                if all(one in _AWAY for one in told):
+                    self._note(shard, told, serving=False)
 
-    def _note(self, shard: int, *, serving: bool) -> None:
+    def _note(self, shard: int, told: Sequence[str], *, serving: bool) -> None:
         if serving == (shard in self.away):
-            self._history.write(Serving(shard=shard, serving=serving))
+            self._history.write(Serving(shard=shard, serving=serving, why=", ".join(told)))
             (self.away.discard if serving else self.away.add)(shard)

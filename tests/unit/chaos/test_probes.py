@@ -12,6 +12,8 @@ from tests.chaos import probes
 from tests.chaos.answer import Answer
 from tests.chaos.probes import Probes
 
+UNAVAILABLE = 503
+
 
 class Caller:
     """Gives the answers of each instance, one after the other; the last one again and again."""
@@ -22,7 +24,8 @@ class Caller:
     async def ask(self, instance: str, path: str) -> Answer:
         assert path.startswith("/transactions/probe-")
         answers = self._answers[instance]
-        return Answer(status=answers.pop(0) if len(answers) > 1 else answers[0], body={})
+        status = answers.pop(0) if len(answers) > 1 else answers[0]
+        return Answer(status=status, body={"error_code": "shard_unavailable"} if status == UNAVAILABLE else {})
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"a": [404, 503, 0, 503, 404]}, [False, True], id="away for a while"),
         pytest.param({"a": [503], "b": [404]}, [], id="another instance reaches the owner"),
         pytest.param({"a": [404, 429, 503, 429, 404]}, [False, True], id="an overloaded instance says nothing"),
+        pytest.param({"a": [503], "b": [500]}, [], id="the owner answers, whatever it is"),
         pytest.param({"a": [503, 410]}, [False, True], id="an expired id is known to its owner"),
     ],
 )
