@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from enum import Enum, auto
 from typing import Final
 
 import structlog
@@ -25,6 +26,15 @@ def leaving_time(deadline: float) -> float:
     return deadline - min(_AFTERWARDS_S, (deadline - asyncio.get_running_loop().time()) / 4)
 
 
+class Left(Enum):
+    """How a shard has left an incarnation."""
+
+    FINISHED = auto()
+    LATE = auto()
+    WITH_ANOTHER = auto()
+    """Somebody else was giving it back, such as a revocation that a stop has come upon, and releases it."""
+
+
 async def give_back(
     incarnation: Incarnation, shards: Collection[int], listener: ShardListener, lost: Lost, deadline: float
 ) -> None:
@@ -35,18 +45,19 @@ async def give_back(
     """
     owned = sorted(incarnation.shards.intersection(shards))
     finish_by = leaving_time(deadline)
-    finished = await asyncio.gather(*(finish(incarnation, shard, listener, lost, finish_by) for shard in owned))
+    left = await asyncio.gather(*(finish(incarnation, shard, listener, lost, finish_by) for shard in owned))
     if incarnation.failed:
         return
-    late = [shard for shard, done in zip(owned, finished, strict=True) if not done]
+    late = [shard for shard, how in zip(owned, left, strict=True) if how is Left.LATE]
+    finished = [shard for shard, how in zip(owned, left, strict=True) if how is Left.FINISHED]
     if late:
         incarnation.fail(ProducerFailedError("release", f"shards {late} were not finished in time"))
-    released = bool(owned) and await incarnation.release(owned, deadline)
-    log.info("shards_given_back", shards=owned, unfinished=late, released=released)
+    released = bool(finished) and await incarnation.release(finished, deadline)
+    log.info("shards_given_back", shards=finished, unfinished=late, released=released)
 
 
-async def finish(incarnation: Incarnation, shard: int, listener: ShardListener, lost: Lost, deadline: float) -> bool:
-    """Let the service finish what is in flight for a shard, then drop it; whether it finished in time.
+async def finish(incarnation: Incarnation, shard: int, listener: ShardListener, lost: Lost, deadline: float) -> Left:
+    """Let the service finish what is in flight for a shard, then drop it.
 
     It is dropped in the same step in which the service is done: nothing more must be appended to it.
     """
@@ -58,9 +69,9 @@ async def finish(incarnation: Incarnation, shard: int, listener: ShardListener, 
     except Exception:
         log.exception("revoke_failed", shard=shard)
     else:
-        incarnation.drop(shard)
-        return True
-    incarnation.drop(shard)
+        return Left.FINISHED if incarnation.drop(shard) else Left.WITH_ANOTHER
+    if not incarnation.drop(shard):
+        return Left.WITH_ANOTHER
     if not incarnation.failed:  # else it has been told already
         lost([shard])
-    return False
+    return Left.LATE

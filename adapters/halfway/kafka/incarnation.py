@@ -116,14 +116,18 @@ class Incarnation:
         self.shards.add(shard)
         self.tail.add(shard, position)
 
-    def drop(self, shard: int) -> None:
+    def drop(self, shard: int) -> bool:
         """Take no more writes for a shard: what still waits for it is NotWrittenError.
 
-        Until `release` is confirmed, a write of the lane may still be on its way.
+        Until `release` is confirmed, a write of the lane may still be on its way. Whoever dropped it releases it, and
+        nobody else, who gets False here: a second tombstone could land behind the claim of the next owner.
         """
+        if shard not in self.shards:
+            return False
         self.shards.discard(shard)
         self._leaving.add(shard)
         self.tail.remove(shard)
+        return True
 
     async def release(self, shards: Sequence[int], deadline: float) -> bool:
         """Release dropped shards so that their next owner need not fence; whether Kafka has confirmed it.
