@@ -115,7 +115,7 @@ class Acting:
     def _act(self, request: End, shard: Shard, entry: Entry, credential: str | None) -> Act:
         self._groups.allow(entry.group, credential=credential, action="end")
         if _says_commit(request) and (request.check_id or "").rpartition(":")[0] == entry.id:
-            self._checks.verdicts.keep(entry.id, shard.number, entry.checks)
+            self._checks.verdicts.keep(entry, shard.number, entry.checks)
         checked = request.check_id is not None and self._was_sent(request.check_id, entry)
         if checked and isinstance(entry, Pending):
             entry.leased_until = 0

@@ -65,7 +65,7 @@ class CheckDesk:
         self._desks: dict[str, Desk] = {}
         self._rates = HostRates(limits.check_host_rate)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.verdicts = CommitVerdicts(shards, ending, self.spawn)
+        self.verdicts = CommitVerdicts(shards, ending, self.spawn, limits.outcome_horizon_s)
         self.closed = False
 
     def desk(self, group: str) -> Desk:
@@ -176,7 +176,7 @@ class CheckDesk:
         else:
             reply = await self._caller.call(group, urls[start:] + urls[:start], request)
         if reply.outcome is Outcome.COMMIT:
-            self.verdicts.keep(entry.id, shard.number, attempt)
+            self.verdicts.keep(entry, shard.number, attempt)
         verdict = reply.outcome.value if reply.answered else "none"
         self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - began)
         return reply
@@ -203,7 +203,7 @@ class CheckDesk:
         except HalfwayError:
             return  # whoever serves the shard next asks again
         entry = self.pending(number, transaction_id)
-        if entry is not None and entry.prepared_at != asked.prepared_at:
+        if entry is not None and self.verdicts.is_of_another(asked, entry):
             log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
             return
         if entry is not None:

@@ -98,6 +98,8 @@ class SaidCommit(msgspec.Struct, frozen=True, gc=False):
 
     shard: int
     checks: int
+    prepared_at: int
+    fingerprint: bytes
 
 
 class ShardTable:

@@ -17,6 +17,7 @@ from halfway.service.shards import SaidCommit
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from halfway.domain.shard import Entry
     from halfway.service.ending import Ending
     from halfway.service.shards import ShardTable
 
@@ -30,25 +31,38 @@ class CommitVerdicts:
     """Keeps a commit verdict from the moment it comes until it is written: as the commit, or else as a note of it."""
 
     def __init__(
-        self, shards: ShardTable, ending: Ending, spawn: Callable[[Coroutine[object, object, None]], None]
+        self,
+        shards: ShardTable,
+        ending: Ending,
+        spawn: Callable[[Coroutine[object, object, None]], None],
+        horizon_s: float,
     ) -> None:
         """Keep the parts; `spawn` does something that nobody waits for."""
+        self._horizon_ms = round(horizon_s * 1000)
         self._shards = shards
         self._ending = ending
         self._spawn = spawn
         self._recording: set[str] = set()
 
-    def keep(self, transaction_id: str, number: int, checks: int) -> None:
+    def keep(self, asked: Entry, number: int, checks: int) -> None:
         """Keep a verdict that has just come; with many kept, those of shards that went elsewhere go."""
         kept = self._shards.said_commit
         if len(kept) >= _MOST_KEPT:
             for name in [name for name, said in kept.items() if self._shards.find(said.shard) is None]:
                 del kept[name]
-        kept[transaction_id] = SaidCommit(number, checks)
+        kept[asked.id] = SaidCommit(number, checks, asked.prepared_at, asked.fingerprint)
 
     def keeps(self, transaction_id: str) -> bool:
         """Whether a check said commit, which is not written down yet: policy must not decide meanwhile."""
         return transaction_id in self._shards.said_commit
+
+    def is_of_another(self, asked: Entry | SaidCommit, entry: Unresolved) -> bool:
+        """Whether a later transaction has the id now: nothing was asked about that one.
+
+        A repeat of a prepare may change the time of the same transaction, by less than the outcome horizon.
+        """
+        later = entry.prepared_at >= asked.prepared_at + self._horizon_ms
+        return later or entry.fingerprint != asked.fingerprint
 
     def settle(self, transaction_id: str, error: BaseException | None) -> None:
         """Take note of what became of the commit; where it was not written, the verdict is written down instead."""
@@ -74,7 +88,7 @@ class CommitVerdicts:
         try:
             shard = await self._shards.serving(said.shard, deadline=limit())
             entry = shard.state.unresolved(transaction_id)
-            if entry is not None and not entry.commit_verdict:
+            if entry is not None and not entry.commit_verdict and not self.is_of_another(said, entry):
                 await self._ending.act(transaction_id, _note(entry, said), deadline=limit())
         except _OVER:
             self._shards.said_commit.pop(transaction_id, None)

@@ -207,7 +207,9 @@ async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(
     assert again.created
     gate.set()
     await world.scan()
-    assert await world.state("order-1") is State.PREPARED
+    await world.scan()
+    shown = await world.get("order-1")
+    assert (shown.state, shown.commit_verdict, shown.checks) == (State.PREPARED, False, 0)
     assert world.memory.records("orders") == ()
 
 
