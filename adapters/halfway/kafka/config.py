@@ -26,7 +26,7 @@ _LEAST_MESSAGE_BYTES: Final = 6
 """What a half record takes for a message, at least."""
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
-_MAX_SHARDS: Final = 512
+_MAX_SHARDS: Final = 10_000
 
 _EASY: Final[Mapping[str, str | int | bool]] = {
     # Preferences: an operator may choose otherwise.

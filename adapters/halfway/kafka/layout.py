@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from halfway.domain.errors import ConfigurationError
 from halfway.kafka.config import KafkaConfig
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 SAFE_REPLICATION: Final = 3
 """Replicas, and brokers, from which on two must be in sync."""
+MOST_NEW_SHARDS: Final = 512
+"""For which topics are created: the most that was tried."""
 _FOREVER: Final = -1
 _KAFKAS_MESSAGE_BYTES: Final = 1_048_588
 """What `max.message.bytes` is where nobody sets it."""
@@ -101,6 +104,18 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         plan("groups", compact, 1),
         plan("owners", compact, config.shards),
     ]
+
+
+def demand_few_shards(config: KafkaConfig, found: Mapping[str, FoundTopic], *, recorded: bool) -> None:
+    """Raise ConfigurationError if new topics would have more shards than were tried.
+
+    Topics that exist, or whose number of shards is `recorded`, can only be used as they are.
+    """
+    if config.shards > MOST_NEW_SHARDS and config.half_topic not in found and not recorded:
+        raise ConfigurationError(
+            f"HALFWAY_SHARDS is {config.shards}: topics are created for at most {MOST_NEW_SHARDS} shards; set fewer, "
+            "or create the topics yourself"
+        )
 
 
 def surplus(planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic]) -> dict[str, int]:

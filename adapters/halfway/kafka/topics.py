@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.intake import Count
-from halfway.kafka.layout import FoundTopic, Problem, TopicPlan, plans, problems, surplus
+from halfway.kafka.layout import FoundTopic, Problem, TopicPlan, demand_few_shards, plans, problems, surplus
 from halfway.kafka.layout_record import LayoutRecord
 from halfway.kafka.transactional_ids import verify_transactional_ids
 
@@ -170,6 +170,7 @@ class _Session:
         layout, overwritten = record.read() if self._config.owners_topic in found else (None, False)
         if layout is not None:
             record.verify(layout)
+        demand_few_shards(self._config, found, recorded=layout is not None)
         missing = [plan for plan in planned if plan.name not in found]
         if missing:
             if layout is not None:

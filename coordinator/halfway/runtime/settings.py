@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     kafka: dict[str, SecretStr] = Field(default_factory=dict)
     """librdkafka properties; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
     kafka_prefix: str = "_halfway."
-    shards: Annotated[int, Field(ge=1, le=512)] = 8
+    shards: Annotated[int, Field(ge=1, le=10_000)] = 8
     replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
     outcome_horizon_s: Seconds = 900
     session_timeout_s: Seconds = 10

@@ -6,7 +6,7 @@ import pytest
 
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.config import KafkaConfig
-from halfway.kafka.layout import FoundTopic, Problem, plans, problems, surplus
+from halfway.kafka.layout import MOST_NEW_SHARDS, FoundTopic, Problem, demand_few_shards, plans, problems, surplus
 from halfway.kafka.topics import check_broker
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "kafka:9092"}, max_prepare_bytes=1_000_000, shards=4)
@@ -43,6 +43,16 @@ def test_partitions_beyond_the_recorded_number_are_no_problem(topic: str) -> Non
     assert surplus(planned, as_planned()) == {}
     (few,) = problems(planned, grown(topic, 0), bootstrap="kafka:9092", recorded=True)
     assert (few.topic, few.setting) == (topic, "partitions")
+
+
+def test_topics_that_have_very_many_shards_already_are_used_as_they_are() -> None:
+    """Their number can never be changed: only new topics are refused, and none are if the number was written down."""
+    many = replace(CONFIG, shards=MOST_NEW_SHARDS + 1)
+    with pytest.raises(ConfigurationError, match="HALFWAY_SHARDS is 513"):
+        demand_few_shards(many, {}, recorded=False)
+    demand_few_shards(many, as_planned(many), recorded=False)
+    demand_few_shards(many, {}, recorded=True)
+    demand_few_shards(replace(CONFIG, shards=MOST_NEW_SHARDS), {}, recorded=False)
 
 
 def changed(topic: str, setting: str, value: str) -> dict[str, FoundTopic]:

@@ -33,6 +33,12 @@ def test_environment_reaches_every_part() -> None:
     assert limits.default_policy.on_exhausted is OnExhausted.ROLLBACK
 
 
+def test_more_shards_than_new_topics_get_are_accepted() -> None:
+    """Topics that have them cannot be used with any other number; who creates topics refuses them."""
+    environment = {"HALFWAY_SHARDS": "1024", "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
+    assert load(environment).kafka_config("http://here").shards == 1024
+
+
 def test_lists_come_from_one_variable_between_commas() -> None:
     """Hosts and networks that may be checked; empty means no limit."""
     settings = load({"HALFWAY_CHECK_HOSTS": "orders, *.shop.svc,", "HALFWAY_CHECK_NETWORKS": "10.0.0.0/8,fd00::/8"})
