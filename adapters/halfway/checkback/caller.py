@@ -20,7 +20,7 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from halfway.checkback import question
-from halfway.checkback.connections import TURN, LineConnector, Question, Turn
+from halfway.checkback.connections import TURN, LineConnector, Question, TooMuchError, Turn
 from halfway.checkback.resolver import PoolResolver
 from halfway.checkback.rules import AnyAddress, Signer, Unsigned, UrlRule
 from halfway.checkback.verdict import NotAVerdictError, NotBoundError, is_json, read_verdict
@@ -311,6 +311,8 @@ def _failed(attempt: _Attempt, error: aiohttp.ClientError, turn: Turn) -> None:
             attempt.detail = "the connection was closed without an answer"
         case aiohttp.ClientPayloadError():
             attempt.detail = "the body was cut short"
+        case TooMuchError():
+            attempt.detail = "more came than an answer may have"
         case _:
             attempt.detail = "the answer is not HTTP"
 

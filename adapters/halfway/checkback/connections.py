@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
 
 
+MAX_RECEIVED_BYTES = 1024 * 1024
+"""Of one answer, framing included: the largest verdict, in chunks of one byte, behind as many headers as are read."""
+MAX_INTERIM = 16
+"""Interim answers (1xx) to one question."""
+_SLICE_BYTES = 16 * 1024
+"""What is parsed at once, so that no more than some hundred messages are made before they are counted."""
+
+
+class TooMuchError(aiohttp.ClientError):
+    """More came than an answer may have."""
+
+
 @dataclass(slots=True)
 class Turn:
     """One question on one connection."""
@@ -71,6 +83,9 @@ class Line(ResponseHandler):
         """Whether the last answer was bound to its question: only then may another question follow."""
         self.out_of_turn = False
         """Whether something came that answers no question: before one was sent whole, or after an answer's end."""
+        self._received = 0
+        self._interim = 0
+        self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -98,6 +113,7 @@ class Line(ResponseHandler):
     def set_response_params(self, **params: Any) -> None:
         """Begin a question: aiohttp calls this before it writes the head."""
         self.used, self.proven, self._asked, self._answer = True, False, False, None
+        self._received = self._interim = 0
         super().set_response_params(**params)
 
     def start_timeout(self) -> None:
@@ -106,15 +122,42 @@ class Line(ResponseHandler):
         super().start_timeout()
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take the head of a message; there is one for each question, beside interim ones."""
+        """Take the head of a message; there is one for each question, beside a few interim ones."""
+        if self._refused:
+            return
         message, body = data
         if message.code >= HTTPStatus.OK or message.code == HTTPStatus.SWITCHING_PROTOCOLS:
             self.out_of_turn = self.out_of_turn or self._answer is not None
             self._answer = body
+        else:
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                self._refuse()
+                return
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes: out of turn before the question was sent whole, and after the end of its answer."""
+        """Take bytes, no more than an answer may have."""
+        self._received += len(data)
+        if self._received > MAX_RECEIVED_BYTES:
+            self._refuse()
+        for at in range(0, len(data) or 1, _SLICE_BYTES):
+            if self._refused:
+                return
+            self._take(data[at : at + _SLICE_BYTES])
+
+    def _refuse(self) -> None:
+        """End the connection and whoever waits for its answer, as too much came."""
+        self.out_of_turn = self._refused = True
+        error = TooMuchError()
+        self.set_exception(error)
+        if self._answer is not None and not self._answer.is_eof():
+            self._answer.set_exception(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _take(self, data: bytes) -> None:
+        """Take a part: it is out of turn before the question was sent whole, and after the end of its answer."""
         if data and (not self._asked or self._parser is None):
             self.out_of_turn = True
             if self._asked:

@@ -417,3 +417,31 @@ async def test_an_id_that_is_no_header_is_not_sent(ask: Ask) -> None:
         reply = await ask(service.url, request=request)
     assert (reply.outcome, reply.answered) == (Outcome.UNKNOWN, False)
     assert service.asked == []
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "before, flood",
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"),
+        (b"", b"\r\n"),
+        (HEAD + b"1;", b"x"),
+        (HEAD, b"0"),
+    ],
+    ids=["continue", "hints", "empty lines", "a chunk's extension", "a chunk's length"],
+)
+async def test_an_endpoint_that_floods_the_connection_is_cut_off(ask: Ask, before: bytes, flood: bytes) -> None:
+    """Whatever framing it does so with, halfway reads little of it, and answers others meanwhile."""
+    flooded = repeats(before, flood * (65536 // len(flood)), pause_s=0)
+    async with endpoint(flooded) as service:
+        reply = await ask(service.url)
+    assert (reply.outcome, reply.sent) == (Outcome.UNKNOWN, True)
+    assert reply.detail.endswith("more came than an answer may have")
+
+
+async def test_a_few_interim_answers_may_come_before_the_answer(ask: Ask) -> None:
+    async with endpoint(sends(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 16 + COMMIT)) as service:
+        assert (await ask(service.url)).outcome is Outcome.COMMIT

@@ -172,7 +172,7 @@ SLOW: dict[str, Serve] = {
     "a verdict in a connection left open": hangs(HEAD + b"\r\n" + COMMIT),
     "a body in drops": repeats(HEAD + b"Content-Length: 10000\r\n\r\n", b" ", pause_s=0.02),
     "headers in drops": repeats(HEAD, b"X-A: a\r\n", pause_s=0.05),
-    "interim answers in drops": repeats(b"", b"HTTP/1.1 102 Processing\r\n\r\n", pause_s=0.02),
+    "interim answers in drops": repeats(b"", b"HTTP/1.1 102 Processing\r\n\r\n", pause_s=0.2),
 }
 
 
