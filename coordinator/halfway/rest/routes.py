@@ -51,8 +51,9 @@ class Operation:
     """One call: where it is, what it takes and what it answers.
 
     `responses` maps a status to its description and model; `errors` are those of its own, beside `ALWAYS`. `waits` is
-    set where it may wait long for something to happen, and so takes no place among the requests in flight; `begins`
-    where it begins a transaction, and so is held up first where there is too much to do.
+    set where it may wait long for something to happen, and so takes no place among the requests in flight; what it
+    hands out must be read, so HEAD does not take it. `begins` is set where it begins a transaction, and so is held up
+    first where there is too much to do.
     """
 
     id: str
@@ -263,8 +264,9 @@ class Routes:
                 raise UnknownPathError
         operation = methods.get(method)
         if operation is None:
-            if method == HTTPMethod.HEAD and HTTPMethod.GET in methods:
-                return methods[HTTPMethod.GET], parameter
+            shown = methods.get(HTTPMethod.GET)
+            if method == HTTPMethod.HEAD and shown is not None and not shown.waits:
+                return shown, parameter
             raise MethodNotAllowedError(method, sorted(methods))
         return operation, parameter
 

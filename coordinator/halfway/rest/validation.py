@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -140,7 +141,7 @@ class Validation:
 
     def _explained(self, model: type[Any], body: bytes) -> Sequence[tuple[str, str]]:
         try:
-            document = json.loads(body, parse_constant=_no_constant)
+            document = json.loads(body, parse_constant=_no_constant, parse_int=_integer)
             return list(islice(_distinct(self._judges[model].iter_errors(document)), MAX_ERRORS))
         except RecursionError:
             raise MalformedJsonError("the body is nested too deep") from None
@@ -217,6 +218,11 @@ def _distinct(errors: Iterable[SchemaError]) -> Iterator[tuple[str, str]]:
 
 def _of_strings(holds: Callable[[str], bool]) -> Callable[[object], bool]:
     return lambda value: not isinstance(value, str) or holds(value)
+
+
+def _integer(digits: str) -> float:
+    """Return a number; one with more digits than Python reads as an integer is out of every bound as it is."""
+    return int(digits) if len(digits) <= sys.int_info.default_max_str_digits else float(digits)
 
 
 def _no_constant(name: str) -> None:

@@ -241,6 +241,13 @@ async def test_head_is_answered_as_get_without_a_body(world: RestWorld) -> None:
     assert (answer.status, answer.body) == (200, None)
 
 
+async def test_head_takes_no_checks(world: RestWorld) -> None:
+    """Nobody would read the questions, and each would count as asked."""
+    await world.put_shop(check={"mode": "pull"})
+    answer = await world.call("HEAD", "/v1/groups/shop/checks")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+
+
 async def test_a_request_keeps_its_id_or_gets_one(world: RestWorld) -> None:
     given = await world.call("GET", "/v1/nothing", headers={"X-Request-Id": "abc-1"})
     assert given.headers["X-Request-Id"] == given.body["instance"] == "abc-1"

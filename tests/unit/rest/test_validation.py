@@ -196,6 +196,18 @@ async def test_what_is_not_json_is_400(world: RestWorld, body: bytes) -> None:
     assert answer.error_code in {"malformed_json", "empty_body"}
 
 
+async def test_a_number_longer_than_python_reads_is_judged_as_any_other(world: RestWorld) -> None:
+    """In the caller's own data it is taken, elsewhere named."""
+    long = "1" * 5000
+    data = (
+        f'{{"group": "shop", "messages": [{{"topic": "orders", "value": {{"type": "JSON", "data": {{"id": {long}}}}}}}]'
+    )
+    taken = await world.call("POST", "/v1/transactions", raw=f'{data}, "id": "id"}}'.encode())
+    assert taken.status == 201
+    wrong = await world.call("POST", "/v1/transactions", raw=f'{data}, "check_after_s": {long}}}'.encode())
+    assert (wrong.status, set(wrong.fields)) == (422, {"check_after_s"})
+
+
 async def test_an_empty_body_is_400(world: RestWorld) -> None:
     answer = await world.call("POST", "/v1/transactions", raw=b"")
     assert (answer.status, answer.error_code) == (400, "empty_body")
