@@ -64,6 +64,7 @@ class CheckDesk:
         self._observer = observer
         self._desks: dict[str, Desk] = {}
         self._rates = HostRates(limits.check_host_rate)
+        self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
         self.verdicts = CommitVerdicts(shards, ending, self.spawn, limits.outcome_horizon_s)
         self.closed = False
@@ -89,6 +90,8 @@ class CheckDesk:
         elif group is not None and group.mode is CheckMode.PULL:
             # It is looked at again whatever becomes of the queue: its age may end, or its group change its mode.
             self._queue(desk, shard, entry, now, first=first)
+        elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
+            shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was asked about just now
         elif desk.breaker.open and now < (again := desk.breaker.retry_at(now)) and not first:
             shard.agenda.put(entry.id, desk.defer(again))
         else:

@@ -245,6 +245,22 @@ async def test_an_operator_asks_at_once(world: World) -> None:
         await world.coordinator.check(prepared.id, deadline=world.deadline())
 
 
+async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_allows(world: World) -> None:
+    """Asked without end, each time with the whole payload, an endpoint would be flooded by calls without a body."""
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    prepared = await world.prepare()
+    for asked in (1, 2):
+        for _ in range(5):
+            await world.coordinator.check(prepared.id, deadline=world.deadline())
+            await world.scan(after_s=0.05)
+        assert len(world.memory.caller.requests) == asked
+        await world.scan(after_s=1)
+    await world.until(lambda: len(ops(world, prepared.id)) == 2)
+    for _ in range(100):
+        await world.scan(after_s=1)
+    assert len(world.memory.caller.requests) > 2, "its own checks go on"
+
+
 async def test_hung_groups_do_not_delay_another(world: World) -> None:
     """Twenty groups whose endpoints hang take up their own places only."""
     gate = asyncio.Event()
