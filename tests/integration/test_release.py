@@ -62,6 +62,7 @@ def held(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[tu
 async def give_back(instance: Instance, shard: int, *, within: float = 1.0) -> None:
     """Give a shard back as when the group revokes it, with less time."""
     until = asyncio.get_running_loop().time() + within
+    instance.cluster.membership._on_revoked(frozenset({shard}))
     await instance.cluster.membership._give_back(frozenset({shard}), until)
 
 

@@ -140,7 +140,9 @@ class KafkaMembership:
         self._stopping = True
         self._changed.set()
         owned = () if self._incarnation is None else self._incarnation.shards
-        await self._give_back(self._assigned | frozenset(owned), leaving_time(deadline))
+        shards = self._assigned | frozenset(owned)
+        self._on_revoked(shards)
+        await self._give_back(shards, leaving_time(deadline))
         self._group.close()
         if self._incarnation is not None:
             self._lane.detach()
@@ -171,6 +173,7 @@ class KafkaMembership:
     def revoked(self, shards: set[int]) -> None:
         """Give shards back, within a session's time; the group waits for it."""
         within = self._config.session_timeout_s
+        self._loop.post(self._on_revoked, frozenset(shards))  # before the group can assign one of them again
         returned = self._give_back(frozenset(shards), self._loop.asyncio.time() + within)
         try:
             asyncio.run_coroutine_threadsafe(returned, self._loop.asyncio).result(within + 1)
@@ -190,9 +193,12 @@ class KafkaMembership:
             self._absences.begin(shards)
             self._changed.set()
 
-    def _on_dropped(self, shards: frozenset[int]) -> None:
+    def _on_revoked(self, shards: frozenset[int]) -> None:
         self._assigned -= shards
         self._absences.forget(shards)
+
+    def _on_dropped(self, shards: frozenset[int]) -> None:
+        self._on_revoked(shards)
         incarnation = self._incarnation
         if incarnation is None:
             return
@@ -201,8 +207,6 @@ class KafkaMembership:
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
         """Stop taking ends of shards, finish those in flight, then release, all of it by `deadline` (of the loop)."""
-        self._assigned -= shards
-        self._absences.forget(shards)
         until = min(deadline, self._loop.asyncio.time() + _STOP_ACQUIRING_S) if self._stopping else deadline
         await self._acquisitions.end(shards, until)
         if self._incarnation is not None:

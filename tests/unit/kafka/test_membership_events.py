@@ -23,3 +23,21 @@ async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error
     while 0 in membership.status.acquiring:  # noqa: ASYNC110 - nothing tells when it gets there
         await asyncio.sleep(0.01)
     assert membership.status.acquiring == (1,)
+
+
+async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> None:
+    """It is revoked, the loop has no time for that, and the group gives it to this instance again."""
+    servers = {"bootstrap.servers": "127.0.0.1:9"}
+    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
+    membership = Instance(config).cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    membership._on_assigned({0, 1})
+
+    def lose_and_get_back() -> None:
+        membership.revoked({0})
+        membership.assigned({0})
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lose_and_get_back).result()  # the loop waits for it
+    await asyncio.sleep(0.05)
+    assert membership.status.acquiring == (0, 1)
