@@ -76,6 +76,9 @@ class _Attempts:
     incarnation: Incarnation
     task: asyncio.Task[None] = field(init=False)
     trying: bool = False
+    """Trying, or releasing: it ends by itself, and must not be cancelled."""
+    claimed: bool = False
+    """Whether the owner record certainly names the incarnation since one of them, and the shard is not served."""
 
 
 class Acquisitions:
@@ -140,13 +143,18 @@ class Acquisitions:
         """Try until the shard is served or no longer wanted; what was claimed and is not served is released."""
         incarnation, wants = attempts.incarnation, self._assignment.wants
         pause_s = 0.0
-        while wants(incarnation, shard):
-            await self._pause(pause_s)
-            async with self._place(shard):
-                if wants(incarnation, shard):
-                    attempts.trying = True
-                    pause_s = await self._try(shard, incarnation)
-                    attempts.trying = False
+        try:
+            while wants(incarnation, shard):
+                await self._pause(pause_s)
+                async with self._place(shard):
+                    if wants(incarnation, shard):
+                        attempts.trying = True
+                        pause_s = await self._try(shard, attempts)
+                        attempts.trying = False
+        finally:
+            if attempts.claimed:
+                attempts.trying = True
+                await incarnation.release([shard], asyncio.get_running_loop().time() + self._config.session_timeout_s)
 
     def _ended(self, shard: int, _: asyncio.Task[None]) -> None:
         del self._under_way[shard]
@@ -169,8 +177,9 @@ class Acquisitions:
             await stack.enter_async_context(self._places)
             yield
 
-    async def _try(self, shard: int, incarnation: Incarnation) -> float:
+    async def _try(self, shard: int, attempts: _Attempts) -> float:
         """Try once; return how long to pause before the next time."""
+        incarnation = attempts.incarnation
         trouble = self._troubles.get(shard)
         tries = 0 if trouble is None else trouble.tries
         stall_s = min(self._config.lane_stall_s, _FIRST_PATIENCE_S * (tries + 1))
@@ -197,8 +206,7 @@ class Acquisitions:
         except Exception as error:
             log.exception("acquisition_failed_unexpectedly", shard=shard)
             pause_s = self._failed(shard, incarnation, AcquireError("acquiring", repr(error)))
-        if acquisition.claimed and not self._assignment.wants(incarnation, shard) and not incarnation.holds(shard):
-            await incarnation.release([shard], asyncio.get_running_loop().time() + self._config.session_timeout_s)
+        attempts.claimed = (attempts.claimed or acquisition.claimed) and not incarnation.holds(shard)
         return pause_s
 
     def _failed(self, shard: int, incarnation: Incarnation, error: AcquireError) -> float:

@@ -1,0 +1,89 @@
+"""What becomes of a shard that an instance has claimed and does not come to serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from halfway.kafka import acquiring
+from halfway.kafka.acquire import Acquired
+from halfway.kafka.acquiring import Acquisitions
+from halfway.kafka.config import KafkaConfig
+from halfway.kafka.fences import Fences
+from halfway.kafka.incarnation import Incarnation
+from halfway.kafka.patience import AcquireError
+
+CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000, shards=4)
+
+
+class Releases:
+    """Stands for an incarnation, and keeps what it is to release."""
+
+    id = "this"
+    lane_ids = ("this.0", "this.1", "this.q")
+
+    def __init__(self) -> None:
+        self.fences = Fences(self.id)
+        self.released: list[int] = []
+
+    def holds(self, _shard: int) -> bool:
+        return False
+
+    async def release(self, shards: Sequence[int], _deadline: float) -> bool:
+        self.released += shards
+        return True
+
+
+@dataclass
+class Wanted:
+    """What the group assigns, which a test changes."""
+
+    shards: set[int]
+    polls: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wants(self, _incarnation: Incarnation, shard: int) -> bool:
+        return shard in self.shards
+
+    async def serve(self, _incarnation: Incarnation, _acquired: Acquired) -> None:
+        raise AssertionError("nothing is acquired")
+
+    def look_again(self) -> None:
+        self.ended.set()
+
+    def outdated(self, error: str) -> None:
+        raise AssertionError(error)
+
+    def count_skipped(self, _topic: str, _reason: str) -> None:
+        pass
+
+
+class ClaimedInVain:
+    """An acquisition that claims its shard, and cannot fold its log."""
+
+    def __init__(self, **_fields: Any) -> None:
+        self.claimed = False
+
+    def acquire(self) -> Acquired:
+        self.claimed = True
+        raise AcquireError("folding", "a Kafka transaction is open that nobody ends")
+
+
+async def test_a_shard_that_was_claimed_in_vain_is_released_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes while the next try is waited for: else its next owner would fence this instance, with all its shards."""
+    monkeypatch.setattr(acquiring, "Acquisition", ClaimedInVain)
+    group, incarnation = Wanted({2}), Releases()
+    acquisitions = Acquisitions(CONFIG, cast("Any", None), group, 0.1)
+    acquisitions.begin(cast("Incarnation", incarnation), {2})
+    async with asyncio.timeout(10):
+        while not acquisitions.troubles:  # noqa: ASYNC110 - nothing tells of a try that failed
+            await asyncio.sleep(0.01)
+    group.shards.clear()
+    await acquisitions.end({2}, asyncio.get_running_loop().time() + 10)
+    assert incarnation.released == [2]
+    assert not acquisitions.shards
+    await acquisitions.close()
