@@ -70,6 +70,8 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     """Whether this owner of the shard has sent a check."""
     offered_at: int | None = None
     """When this owner last queued a check, ms since the epoch."""
+    offered_since: int | None = None
+    """When it first did."""
 
     @property
     def state(self) -> State:

@@ -134,6 +134,10 @@ class Facts(Protocol):
     def offered_at(self) -> int | None:
         """When this owner last queued a check to be sent, None if it never has."""
 
+    @property
+    def offered_since(self) -> int | None:
+        """When this owner first queued a check to be sent, None if it never has."""
+
 
 COMMIT_SAID = "a check said commit, which could not be written"
 """Why something is parked although its group chose rollback."""
@@ -215,7 +219,8 @@ def decide(
 def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Decision:
     """Roll back only what this owner of the shard has asked about, and only if no check said commit.
 
-    What it has not asked about it asks about once more. If no check could be sent within `max_interval_s`, it parks.
+    What it has not asked about it asks about once more, and tries again where that could not be sent. If none could be
+    sent within `max_interval_s`, it parks.
     """
     if policy.on_exhausted is not OnExhausted.ROLLBACK or facts.commit_verdict:
         return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)
@@ -223,9 +228,11 @@ def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Deci
         return Park(reason=f"{reason}; not rolled back, because no check was sent")
     if facts.asked_here:
         return RollBack(reason=reason)
-    if facts.offered_at is None or facts.offered_at > now:  # by a clock that was set back
+    last, first = facts.offered_at, facts.offered_since
+    if last is None or first is None or max(last, first) > now:  # by a clock that was set back
         return Check()
-    give_up_at = facts.offered_at + round(policy.max_interval_s * 1000)
+    give_up_at = first + round(policy.max_interval_s * 1000)
+    again_at = last + round(policy.check_interval_s * 1000)
     if now < give_up_at:
-        return Wait(until=give_up_at)
+        return Wait(until=min(again_at, give_up_at)) if now < again_at else Check()
     return Park(reason=f"{reason}; not rolled back, because no check could be sent since the shard was taken over")

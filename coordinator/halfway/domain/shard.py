@@ -311,7 +311,8 @@ class ShardState:
         else:
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
             entry.leased_until = before.leased_until
-            entry.asked_here, entry.offered_at = before.asked_here, before.offered_at
+            entry.asked_here = before.asked_here
+            entry.offered_at, entry.offered_since = before.offered_at, before.offered_since
         self._halves[entry.id] = entry
         self._half_offsets.note(entry.id, entry.offset)
         self._note_offsets.discard(entry.id)

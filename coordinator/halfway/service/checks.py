@@ -101,6 +101,8 @@ class CheckDesk:
     def _queue(self, desk: Desk, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
         """Queue a check, and have the scan look at its transaction again even if nothing more is heard of it."""
         entry.offered_at = now
+        if entry.offered_since is None or entry.offered_since > now:  # by a clock that was set back
+            entry.offered_since = now
         desk.add(shard.number, entry.id, first=first)
         policy = self._groups.policy(entry.group)
         shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))

@@ -38,6 +38,7 @@ class Facts:
     commit_verdict: bool = False
     asked_here: bool = True
     offered_at: int | None = None
+    offered_since: int | None = None
 
 
 def judge(
@@ -77,6 +78,8 @@ policies = st.builds(
 def facts_of(draw: st.DrawFn) -> Facts:
     since = draw(st.integers(0, 2_000_000))
     attempts = draw(st.integers(0, 60))
+    offers = draw(st.none() | st.tuples(st.integers(0, 200_000_000), st.integers(0, 200_000_000)))
+    first, last = (None, None) if offers is None else (min(offers), max(offers))
     return Facts(
         since=since,
         attempts=attempts,
@@ -86,7 +89,8 @@ def facts_of(draw: st.DrawFn) -> Facts:
         commit_verdict=draw(st.booleans()),
         offset=draw(st.integers(0, 100)),
         asked_here=draw(st.booleans()),
-        offered_at=draw(st.none() | st.integers(0, 200_000_000)),
+        offered_at=last,
+        offered_since=first,
     )
 
 
@@ -119,7 +123,9 @@ def test_what_it_decides_fits_the_time_and_the_counts(
         case Check() if exhausted:
             assert may_roll_back
             assert not facts.asked_here
-            assert facts.offered_at is None or facts.offered_at > now
+            again_ms = round(policy.check_interval_s * 1000)
+            last = facts.offered_at
+            assert last is None or last > now or now >= last + again_ms
         case Check():
             assert due
         case Park() | RollBack() as given_up:
@@ -129,7 +135,7 @@ def test_what_it_decides_fits_the_time_and_the_counts(
             assert may_roll_back
             assert not facts.asked_here
             assert now < until
-            assert isinstance(judge(policy, facts, until, jitter=jitter), Park)
+            assert isinstance(judge(policy, facts, until, jitter=jitter), Park | Check)
         case Wait(until=until):
             assert now < until == next_look_at(policy, facts, jitter=jitter)
             assert not isinstance(judge(policy, replace(facts, asked_here=True), until, jitter=jitter), Wait)

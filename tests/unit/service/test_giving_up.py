@@ -258,3 +258,22 @@ async def test_a_new_owner_gives_up_by_what_its_own_check_brings(*, asked: bool)
     if not asked:
         assert "since the shard was taken over" in ((await again.get(prepared.id)).reason or "")
     await again.stop()
+
+
+async def test_a_new_owner_tries_again_to_ask_before_it_parks() -> None:
+    """The endpoint was away for a moment, as after a failure that both had: that is no reason to park."""
+    world = await World.start()
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    await world.until(lambda: [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED])
+
+    again = await world.restart()
+    again.memory.caller.always(unreachable())
+    await again.scan(after_s=60)
+    await again.scan()
+    again.memory.caller.always(verdict(Outcome.COMMIT))
+    for after_s in (11, 0, 31, 0):
+        await again.scan(after_s=after_s)
+    assert await again.state(prepared.id) is State.COMMITTED
+    await again.stop()
