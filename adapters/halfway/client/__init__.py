@@ -25,6 +25,7 @@ from halfway.client.errors import (
     UnknownTransactionError,
     WrongEventLoopError,
 )
+from halfway.client.listener import TransactionListener, TransactionProducer
 from halfway.client.messages import Message, UnserialisableMessageError
 from halfway.client.outcome import Outcome
 from halfway.client.sync import SyncHalfway, SyncTransaction
@@ -58,6 +59,8 @@ __all__ = [
     "SyncTransaction",
     "Transaction",
     "TransactionEndedError",
+    "TransactionListener",
+    "TransactionProducer",
     "UnavailableError",
     "UnknownGroupError",
     "UnknownTransactionError",

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Self
-from urllib.parse import quote
+from typing import Any, Final, Literal, Self
+from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 from halfway.client.coalescing import Coalescer
@@ -33,6 +34,7 @@ from halfway.client.transport import NoAnswerError, Reply, Transport
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0
 _CLOSE_S: Final = 5.0
+_PAGE: Final = 100
 _ANSWERED: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
 _REPEATED: Final = frozenset(
     {
@@ -190,7 +192,7 @@ class Halfway:
         if the opposite stands, UnknownTransactionError, OutcomeExpiredError. With `confirm=False` it returns at once.
         """
         if not confirm:
-            self._in_background(self._end_quietly(id, outcome, remark))
+            self._in_background(self._end_quietly(id, outcome, remark, check_id))
             return
         body = {"id": id, "outcome": outcome}
         if remark is not None:
@@ -204,6 +206,26 @@ class Halfway:
         return await self._call(
             "GET", f"/v1/transactions/{quote(id, safe='')}", None, timeout_s=self._prepare_timeout_s
         )
+
+    async def show_group(self) -> Mapping[str, Any]:
+        """Return the group with its policy; raises UnknownGroupError."""
+        return await self._call(
+            "GET", f"/v1/groups/{quote(self.group, safe='')}", None, timeout_s=self._prepare_timeout_s
+        )
+
+    async def list_ids(self, *, state: Literal["prepared", "parked"], older_than_s: float = 0) -> AsyncIterator[str]:
+        """Yield the ids of the group's transactions in this state, the oldest first."""
+        cursor: str | None = ""
+        while cursor is not None:
+            query = {"group": self.group, "state": state, "limit": _PAGE} | ({"cursor": cursor} if cursor else {})
+            path = f"/v1/transactions?{urlencode(query)}"
+            page = await self._call("GET", path, None, timeout_s=self._prepare_timeout_s)
+            for one in page["transactions"]:
+                age = datetime.now(UTC) - datetime.fromisoformat(one["prepared_at"])
+                if age.total_seconds() < older_than_s:
+                    return
+                yield one["id"]
+            cursor = page["next"]
 
     async def fetch_checks(self, *, wait_s: float, max_checks: int) -> list[Mapping[str, Any]]:
         """Return checks of a group that fetches them, after at most `wait_s`; end each with its `check_id`."""
@@ -251,10 +273,12 @@ class Halfway:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _end_quietly(self, transaction_id: str, outcome: Outcome, remark: str | None) -> None:
+    async def _end_quietly(
+        self, transaction_id: str, outcome: Outcome, remark: str | None, check_id: str | None = None
+    ) -> None:
         """Send an end that nobody waits for; if it fails, check-back resolves the transaction."""
         with contextlib.suppress(HalfwayError):
-            await self.end(transaction_id, outcome, remark=remark)
+            await self.end(transaction_id, outcome, remark=remark, check_id=check_id)
 
 
 def _encoded(body: object) -> bytes:

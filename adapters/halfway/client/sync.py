@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +17,8 @@ from halfway.client.errors import ClientClosedError
 from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
 from halfway.client.transaction import Transaction
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -107,6 +110,15 @@ class SyncHalfway:
         thread = self._running()
         return thread.run(thread.client.show(id))
 
+    def run_in_background(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
+        """Run what `make` returns beside the calls until the client is closed.
+
+        Such as `lambda client: BarrierMaintenance(client, barrier).run()`, or a CheckWorker. After a fork only the
+        parent has it.
+        """
+        thread = self._running()
+        thread.run(thread.start(make))
+
     def renew_lock(self) -> None:
         """Forget who holds the lock; called in the child of a fork, which has one thread."""
         self._lock = threading.Lock()
@@ -169,6 +181,7 @@ class _LoopThread:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._stopped = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
         self._thread.start()
@@ -190,6 +203,17 @@ class _LoopThread:
             raise ClientClosedError(
                 "this client was closed during the call: check-back resolves what it began"
             ) from None
+
+    async def start(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
+        """Start a task in the thread; if it fails that is logged."""
+        task = asyncio.get_running_loop().create_task(make(self.client))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task in the background of the client ended", exc_info=error)
 
     def stop(self) -> None:
         """Close the client and end the thread; calls that are under way end with ClientClosedError."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
+from halfway.client.doubt import may_have_committed
 from halfway.client.errors import HalfwayError, NestedTransactionError, TransactionEndedError
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 _open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", default=None)
 
-_UNSURE: Final = frozenset({"OperationalError", "InterfaceError", "InternalError", "PostgresConnectionError"})
-"""Errors of database drivers, by name, after which a commit may stand: PEP 249's, and asyncpg's."""
-
 
 class Transaction:
     """Messages that are written to their topics if the block commits, and never if it does not.
@@ -27,9 +24,9 @@ class Transaction:
     The block is entered only after the prepare is durable. When it is left:
 
     - without an exception the transaction commits;
-    - with an exception that shows that the database rolled back, it rolls back;
     - with one that may have come while the database was committing (a lost connection, a time-out, a cancellation) it
-      is ended as `unknown`, and check-back asks the service.
+      is ended as `unknown`, and check-back asks the service;
+    - with any other exception it rolls back. So let the database's commit be the last thing that the block does.
 
     `commit`, `rollback` and `unknown` inside the block end it explicitly. Get it from `Halfway.transaction`.
     """
@@ -95,7 +92,7 @@ class Transaction:
             return
         if error is None:
             await self._end("commit", None)
-        elif _may_have_committed(error):
+        elif may_have_committed(error):
             await self._end_in_background("unknown", error)
         else:
             await self._end_in_background("rollback", error)
@@ -126,18 +123,3 @@ class Transaction:
         self._ended = True
         with contextlib.suppress(HalfwayError):  # a closed client: check-back asks
             await self._client.end(self.id, outcome, remark=type(error).__name__, confirm=False)
-
-
-def _may_have_committed(error: BaseException | None) -> bool:
-    """Whether an exception, or what it was raised from, may have come from a commit whose answer was lost."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if not isinstance(error, Exception) or isinstance(error, OSError | asyncio.CancelledError):
-            return True
-        if any(kind.__name__ in _UNSURE for kind in type(error).__mro__):
-            return True
-        if isinstance(error, BaseExceptionGroup) and any(map(_may_have_committed, error.exceptions)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -7,11 +7,13 @@ is none, the check takes its place with a rollback, so a local transaction that 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier, InvalidRetentionError
 from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
+from halfway.client.barrier.maintenance import BarrierMaintenance
 from halfway.client.barrier.table import LateTransactionError
 
 __all__ = [
     "AsyncBarrier",
     "Barrier",
+    "BarrierMaintenance",
     "Dialect",
     "InvalidRetentionError",
     "LateTransactionError",

@@ -25,8 +25,6 @@ class Statements:
     """Parameters: transaction id, outcome. A row that stands is left as it is, and no row is counted."""
     select: str
     """Parameter: transaction id. The outcome, or no row."""
-    delete: str
-    """Parameter: transaction id."""
     select_waits: bool
     """Whether a select may wait for a local transaction that is open."""
     read_lock_wait: str
@@ -47,7 +45,6 @@ _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_decided_at ON {table} (decid
 _INSERT_ONCE: Final = (
     "INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, {p}) ON CONFLICT (transaction_id) DO NOTHING"
 )
-_DELETE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
 _SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
 
 STATEMENTS: Final[dict[Dialect, Statements]] = {
@@ -61,7 +58,6 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         ),
         insert=_INSERT_ONCE,
         select=_SELECT,
-        delete=_DELETE,
         select_waits=False,
         # Not SET LOCAL, which does nothing on a connection that commits each statement. A transaction that is rolled
         # back takes the setting with it.
@@ -84,9 +80,9 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
             ),
         ),
         insert="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, {p})",
-        select=_SELECT,
-        delete=_DELETE,
-        select_waits=True,  # in a serializable transaction
+        # A locking read sees no row that is not committed, at READ UNCOMMITTED neither.
+        select=_SELECT + " LOCK IN SHARE MODE",
+        select_waits=True,
         read_lock_wait="SELECT @@SESSION.innodb_lock_wait_timeout",
         # 0, which MariaDB knows, is not to wait at all; MySQL's least is 1 s.
         bound_lock_wait="SET SESSION innodb_lock_wait_timeout = IF(LOCATE('MariaDB', VERSION()) > 0, 0, 1)",
@@ -105,7 +101,6 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         ),
         insert=_INSERT_ONCE,
         select=_SELECT,
-        delete=_DELETE,
         select_waits=True,  # without a write-ahead log
         read_lock_wait="PRAGMA busy_timeout",
         bound_lock_wait="PRAGMA busy_timeout = 500",

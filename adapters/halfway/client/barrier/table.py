@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -105,11 +106,16 @@ class BarrierTable:
 
     def _waiting_shortly(self, statement: Statement) -> Steps[Result]:
         before = (yield Statement(self.sql.read_lock_wait)).rows[0][0]
+        restore = Statement(self.sql.restore_lock_wait.format(value=int(before)))
         yield Statement(self.sql.bound_lock_wait)
         try:
-            return (yield statement)
-        finally:
-            yield Statement(self.sql.restore_lock_wait.format(value=int(before)))
+            result = yield statement
+        except Exception:
+            with contextlib.suppress(Exception):  # PostgreSQL refuses it, and rolls the setting back by itself
+                yield restore
+            raise
+        yield restore
+        return result
 
     def _statement(self, sql: str, *parameters: object) -> Statement:
         return Statement(sql.replace("{table}", self._name), parameters)

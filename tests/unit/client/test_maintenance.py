@@ -1,0 +1,86 @@
+"""Keeping the barrier: what was decided and never ended is ended, and old rows go."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from halfway.client import Halfway, Message, SyncHalfway
+from halfway.client.barrier import Barrier, BarrierMaintenance, InvalidRetentionError
+from tests.unit.rest.client import RestWorld
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[RestWorld]:
+    async with RestWorld() as world:
+        await world.put_shop()
+        yield world
+
+
+@pytest.fixture
+def barrier(tmp_path: Path) -> Barrier:
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection, connection:
+            yield connection
+
+    barrier = Barrier("sqlite", begin)
+    barrier.create()
+    return barrier
+
+
+def decide_here(barrier: Barrier, *ids: str) -> None:
+    with barrier._connect() as connection:
+        for one in ids:
+            barrier.insert(connection, one)
+
+
+async def test_what_was_decided_and_never_ended_is_ended(world: RestWorld, barrier: Barrier) -> None:
+    ids = [f"order-{number}" for number in range(120)]
+    async with Halfway(world.url, "shop") as client:
+        await asyncio.gather(*(client.prepare([ORDER], id=one) for one in [*ids, "open"]))
+        decide_here(barrier, *ids)
+        assert await BarrierMaintenance(client, barrier, older_than_s=1e9).reconcile() == 0  # too young
+        maintenance = BarrierMaintenance(client, barrier, older_than_s=0)
+        assert await maintenance.reconcile() == 120
+        assert await maintenance.reconcile() == 0
+        assert (await client.show("open"))["state"] == "prepared"
+    assert len(world.memory.records("orders")) == 120
+
+
+async def test_old_rows_are_deleted_in_batches(world: RestWorld, barrier: Barrier) -> None:
+    decide_here(barrier, *(f"order-{number}" for number in range(25)))
+    with barrier._connect() as connection:
+        connection.execute("UPDATE halfway_barrier SET decided_at = decided_at - 8 * 86400")
+    decide_here(barrier, "young")
+    async with Halfway(world.url, "shop") as client:
+        assert await BarrierMaintenance(client, barrier, batch=10).clean() == 25
+    assert barrier.look("young") == "commit"
+
+
+async def test_a_retention_that_is_too_short_is_refused_at_the_start(world: RestWorld, barrier: Barrier) -> None:
+    barrier.retention_s = 3600
+    async with Halfway(world.url, "shop") as client:
+        with pytest.raises(InvalidRetentionError, match="retention_s of 86400 or more"):
+            await BarrierMaintenance(client, barrier).run()
+
+
+async def test_it_goes_on_beside_a_client_for_threads(world: RestWorld, barrier: Barrier) -> None:
+    def work() -> None:
+        with SyncHalfway(world.url, "shop") as client:
+            client.run_in_background(
+                lambda inner: BarrierMaintenance(inner, barrier, every_s=0.01, older_than_s=0).run()
+            )
+            client.prepare([ORDER], id="order-42")
+            decide_here(barrier, "order-42")
+            while client.show("order-42")["state"] != "committed":
+                pass
+
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(work)
+    assert len(world.memory.records("orders")) == 1

@@ -1,0 +1,35 @@
+"""The tutorial works as it is written: every block of docs/producing.md, one after the other."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.rest.client import RestWorld
+
+PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+async def test_every_block_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with RestWorld() as world:
+        names: dict[str, object] = {"__name__": "tutorial"}
+
+        def run() -> None:
+            for block in BLOCKS:
+                code = compile(block.replace("http://halfway:8080", world.url), str(PAGE), "exec")
+                exec(code, names)  # noqa: S102 - the tutorial is ours
+
+        await asyncio.to_thread(run)
+        keys = sorted(str(record.key) for record in world.memory.records("orders"))
+    promised = re.findall(
+        r"\)  # (.+)$", "\n".join(line for line in "".join(BLOCKS).splitlines() if "print(" in line), re.MULTILINE
+    )
+    printed = [line for line in capsys.readouterr().out.splitlines() if "[info" not in line]
+    assert len(promised) == 3
+    assert printed == promised
+    assert keys == ["b'42'", "b'43'", "b'44'"]
