@@ -259,13 +259,29 @@ class KafkaMembership:
             for producer in producers:
                 producer.abandon()
             return
-        incarnation = self._made(incarnation_id, producers)
+        incarnation = self._started(incarnation_id, producers)
         self._incarnation = incarnation
         self._setbacks.begun()
-        incarnation.start()
         self._lane.attach(incarnation.lane, incarnation.shards, self._loop)
         self._group.join_group()
         log.info("incarnation_begun", incarnation=incarnation_id)
+
+    def _started(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+        """Return an incarnation whose threads all run; where one cannot be started there is none, and nothing is left.
+
+        Half of one would acquire shards for which nothing can be written.
+        """
+        incarnation: Incarnation | None = None
+        try:
+            incarnation = self._made(incarnation_id, producers)
+            incarnation.start()
+        except Exception:
+            if incarnation is not None:
+                incarnation.close()
+            for producer in producers:
+                producer.abandon()
+            raise
+        return incarnation
 
     def _made(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
         context = LaneContext(

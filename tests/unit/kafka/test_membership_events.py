@@ -2,9 +2,12 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
+import pytest
 from structlog.testing import capture_logs
 
+from halfway.kafka import membership as of_kafka
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.loop import Loop
 from tests.integration.cluster_harness import Instance
@@ -41,3 +44,51 @@ async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> N
         pool.submit(lose_and_get_back).result()  # the loop waits for it
     await asyncio.sleep(0.05)
     assert membership.status.acquiring == (0, 1)
+
+
+class LaneId:
+    """Stands for an initialised producer."""
+
+    def __init__(self, name: str) -> None:
+        self.transactional_id = name
+        self.ended = False
+
+    def idle(self) -> None:
+        """Have nothing to do."""
+
+    def demand_unworn(self) -> None:
+        """Have no fault."""
+
+    def abandon(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("thread", ["halfway-suspects", "halfway-lane", "halfway-tail"])
+async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
+    monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    """The machine has no thread left: half an incarnation would acquire shards for which nothing can be written."""
+    made: list[LaneId] = []
+
+    def lane_producers(*_: object) -> list[LaneId]:
+        made.extend(LaneId(name) for name in "01q")
+        return made
+
+    start = Thread.start
+
+    def start_others(self: Thread) -> None:
+        if self.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(of_kafka, "lane_producers", lane_producers)
+    monkeypatch.setattr(Thread, "start", start_others)
+    instance = Instance(KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000))
+    membership = instance.cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    membership._listener = instance.service
+    with pytest.raises(RuntimeError, match="thread"):
+        await membership._begin()
+    assert membership.status.incarnation is None
+    assert len(made) == 3
+    assert all(producer.ended for producer in made)
