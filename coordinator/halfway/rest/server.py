@@ -103,8 +103,9 @@ class _Server(web.Server):
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if len(self._connections) > self._max_connections:
-            eldest = (one for one in islice(self._connections, _LOOKED_AT) if one is not handler)
-            idle = next((one for one in eldest if isinstance(one, _Connection) and one.idle), None)
+            eldest = [one for one in islice(self._connections, _LOOKED_AT) if isinstance(one, _Connection)]
+            idle = next((one for one in eldest if one.idle and one is not handler), None)
+            idle = idle or next((one for one in eldest if one.waiting is not None), None)
             if idle is None:
                 transport.abort()
             else:
@@ -135,7 +136,8 @@ class HttpServer:
     ) -> None:
         """Keep the handler; nothing is opened.
 
-        Of one connection too many, the eldest idle one is closed in its place, itself where none is idle.
+        Of one connection too many, the eldest idle one is closed in its place, else the eldest that only waits for
+        something to happen, itself where there is neither.
         """
         self._handler = handler
         self._unsent = unsent or Unsent()

@@ -358,7 +358,7 @@ async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: R
 
 
 async def test_connections_are_bounded(world: RestWorld) -> None:
-    """One more takes the place of the eldest idle one; where none is idle, it is closed at once."""
+    """One more takes the place of the eldest idle one, else of a poll; where there is neither, it is closed at once."""
     await world.put_shop(check={"mode": "pull"})
     server = HttpServer(world.api, max_connections=2)
     port = await server.start(HOST, 0)
@@ -388,6 +388,10 @@ async def test_connections_are_bounded(world: RestWorld) -> None:
         assert b"HTTP" not in await asyncio.wait_for(eldest.read(), 20)
         opened[2].write(poll)
         await until(lambda: len(world.api._open) == 2)
+        desk = world.coordinator._checks.desk("shop")
+        for polls in (1, 0):
+            await connected(POST + b"Content-Length: 100000\r\n\r\n ")
+            await until(lambda polls=polls: (desk.polls, len(world.api._open)) == (polls, 2))  # type: ignore[misc]
         assert await answer(await connected(ask)) == b""
     finally:
         for writer in opened:
