@@ -151,6 +151,43 @@ async def test_an_asynchronous_driver(servers: Servers, driver: str) -> None:
         assert await barrier.clean(10) == 0
 
 
+@pytest.mark.parametrize(
+    "driver, age, elect",
+    [
+        (
+            "postgresql+psycopg",
+            "UPDATE aged SET decided_at = decided_at - interval '8 days'",
+            "SELECT pg_advisory_xact_lock(hashtext('aged'))",
+        ),
+        (
+            "mysql+pymysql",
+            "UPDATE aged SET decided_at = decided_at - INTERVAL 8 DAY",
+            "SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.aged')), 0)",
+        ),
+    ],
+)
+def test_one_instance_cleans_what_is_old_in_batches(servers: Servers, driver: str, age: str, elect: str) -> None:
+    with sync_driver(servers, driver) as (connect, begin):
+        barrier = Barrier(driver.partition("+")[0], connect, table="aged")
+        barrier.create()
+        with begin() as session:
+            for number in range(5):
+                barrier.insert(session, f"old-{number}")
+        with connect() as connection:
+            connection.exec_driver_sql(age)
+        with begin() as session:
+            barrier.insert(session, "young")
+        other: Any = servers["mysql"].pymysql() if "my" in driver else servers["postgresql"].psycopg()
+        with other:
+            other.cursor().execute(elect)
+            assert barrier.clean(3) == 0
+        deadline = time.monotonic() + 30
+        while (deleted := barrier.clean(3)) == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)  # until the server has seen that the other one has gone
+        assert [deleted, barrier.clean(3), barrier.clean(3)] == [3, 2, 0]
+        assert barrier.look("young") == "commit"
+
+
 async def test_a_row_that_would_commit_by_itself_is_refused(servers: Servers) -> None:
     def barrier(dialect: str) -> Barrier:
         return Barrier(dialect, servers["postgresql"].psycopg)

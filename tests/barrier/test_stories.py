@@ -13,7 +13,7 @@ from tests.barrier.story import Database, mariadb, play_all, postgresql, sqlite
 
 STORIES = int(os.environ.get("HALFWAY_TEST_BARRIER_STORIES", "24"))
 SEED = int(os.environ.get("HALFWAY_TEST_BARRIER_SEED", "") or random.randrange(10**9))
-SIDE_BY_SIDE = 4 if STORIES > 1 else 1
+SIDE_BY_SIDE = 8 if STORIES > 1 else 1
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(max(600, STORIES * 2))]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(max(600,
 def play(make: Callable[[int], Database]) -> None:
     """Play the stories; a failure names its seed, which `make barrier STORIES=1 SEED=…` repeats."""
     verdicts = play_all([make(number) for number in range(SIDE_BY_SIDE)], SEED, STORIES)
-    if STORIES >= 24:
+    if STORIES >= 200:  # else there may be none of one kind
         assert min(verdicts.values()) > 0, verdicts
 
 
