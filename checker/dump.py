@@ -44,7 +44,10 @@ def read_topics(
     The end is the one of all records: a Kafka transaction that is still open there is waited for. `since` is what
     `ends` gave before the run; without it everything is read.
     """
-    return Topics(bootstrap_servers, prefix=prefix, topics=topics, since=since).read()
+    reader = Topics(bootstrap_servers, prefix=prefix, topics=topics, since=since)
+    yield from reader.read()
+    if reader.held:
+        raise TimeoutError(f"readers of committed records do not get to the ends of {reader.held}")
 
 
 class Topics:
@@ -57,6 +60,8 @@ class Topics:
         self._internal = _internal_topics(prefix)
         self._topics = (*topics, *self._internal)
         self._positions: Places = since or {}
+        self.held: dict[Place, int] = {}
+        """Partitions that committed records could not be read to the end of the last time, and that end."""
 
     def begin_again(self, topic: str) -> None:
         """Read a topic from its beginning, as it has been deleted and made again."""
@@ -69,21 +74,26 @@ class Topics:
         no records.
         """
         found = _ends(self._bootstrap_servers, self._topics)
-        for message in _read(self._bootstrap_servers, self._positions, found):
+        held: dict[Place, int] = {}
+        read = dict(self._positions)
+        for message in _read(self._bootstrap_servers, read, found, held):
             kind = self._internal.get(message.topic() or "")
             record = _real(message) if kind is None else _internal(kind, message)
             if record is not None:
                 yield record
         # A leader that has just been elected may name an end that lies before what was read.
-        read = {place: max(end, self._positions.get(place, 0)) for place, end in found.items()}
-        self._positions = {**self._positions, **read}
+        reached = {place: max(end, read.get(place, 0)) for place, end in found.items() if place not in held}
+        self._positions, self.held = {**read, **reached}, held
 
 
 def _internal_topics(prefix: str) -> dict[str, str]:
     return {f"{prefix}{kind}": kind for kind in _KINDS}
 
 
-def _read(bootstrap_servers: str, positions: Places, ends: Places) -> Iterator[Message]:
+def _read(
+    bootstrap_servers: str, positions: dict[Place, int], ends: Places, held: dict[Place, int]
+) -> Iterator[Message]:
+    """Give what stands from the positions on, and move them; partitions of which no more comes go to `held`."""
     missing = {place: end for place, end in ends.items() if end > positions.get(place, 0)}
     consumer = Consumer(
         {
@@ -100,15 +110,14 @@ def _read(bootstrap_servers: str, positions: Places, ends: Places) -> Iterator[M
     try:
         consumer.assign([TopicPartition(*place, positions.get(place, 0)) for place in missing])
         heard = time.monotonic()
-        # A leader that has just been elected may not know the offset yet: then the client begins once more.
-        expected = {place: positions.get(place, 0) for place in missing}
         while missing:
             for message in consumer.consume(1000, timeout=0.5):
                 place = (message.topic() or "", message.partition() or 0)
                 offset, error = message.offset() or 0, message.error()
-                if error is None and place in missing and expected[place] <= offset < missing[place]:
+                # A leader that has just been elected may not know the offset yet: then the client begins once more.
+                if error is None and place in missing and positions.get(place, 0) <= offset < missing[place]:
                     heard = time.monotonic()
-                    expected[place] = offset + 1
+                    positions[place] = offset + 1
                     yield message
                 elif error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  named so
                     if offset >= missing.get(place, offset + 1):
@@ -116,7 +125,8 @@ def _read(bootstrap_servers: str, positions: Places, ends: Places) -> Iterator[M
                 elif error is not None and not error.retriable():
                     raise KafkaException(error)
             if time.monotonic() - heard > _SILENCE_S:
-                raise TimeoutError(f"readers of committed records do not get to the ends of {missing}")
+                held.update(missing)
+                return
     finally:
         consumer.close()
 

@@ -147,12 +147,20 @@ class Serving(Event, frozen=True, kw_only=True):
     """What they were told."""
 
 
+class Held(Event, frozen=True, kw_only=True):
+    """A partition could not be read to its end by consumers of committed records, when all had come to rest."""
+
+    topic: str
+    partition: int
+    end: int
+
+
 class Rest(Event, frozen=True, kw_only=True):
     """The run is over: every part runs, every caller is done, and there was time for everything to be resolved."""
 
 
 AnyEvent: TypeAlias = (
-    Run | Prepare | Prepared | End | Ended | Checked | Taken | Looked | Fault | Removed | Serving | Rest
+    Run | Prepare | Prepared | End | Ended | Checked | Taken | Looked | Fault | Removed | Serving | Held | Rest
 )
 
 _DECODER = msgspec.json.Decoder(AnyEvent)

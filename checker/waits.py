@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from checker.disturbances import Disturbances
-from checker.history import AnyEvent, Ended, Fault, Looked, Prepared, Serving
+from checker.history import AnyEvent, Ended, Fault, Held, Looked, Prepared, Serving
 from checker.rules import Finding
 
 SLACK_MS: Final = 90_000
@@ -25,6 +25,7 @@ class Waits:
         self._long: list[tuple[int, int, int, str]] = []
         self._away_since: dict[int, int] = {}
         self._away: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._held: list[Held] = []
         self._line = 0
         self._now = 0
 
@@ -35,6 +36,8 @@ class Waits:
         match event:
             case Fault():
                 self._disturbances.add(event)
+            case Held():
+                self._held.append(event)
             case Serving(serving=False):
                 self._away_since.setdefault(event.shard, event.at)
             case Serving():
@@ -68,7 +71,11 @@ class Waits:
         }
 
     def findings(self) -> Iterator[Finding]:
-        """Return the waits that no fault explains."""
+        """Return the waits that no fault explains, and those that never ended."""
+        for held in self._held:
+            place = f"{held.topic}[{held.partition}]"
+            evidence = (place, f"cannot be read to {held.end}: a Kafka transaction hangs there")
+            yield Finding(count="stuck", rule="consumers_are_held_back", id="", evidence=evidence)
         for line, since, until, name in self._long:
             unexplained = self._disturbances.unexplained(since, until, of_shards=False)
             if unexplained > SLACK_MS:

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from checker.dump import Topics
-from checker.history import HistoryWriter, Rest, Run, read_history
+from checker.history import Held, HistoryWriter, Rest, Run, read_history
 from checker.judge import Verdict, judge
 from checker.records import read_records
 from halfway.embedded.ports import pick_port
@@ -221,8 +221,8 @@ class _Chaos:
         self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
         self.operator = Operator(self.caller, decisions, self._chance("operator"), self.producers.name_now)
         self.probes = Probes(self.caller, self._instances, history, SHARDS)
-        topics = Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=tuple(TOPICS))
-        self.follower = Follower.of(topics, self.dump_path)
+        self._topics = Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=tuple(TOPICS))
+        self.follower = Follower.of(self._topics, self.dump_path)
         self.stage = Stage(
             self._cluster,
             self._instances,
@@ -344,9 +344,11 @@ class _Chaos:
             await asyncio.sleep(_LOOK_AGAIN_S)
         self._say(f"{len(left.prepared)} are left without an outcome" if left.prepared else "all have an outcome")
         await asyncio.sleep(_SETTLE_S)
-        self._history.write(Rest())
         self._say("the topics are read to their ends")
         await asyncio.to_thread(left.look)
+        for (topic, partition), end in self._topics.held.items():
+            self._history.write(Held(topic=topic, partition=partition, end=end))
+        self._history.write(Rest())
 
     async def effects(self) -> Effects:
         """Give what came of the run beside the verdict, and say the numbers."""

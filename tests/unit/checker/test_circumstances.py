@@ -8,6 +8,7 @@ from checker.history import (
     Ended,
     Event,
     Fault,
+    Held,
     Looked,
     Prepare,
     Prepared,
@@ -200,3 +201,10 @@ def test_an_acknowledged_call_must_not_take_longer_than_faults_explain(faults: t
     history, topics = good()
     at_end(history, *faults, Looked(at=200 * SECOND, sent_at=40 * SECOND, id="a", status=200, state="committed"))
     assert found(history, topics) == ({("late", "call_took_long_without_a_fault", "a")} if late else set())
+
+
+def test_a_partition_that_consumers_cannot_read_to_its_end_is_stuck() -> None:
+    """Whatever the reason: what stands behind there reaches nobody."""
+    history, topics = good()
+    at_end(history, Held(at=21, topic="orders", partition=1, end=7))
+    assert found(history, topics) == {("stuck", "consumers_are_held_back", "")}
