@@ -153,6 +153,8 @@ class Held(Event, frozen=True, kw_only=True):
     topic: str
     partition: int
     end: int
+    why: str = ""
+    """What is known of the reason."""
 
 
 class Rest(Event, frozen=True, kw_only=True):

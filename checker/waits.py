@@ -74,7 +74,11 @@ class Waits:
         """Return the waits that no fault explains, and those that never ended."""
         for held in self._held:
             place = f"{held.topic}[{held.partition}]"
-            evidence = (place, f"cannot be read to {held.end}: a Kafka transaction hangs there")
+            evidence = (
+                place,
+                f"cannot be read to {held.end}: a Kafka transaction hangs there",
+                *filter(None, [held.why]),
+            )
             yield Finding(count="stuck", rule="consumers_are_held_back", id="", evidence=evidence)
         for line, since, until, name in self._long:
             unexplained = self._disturbances.unexplained(since, until, of_shards=False)

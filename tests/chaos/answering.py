@@ -45,6 +45,7 @@ class CheckEndpoints:
         self._seed = seed
         self._port = pick_port()
         self._runner: web.AppRunner | None = None
+        self._stopped = False
         self.manners: Counter[str] = Counter()
         self._heard: dict[web.RequestHandler, tuple[str, Said]] = {}
         """What was answered last on each connection."""
@@ -61,12 +62,14 @@ class CheckEndpoints:
         await web.TCPSite(self._runner, HOST, self._port).start()
 
     async def stop(self) -> None:
+        """End it; whoever still waits for an answer gets no verdict."""
+        self._stopped = True
         if self._runner is not None:
             await self._runner.cleanup()
 
     def verdict(self, transaction: str) -> Said:
         """Give what the database says; what it has never heard of is rolled back for ever."""
-        if transaction in self._producers.undecided:
+        if self._stopped or transaction in self._producers.undecided:
             return "unknown"
         return self._decisions.decide(transaction, "rollback")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ DIRECT: Final = "PLAINTEXT"
 _READY_WITHIN_S: Final = 120.0
 _STOP_WITHIN_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.2
+_FORGOTTEN: Final = re.compile(r"partitions HashSet\(([^)]*)\).*likely deleted already and hence can be skipped")
 _STARTED: Final = b"] Kafka Server started"
 """What a broker says when it has been let into its cluster."""
 _OURS: Final = {
@@ -136,6 +139,11 @@ class Broker:
     def has_started(self) -> bool:
         """Whether it has joined the cluster since it was launched."""
         return self._times_started() > self._starts
+
+    def log_lines(self) -> Iterator[str]:
+        """Give what it has said, in all its lives."""
+        with self._log_path.open(encoding="utf-8", errors="replace") as file:
+            yield from file
 
     def _times_started(self) -> int:
         return self._log_path.read_bytes().count(_STARTED) if self._log_path.exists() else 0
@@ -319,6 +327,19 @@ class BrokerCluster:
         """Tell whether a partition of a topic has too few replicas in sync to be written to."""
         partitions = self.admin.list_topics(kind.name, timeout=5).topics[kind.name].partitions
         return any(len(partition.isrs) < kind.in_sync for partition in partitions.values())
+
+    def forgotten(self) -> Counter[str]:
+        """Give the partitions of which Kafka says that it need not tell them what became of a transaction.
+
+        It says so of partitions that were deleted, and by a fault of its own of any that had no leader at that moment:
+        the transaction then hangs there for ever.
+        """
+        found: Counter[str] = Counter()
+        for broker in self.brokers:
+            for line in broker.log_lines():
+                if (named := _FORGOTTEN.search(line)) is not None:
+                    found.update(named[1].split(", "))
+        return found
 
     def close(self) -> None:
         for broker in self.brokers:

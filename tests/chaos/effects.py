@@ -32,10 +32,18 @@ class Effects:
     """Answers that say that a limit is met, or that a topic cannot be written to."""
     used_again: int
     """Ids that were used again past the horizon."""
+    forgotten: Mapping[str, int]
+    """Partitions that nobody deleted, in which Kafka by a fault of its own forgot transactions."""
 
     @classmethod
     def of(
-        cls, follower: Follower, remaining: Topics, stage: Stage, answers: Mapping[str, int], used_again: int
+        cls,
+        follower: Follower,
+        remaining: Topics,
+        stage: Stage,
+        answers: Mapping[str, int],
+        used_again: int,
+        forgotten: Mapping[str, int],
     ) -> Self:
         """Read what is still there, and compare."""
         there = Counter(type(record).__name__.lower() for record in remaining.read())
@@ -51,6 +59,7 @@ class Effects:
                 if what.startswith(_LIMITS) or what.endswith(("topic_unavailable", "not_authorised"))
             },
             used_again=used_again,
+            forgotten=dict(forgotten),
         )
 
     def summary(self) -> dict[str, object]:
@@ -61,6 +70,7 @@ class Effects:
             "gave_up": dict(self.gave_up),
             "refused": dict(self.refused),
             "used_again": self.used_again,
+            "forgotten_by_kafka": dict(self.forgotten),
         }
 
     def lines(self, without_effect: Sequence[str]) -> Iterator[str]:
@@ -72,6 +82,8 @@ class Effects:
         yield f"policy gave up: {_listed(self.gave_up)}"
         yield f"refused: {_listed(self.refused)}"
         yield f"cleaned away: {_listed(self.cleaned)}; ids used again: {self.used_again}"
+        if self.forgotten:
+            yield f"Kafka forgot transactions in partitions without a leader: {_listed(self.forgotten)}"
 
 
 def _listed(counts: Mapping[str, int], of: Mapping[str, int] | None = None) -> str:

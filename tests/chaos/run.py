@@ -346,15 +346,24 @@ class _Chaos:
         await asyncio.sleep(_SETTLE_S)
         self._say("the topics are read to their ends")
         await asyncio.to_thread(left.look)
+        self._forgotten = await asyncio.to_thread(self._cluster.forgotten)
         for (topic, partition), end in self._topics.held.items():
-            self._history.write(Held(topic=topic, partition=partition, end=end))
+            times = self._forgotten[f"{topic}-{partition}"]
+            why = f"Kafka itself forgot {times} transactions there (docs/failures.md)" if times else ""
+            self._history.write(Held(topic=topic, partition=partition, end=end, why=why))
         self._history.write(Rest())
 
     async def effects(self) -> Effects:
         """Give what came of the run beside the verdict, and say the numbers."""
         remaining = Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=())
         effects = await asyncio.to_thread(
-            Effects.of, self.follower, remaining, self.stage, self.caller.answers, self.producers.used_again
+            Effects.of,
+            self.follower,
+            remaining,
+            self.stage,
+            self.caller.answers,
+            self.producers.used_again,
+            {place: times for place, times in self._forgotten.items() if not place.startswith(f"{FLEETING.name}-")},
         )
         for line in effects.lines(self.faults.without_effect()):
             self._say(line)
