@@ -23,9 +23,8 @@ _SHARES: Final[Mapping[TopicKind, int]] = {
     TopicKind(name="orders"): 34,
     TopicKind(name="points"): 24,
     TopicKind(name="carts", in_sync=1): 20,
-    TopicKind(name="narrow", replication=2): 8,
-    STRICT: 7,
-    FLEETING: 7,
+    STRICT: 12,
+    FLEETING: 10,
 }
 TOPICS: Final = {kind.name: kind for kind in _SHARES}
 PUSHED, PULLED, PARKING, DROPPING, LEAVING = "pushed", "pulled", "parking", "dropping", "leaving"
