@@ -29,6 +29,8 @@ _SOCKET = "mysqld.sock"
 _NEEDED = re.compile(r"/linux/(bin/mariadbd|libs/.+|share/(english|charsets)/.+)$")
 _START_S = 120.0
 _STOP_S = 30.0
+# Of util-linux: the kernel kills the server when the thread that started it ends, by kill -9 too.
+_DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,9 @@ def _folder(name: str) -> Iterator[Path]:
 @contextmanager
 def _serving(command: Sequence[str | Path], folder: Path, stop: signal.Signals) -> Iterator[Server]:
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, **_identity())
+        process = subprocess.Popen(
+            [*_DIE_WITH_PARENT, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, **_identity()
+        )
         try:
             yield Server(folder=folder, process=process)
         finally:
