@@ -54,6 +54,11 @@ class _Connection(RequestHandler):
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
 
+    async def start(self) -> None:
+        """Serve requests, unless the connection was one too many."""
+        if self.transport is not None:
+            await super().start()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._unsent.end(self)
         super().connection_lost(exc)

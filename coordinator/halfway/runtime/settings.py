@@ -152,6 +152,7 @@ class Settings(BaseSettings):
     check_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of https endpoints in place of the system's."""
     check_concurrency: Count = 16
+    check_bytes: Count = 64 * 1024 * 1024
     check_queue: Count = 1_000
     lease_s: Seconds = 30
 
@@ -265,6 +266,7 @@ class Settings(BaseSettings):
                     "min_check_interval_s",
                     "check_host_rate",
                     "check_concurrency",
+                    "check_bytes",
                     "check_queue",
                     "lease_s",
                     "reject_prepares",

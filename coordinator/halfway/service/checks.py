@@ -63,6 +63,8 @@ class CheckDesk:
         self._clock = clock
         self._observer = observer
         self._desks: dict[str, Desk] = {}
+        self._asking_bytes = 0
+        """Payloads of the checks that are under way."""
         self._rates = HostRates(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,7 +110,10 @@ class CheckDesk:
         shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
 
     def _run(self, name: str, desk: Desk) -> None:
-        """Start checks while the group has both free places and checks that are due."""
+        """Start checks while the group has both free places and checks that are due.
+
+        All checks under way have `check_bytes` of payload at most; one of each group is sent all the same.
+        """
         while desk.due and desk.running < self._limits.check_concurrency and not self.closed:
             number, transaction_id = desk.take()
             shard = self._shards.find(number)
@@ -116,6 +121,9 @@ class CheckDesk:
             if shard is None or not isinstance(entry, Pending) or transaction_id in self._shards.claims:
                 continue
             now = self._clock.now_ms()
+            if desk.running and self._asking_bytes + entry.size > self._limits.check_bytes:
+                shard.agenda.put(transaction_id, desk.defer(now + RETRY_MS))
+                continue
             group = self._groups.find(name)
             if group is not None and not self._rates.admits(name, group.urls, now):
                 shard.agenda.put(transaction_id, desk.defer(now + RETRY_MS))
@@ -124,6 +132,7 @@ class CheckDesk:
                 shard.agenda.put(transaction_id, desk.defer(desk.breaker.retry_at(now)))
                 continue
             desk.running += 1
+            self._asking_bytes += entry.size
             desk.asked.add(transaction_id)
             self.spawn(self._check(name, desk, shard, entry))
 
@@ -136,6 +145,7 @@ class CheckDesk:
         finally:
             now = self._clock.now_ms()
             desk.running -= 1
+            self._asking_bytes -= entry.size
             if reply is None:
                 desk.breaker.not_tried()
             elif reply.reachable:

@@ -154,6 +154,8 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Checks a second to one host, from all groups."""
     check_concurrency: int = 16
     """Checks in flight for one group."""
+    check_bytes: int = 64 * 1024 * 1024
+    """Payload of the checks in flight for all groups; each group may have one in flight beyond it."""
     check_queue: int = 1000
     """Checks that are due and wait for one of those places, for one group; more are looked at again by a later scan."""
     lease_s: float = 30.0

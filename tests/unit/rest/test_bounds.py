@@ -357,8 +357,11 @@ async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: R
     assert [entry for entry in logged if entry["log_level"] == "error"] == []
 
 
-async def test_connections_are_bounded(world: RestWorld) -> None:
-    """One more takes the place of the eldest idle one, else of a poll; where there is neither, it is closed at once."""
+async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """One more takes the place of the eldest idle one, else of a poll; where there is neither, it is closed at once.
+
+    Nothing is logged about it, so nobody can fill the log.
+    """
     await world.put_shop(check={"mode": "pull"})
     server = HttpServer(world.api, max_connections=2)
     port = await server.start(HOST, 0)
@@ -393,6 +396,7 @@ async def test_connections_are_bounded(world: RestWorld) -> None:
             await connected(POST + b"Content-Length: 100000\r\n\r\n ")
             await until(lambda polls=polls: (desk.polls, len(world.api._open)) == (polls, 2))  # type: ignore[misc]
         assert await answer(await connected(ask)) == b""
+        assert [record.getMessage() for record in caplog.records] == []
     finally:
         for writer in opened:
             writer.close()

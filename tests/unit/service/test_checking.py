@@ -1,6 +1,7 @@
 """Check-back: when it is sent, what counts, what a verdict does, and what happens when there is none."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -11,8 +12,9 @@ from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
 from halfway.service.host_rates import HostRates
 from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.requests import ServiceLimits
 from tests.unit.service.test_ending import ops
-from tests.unit.service.world import QUICK, ROLLBACK_AT_LAST, World
+from tests.unit.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 
 
 async def test_the_first_check_comes_in_its_time_and_its_verdict_resolves(world: World) -> None:
@@ -281,6 +283,32 @@ async def test_hung_groups_do_not_delay_another(world: World) -> None:
     hung = sum(request.group == "hung0" for request in world.memory.caller.requests)
     assert hung == world.coordinator.limits.check_concurrency
     gate.set()
+
+
+async def test_checks_under_way_are_bounded_by_their_payload_too() -> None:
+    """Groups that hang hold no more of it than allowed and one check each; what had to wait is asked afterwards."""
+    gate = asyncio.Event()
+
+    async def answer(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world = await World.start(limits=ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_bytes=5_000))
+    world.memory.caller.answer = answer
+    prepared = []
+    for name in ("one", "two", "three"):
+        await world.group(name)
+        large = Message(topic="orders", key=b"k", value=b"v" * 2_000)
+        prepared += [await world.prepare(large, group=name) for _ in range(4)]
+    await world.scan(after_s=6)
+    asked = Counter(request.group for request in world.memory.caller.requests)
+    assert set(asked) == {"one", "two", "three"}
+    assert asked.total() <= 2 + 2
+    gate.set()
+    for _ in range(6):
+        await world.scan(after_s=2)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+    await world.stop()
 
 
 async def test_an_open_breaker_holds_checks_back_and_closes_again(world: World) -> None:
