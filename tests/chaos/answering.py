@@ -74,7 +74,13 @@ class CheckEndpoints:
         return self._decisions.decide(transaction, "rollback")
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        body: dict[str, Any] = await request.json()
+        try:
+            body: dict[str, Any] = await request.json()
+        except OSError:
+            # Whoever asked has gone before this process came to it; that it asked stands in the history all the same.
+            asked = self._producers.name_now(request.headers["webhook-id"].rpartition(":")[0])
+            self._history.write(Checked(id=asked, said="nothing", manner="too late"))
+            raise
         if (heard := self._heard.pop(request.protocol, None)) is not None:
             # A connection is used again only where the answer before was read to its end, and in time.
             self._history.write(Taken(id=heard[0], said=heard[1]))
