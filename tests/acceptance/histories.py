@@ -16,6 +16,7 @@ from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka import codec
+from tests.acceptance.endpoints import CheckEndpoint
 from tests.acceptance.rest_client import QUIET, Json, Rest, message, preparation
 
 BATCH = 200
@@ -96,16 +97,24 @@ async def _parked(rest: Rest, history: History, rng: random.Random) -> None:
 
 
 async def _given_up(rest: Rest, history: History, rng: random.Random) -> None:
-    giving_up = PARK_AT_ONCE | {"on_exhausted": "rollback"}
-    (await rest.put_group("giving-up", topics=history.topics, policy=giving_up)).expect(200, 201)
-    ids = []
-    for _ in range(3):
-        messages = _messages(rng, history.topics)
-        ids.append(await rest.prepared("giving-up", messages))
-        history.messages[ids[-1]] = messages
-    for name in ids:
-        await rest.until(name, "rolled_back")
-        history.expected[name] = "rolled_back_ok"
+    # Policy rolls back only what was asked about.
+    endpoint = CheckEndpoint("unknown")
+    await endpoint.start()
+    try:
+        giving_up = PARK_AT_ONCE | {"on_exhausted": "rollback", "max_age_s": 3600, "max_checks": 1}
+        (await rest.put_group("giving-up", topics=history.topics, urls=[endpoint.url], policy=giving_up)).expect(
+            200, 201
+        )
+        ids = []
+        for _ in range(3):
+            messages = _messages(rng, history.topics)
+            ids.append(await rest.prepared("giving-up", messages))
+            history.messages[ids[-1]] = messages
+        for name in ids:
+            await rest.until(name, "rolled_back")
+            history.expected[name] = "rolled_back_ok"
+    finally:
+        await endpoint.stop()
 
 
 async def _checked(rest: Rest, history: History, rng: random.Random) -> None:

@@ -228,18 +228,27 @@ async def _killed_on_checking(scene: Scene, transaction: str, fault: Fault) -> N
 
 @pytest.mark.parametrize("point", ["lane.5.commit.before", "lane.5.commit.after"])
 @pytest.mark.parametrize("on_exhausted, state", [("park", "parked"), ("rollback", "rolled_back")])
-async def test_killed_while_it_gives_up(scene: Scene, group: str, on_exhausted: str, state: str, point: str) -> None:
-    """What policy decided stands once, whether the first or the second start wrote it."""
-    policy = {**HASTY, "on_exhausted": on_exhausted}
-    (await scene.rest.put_group(group, topics=scene.lineage.topics, policy=policy)).expect(201)
-    scene.coordinator.faults.plan(Fault(point=point, action="kill", seconds=AT_BROKER_S))
+async def test_killed_while_it_gives_up(
+    scene: Scene, endpoint: CheckEndpoint, group: str, on_exhausted: str, state: str, point: str
+) -> None:
+    """What policy decided stands once, whether the first or the second start wrote it.
+
+    What is rolled back was asked about: each start notes a check of its own before it rolls back.
+    """
+    asked = on_exhausted == "rollback"
+    policy = {**HASTY, "on_exhausted": on_exhausted} | ({"max_checks": 1, "max_age_s": 3600} if asked else {})
+    urls = [endpoint.url] if asked else None
+    (await scene.rest.put_group(group, topics=scene.lineage.topics, urls=urls, policy=policy)).expect(201)
+    scene.coordinator.faults.plan(Fault(point=point, action="kill", hit=2 if asked else 1, seconds=AT_BROKER_S))
     transaction = await scene.prepare(group=group)
     await scene.coordinator.killed_at_its_fault()
 
     await scene.restart()
     await scene.rest.until(transaction, state)
     internal = InternalTopics(scene.cluster, scene.coordinator.prefix)
-    assert await internal.kinds(transaction) == [(OpKind(state.upper()), "policy")]
+    *checks, decided = await internal.kinds(transaction)
+    assert decided == (OpKind(state.upper()), "policy")
+    assert checks in ([(OpKind.CHECKED, "check")] * number for number in ((1, 2) if asked else (0,)))
     await scene.exactly({transaction: state})
     if state == "parked":
         assert (await scene.rest.commit(transaction))["changed"] is True
