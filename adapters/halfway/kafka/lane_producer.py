@@ -305,7 +305,8 @@ class _Undertaker:
     def _end(self, producer: Producer, *, known: bool) -> bool:
         """Drop what waits; where it must be known, end the client's threads and connections and tell whether they have.
 
-        `close` tries to abort first, and warns where that is not possible any more, as after a commit was requested.
+        `close` tries to abort first, and warns where that is not possible any more, as after a commit was requested. If
+        the abort fails for good it raises, and whether the client has ended is not known.
         """
         try:
             producer.purge()
@@ -317,9 +318,13 @@ class _Undertaker:
         if producer.flush(_BURY_S):
             log.warning("abandoned_producer_not_purged", left=len(producer))
             return False
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            return producer.close()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                return producer.close()
+        except KafkaException as error:
+            log.warning("abandoned_producer_not_closed", error=error.args[0].str())
+            return False
 
 
 _UNDERTAKER: Final = _Undertaker()

@@ -23,6 +23,8 @@ class ScriptedProducer:
     """A client whose id cannot be settled while it is one of `unsettled`, and that ends when it is let."""
 
     unsettled: frozenset[str] = frozenset()
+    failing: frozenset[str] = frozenset()
+    """Those whose last transaction can neither be committed nor aborted."""
     may_end = threading.Event()
     closed: list[str]
 
@@ -47,6 +49,8 @@ class ScriptedProducer:
 
     def close(self) -> bool:
         self.closed.append(self.id)
+        if self.id in self.failing:
+            raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, "scripted", True, False, False))
         return True
 
     def __len__(self) -> int:
@@ -112,3 +116,15 @@ def test_a_former_producer_is_waited_for_until_its_client_has_ended(scripted: ty
     scripted.may_end.set()
     until_closed(scripted, "hanging.0")
     fence(CONFIG, ["hanging.0"], time.monotonic() + LONG_S)
+
+
+def test_a_former_producer_that_cannot_be_closed_is_waited_for(
+    scripted: type[ScriptedProducer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its transaction could not even be aborted: that is told in a line, and it does not count as ended."""
+    scripted.failing = frozenset({"failing.0"})
+    abandoned_lane("failing.0")
+    until_closed(scripted, "failing.0")
+    scripted.unsettled = frozenset({"failing.0"})
+    assert refused("failing.0", 0.5) >= 0.5
+    assert "Traceback" not in "".join(capfd.readouterr())
