@@ -212,7 +212,7 @@ async def test_a_verdict_in_any_proper_form_resolves(rest: Rest, endpoints: Endp
 async def test_the_question_tells_what_is_needed_to_answer_it(
     rest: Rest, endpoints: Endpoints, group: str, topic: str
 ) -> None:
-    """`{"type": "transaction.check", "id", "group", "prepared_at", "attempt", "messages"}`, as JSON over POST."""
+    """`{"type": "transaction.check", "nonce", "id", "group", "prepared_at", "attempt", "messages"}` over POST."""
     endpoint = await endpoints.check("rollback")
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=PATIENT)).expect(201)
     sent = {"topic": topic, "key": "order-1", "value": "paid", "headers": [{"name": "h", "value": "1"}]}
@@ -222,7 +222,7 @@ async def test_the_question_tells_what_is_needed_to_answer_it(
 
     assert asked.headers["Content-Type"] == "application/json"
     assert asked.headers["webhook-id"] == f"{prepared['id']}:1"
-    assert set(asked.body) == {"type", "id", "group", "prepared_at", "attempt", "messages"}
+    assert set(asked.body) == {"type", "nonce", "id", "group", "prepared_at", "attempt", "messages"}
     assert asked.body["type"] == "transaction.check"
     assert asked.body["id"] == prepared["id"]
     assert asked.body["group"] == group
