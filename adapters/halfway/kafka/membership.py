@@ -64,7 +64,7 @@ class MembershipStatus:
     acquiring: tuple[int, ...]
     """Assigned but not served yet."""
     last_error: str | None
-    """Why the last incarnation failed; None since a shard was acquired."""
+    """Why the last incarnation failed; None since a shard was acquired, unless the log needs a newer release."""
     troubles: tuple[ShardTrouble, ...] = ()
     """Those of `acquiring` that were tried in vain, with the reason."""
 
@@ -101,7 +101,7 @@ class KafkaMembership:
         self._setbacks = Setbacks(fenced_pause_s)
         self._acquisitions = Acquisitions(config, cursors, self, fenced_pause_s)
         self._stalled = False
-        self._outdated = False
+        self._outdated: str | None = None
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: ShardListener
@@ -117,7 +117,7 @@ class KafkaMembership:
             incarnation=None if incarnation is None else incarnation.id,
             owned=tuple(sorted(owned)),
             acquiring=tuple(sorted(self._assigned - owned)),
-            last_error=self._setbacks.last_error,
+            last_error=self._outdated or self._setbacks.last_error,
             troubles=self._acquisitions.troubles,
         )
 
@@ -219,7 +219,7 @@ class KafkaMembership:
         while not self._stopping:
             self._changed.clear()
             try:
-                if self._outdated:
+                if self._outdated is not None:
                     await self._stay_out()
                 elif self._stalled:
                     self._stalled = False
@@ -326,7 +326,7 @@ class KafkaMembership:
 
     async def _stay_out(self) -> None:
         """Leave the group for good: the log holds what this release cannot read, and others may be able to."""
-        log.error("release_too_old", error=self._setbacks.last_error)
+        log.error("release_too_old", error=self._outdated)
         self._group.leave_group()
         while not self._stopping:
             self._changed.clear()
@@ -365,8 +365,7 @@ class KafkaMembership:
 
     def outdated(self, error: str) -> None:
         """Leave the group: others may be able to read the log."""
-        self._setbacks.failed(error)
-        self._outdated = True
+        self._outdated = error
         self._changed.set()
 
     def count_skipped(self, topic: str, reason: str) -> None:

@@ -3,12 +3,16 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
+from halfway.domain.shard import ShardState
 from halfway.kafka import membership as of_kafka
+from halfway.kafka.acquire import Acquired
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.incarnation import Incarnation
 from halfway.kafka.loop import Loop
 from tests.integration.cluster_harness import Instance
 
@@ -44,6 +48,36 @@ async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> N
         pool.submit(lose_and_get_back).result()  # the loop waits for it
     await asyncio.sleep(0.05)
     assert membership.status.acquiring == (0, 1)
+
+
+class Serving:
+    """Stands for an incarnation that can serve what it acquires."""
+
+    id = "this"
+    failed = False
+
+    def __init__(self) -> None:
+        self.shards: set[int] = set()
+
+    def holds(self, shard: int) -> bool:
+        return shard in self.shards
+
+    def serve(self, shard: int, _position: int) -> None:
+        self.shards.add(shard)
+
+
+async def test_a_release_that_is_too_old_says_so_when_another_shard_could_be_acquired() -> None:
+    """The acquisition that went well ends after the one that found the newer record."""
+    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
+    instance = Instance(config)
+    membership = instance.cluster.membership
+    membership._listener = instance.service
+    membership._on_assigned({0, 1})
+    incarnation = membership._incarnation = cast("Incarnation", Serving())
+    membership.outdated("half[0]@2: written by a newer release")
+    await membership.serve(incarnation, Acquired(shard=1, state=ShardState(1), barrier=0))
+    assert incarnation.holds(1)
+    assert membership.status.last_error == "half[0]@2: written by a newer release"
 
 
 class LaneId:
