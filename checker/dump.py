@@ -20,9 +20,20 @@ from checker.records import AnyRecord, Half, Op, Parked, Real
 from halfway import schemas
 
 _ASK_WITHIN_S: Final = 30.0
+_ASK_AGAIN_S: Final = 0.2
 _SILENCE_S: Final = 60.0
 _FINGERPRINT: Final = slice(2, 10)
 _KINDS: Final = ("half", "op", "parked")
+_LEADER_MOVES: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""What a broker answers, for a moment, while brokers and client name different leaders of a partition."""
 
 
 Place: TypeAlias = tuple[str, int]
@@ -122,7 +133,7 @@ def _read(
                 elif error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  named so
                     if offset >= missing.get(place, offset + 1):
                         del missing[place]
-                elif error is not None and not error.retriable():
+                elif error is not None and not error.retriable() and error.code() not in _LEADER_MOVES:
                     raise KafkaException(error)
             if time.monotonic() - heard > _SILENCE_S:
                 held.update(missing)
@@ -133,13 +144,21 @@ def _read(
 
 def _ends(bootstrap_servers: str, topics: Sequence[str]) -> dict[Place, int]:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
-    metadata = admin.list_topics(timeout=_ASK_WITHIN_S).topics
-    wanted = [
-        TopicPartition(topic, number) for topic in topics if topic in metadata for number in metadata[topic].partitions
-    ]
-    asked: Any = dict.fromkeys(wanted, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_WITHIN_S)
-    return {(one.topic, one.partition): answer.result(_ASK_WITHIN_S).offset for one, answer in answers.items()}
+    deadline = time.monotonic() + _SILENCE_S
+    while True:
+        metadata = admin.list_topics(timeout=_ASK_WITHIN_S).topics
+        there = [topic for topic in topics if topic in metadata]
+        wanted = [TopicPartition(topic, number) for topic in there for number in metadata[topic].partitions]
+        asked: Any = dict.fromkeys(wanted, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        answers = admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_WITHIN_S
+        )
+        try:
+            return {(one.topic, one.partition): answer.result(_ASK_WITHIN_S).offset for one, answer in answers.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in _LEADER_MOVES or time.monotonic() > deadline:
+                raise
+        time.sleep(_ASK_AGAIN_S)
 
 
 def _real(message: Message) -> Real:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from confluent_kafka import ElectionType, TopicPartition
 from confluent_kafka.cimpl import NewTopic
 
 from halfway.domain.errors import KafkaUnavailableError, LaneLostError, TopicUnavailableError
 from halfway.domain.records import Message
 from halfway.kafka.config import KafkaConfig
 from halfway.kafka.destinations import Destinations
+from halfway.kafka.ends import PartitionEnds
 from halfway.kafka.standing import Openings
 from tests.chaos.brokers import BrokerCluster
 from tests.integration.cluster_harness import (
@@ -149,3 +152,28 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
     assert verifier.alive
     assert [seen.value for seen in read_topic(config, good)] == [b"first", b"second"]
     assert [seen.value for seen in read_topic(config, under)] == [b"bad", b"worse"]
+
+
+async def test_the_end_of_a_partition_is_told_after_its_leader_went_and_came_back(brokers: BrokerCluster) -> None:
+    """The same broker leads in a later epoch, and librdkafka would ask with the cached one for up to 15 minutes."""
+    topic, config = "led", config_for(brokers.bootstrap_servers)
+    brokers.admin.create_topics([NewTopic(topic, 1, 3)])[topic].result()
+    brokers.wait_until_ready()
+    ends = PartitionEnds(config, topic)
+
+    async def end() -> int:
+        return await ends.end(0, deadline=asyncio.get_running_loop().time() + PATIENCE_S)
+
+    def go_and_come_back() -> None:
+        number = brokers.admin.list_topics(topic).topics[topic].partitions[0].leader
+        leader = next(broker for broker in brokers.brokers if broker.name == f"broker-{number}")
+        leader.stop()
+        leader.launch()
+        brokers.wait_until_ready()
+        moved = brokers.admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result()
+        assert set(moved.values()) == {None}
+
+    assert await end() == 0
+    await asyncio.to_thread(go_and_come_back)
+    assert await end() == 0
+    await ends.stop()

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Final
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # public, but not for mypy
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.config import KafkaConfig
+from halfway.kafka.partitions import LEADER_MOVES
+
+_ASK_AGAIN_S: Final = 0.1
 
 
 class PartitionEnds:
@@ -69,19 +79,47 @@ class PartitionEnds:
             self._admin = AdminClient(self._config.admin())
         # Its log lines wait to be taken.
         self._admin.poll(0)
+        until = time.monotonic() + self._timeout_s
+        ends: dict[int, int | Exception] = {}
+        missing = set(partitions)
+        while missing:
+            for partition, answer in self._list_offsets(self._admin, missing).items():
+                try:
+                    ends[partition] = (await asyncio.wrap_future(answer)).offset
+                except KafkaException as exception:
+                    error = exception.args[0]
+                    ends[partition] = _unavailable(self._topic, error.str())
+                    if error.code() in LEADER_MOVES:
+                        continue
+                missing.remove(partition)
+            if missing and not await self._refreshed(self._admin, until):
+                break
+        return ends
+
+    def _list_offsets(self, admin: AdminClient, partitions: Iterable[int]) -> dict[int, Future[ListOffsetsResultInfo]]:
         spec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
-        answers = self._admin.list_offsets(
+        answers = admin.list_offsets(
             {TopicPartition(self._topic, partition): spec for partition in partitions},
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=self._timeout_s,
         )
-        ends: dict[int, int | Exception] = {}
-        for place, answer in answers.items():
-            try:
-                ends[place.partition] = (await asyncio.wrap_future(answer)).offset
-            except KafkaException as exception:
-                ends[place.partition] = _unavailable(self._topic, exception.args[0].str())
-        return ends
+        return {place.partition: answer for place, answer in answers.items()}
+
+    async def _refreshed(self, admin: AdminClient, until: float) -> bool:
+        """Fetch the topic's metadata, and return whether there is time to ask again.
+
+        librdkafka asks with the leader epoch that it has cached, and keeps that for up to 15 minutes when the broker
+        answers that the epoch is older than its own.
+        """
+        await asyncio.sleep(_ASK_AGAIN_S)
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            await asyncio.to_thread(admin.list_topics, self._topic, timeout=left)
+        except KafkaException:
+            return False
+        return time.monotonic() < until
 
 
 def _unavailable(topic: str, reason: str) -> KafkaUnavailableError:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
@@ -31,7 +31,7 @@ from halfway.kafka.config import KafkaConfig
 from halfway.kafka.fences import Fences
 from halfway.kafka.intake import Count, barrier_in, is_layout, marked, note_skipped, owner_in, owner_key
 from halfway.kafka.lane_producer import fence
-from halfway.kafka.partitions import PartitionReader, Place
+from halfway.kafka.partitions import LEADER_MOVES, PartitionReader, Place
 from halfway.kafka.patience import Patience
 from halfway.kafka.rehearsal import end_rehearsal
 from halfway.kafka.transactional_ids import lane_ids
@@ -41,7 +41,6 @@ log = structlog.get_logger()
 _ASK_S: Final = 10.0
 _LOOK_S: Final = 0.5
 _AGAIN_S: Final = 0.1
-_LEADER_MOVES: Final = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 
 
 class FormerOwnerUnknownError(Exception):
@@ -185,7 +184,10 @@ class FormerOwners:
             try:
                 return {(one.topic, one.partition): future.result().offset for one, future in futures.items()}
             except KafkaException as error:
-                if error.args[0].code() not in _LEADER_MOVES:
+                if error.args[0].code() not in LEADER_MOVES:
                     raise
             self.patience.check("asking for the end offsets")
             time.sleep(_AGAIN_S)
+            for topic in {place.topic for place in asked}:  # else librdkafka keeps the leader epoch that it has cached
+                with suppress(KafkaException):
+                    admin.list_topics(topic, timeout=_LOOK_S)

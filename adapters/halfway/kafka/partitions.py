@@ -15,15 +15,24 @@ from halfway.kafka.config import KafkaConfig
 BATCH: Final = 1_000
 _MEET_S: Final = 2.0
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+LEADER_MOVES: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._NOENT,  # noqa: SLF001 - no leader is found in the client's metadata
+    }
+)
+"""What a broker or the client answers until both know the same leader of a partition: ask again."""
 # What librdkafka gets over by itself, and tells all the same.
-_PASSING: Final = frozenset(
+_PASSING: Final = LEADER_MOVES | frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
         KafkaError._RESOLVE,  # noqa: SLF001
         KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.OFFSET_OUT_OF_RANGE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
