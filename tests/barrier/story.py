@@ -167,7 +167,7 @@ class Story:
 
     def _asked(self) -> Actor:
         """Answer a check with pauses between its transactions and before each commit, or die at one of them."""
-        decision = self._database.barrier._decision(self._check)
+        decision = self._database.barrier._decision(self._check.id, self._check.prepared_at)
         crash_after = self._random.choice([0, 1, None, None, None, None])
         transactions = 0
         try:

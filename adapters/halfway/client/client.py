@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from datetime import UTC, datetime
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
+from halfway.client.blocking import awaited
 from halfway.client.coalescing import Coalescer
 from halfway.client.errors import (
     AlreadyEndedError,
@@ -30,6 +31,9 @@ from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
 from halfway.client.transaction import Transaction
 from halfway.client.transport import NoAnswerError, Reply, Transport
+
+if TYPE_CHECKING:
+    from halfway.client.barrier import AsyncBarrier, Barrier
 
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0
@@ -61,11 +65,12 @@ class Halfway:
     It may be shared by any number of tasks of that loop. After a fork, open a new one in the child.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings by name
         self,
         urls: str | Sequence[str],
         group: str,
         *,
+        barrier: Barrier | AsyncBarrier | None = None,
         credential: str | None = None,
         prepare_timeout_s: float = 10.0,
         end_timeout_s: float = 30.0,
@@ -75,10 +80,12 @@ class Halfway:
     ) -> None:
         """Take the coordinators' URLs and the group's name; nothing is sent yet.
 
+        `barrier` says how a transaction ends whose block raised an exception; `register` checks its retention.
         `max_waiting` bounds the prepares, and likewise the ends, that wait to be sent; `max_in_background` bounds the
         ends that are sent without being waited for. Raises InvalidUrlError.
         """
         self.group = group
+        self.barrier = barrier
         self._transport = Transport(
             [urls] if isinstance(urls, str) else urls, credential=credential, connections=connections
         )
@@ -126,11 +133,16 @@ class Halfway:
     ) -> Mapping[str, Any]:
         """Register the group, or change it; the same again changes nothing. Return the group with its policy.
 
-        Without `check_urls` the group fetches its checks (`CheckWorker`). Call it whenever the service starts.
+        Without `check_urls` the group fetches its checks (`CheckWorker`). Call it whenever the service starts. Raises
+        InvalidRetentionError if the client's barrier would forget what halfway may still ask about.
         """
         check = {"urls": list(check_urls)} if check_urls else {"mode": "pull"}
         body = {"check": check, "topics": list(topics), "policy": dict(policy or {})}
-        return await self._call("PUT", f"/v1/groups/{quote(self.group, safe='')}", body, timeout_s=timeout_s)
+        path = f"/v1/groups/{quote(self.group, safe='')}"
+        group = await self._call("PUT", path, body, timeout_s=timeout_s)
+        if self.barrier is not None:
+            self.barrier.check_policy(group["policy"])
+        return group
 
     def transaction(
         self,
@@ -200,6 +212,13 @@ class Halfway:
         if check_id is not None:
             body["check_id"] = check_id
         await self._until_known(self._ends, body, self._end_timeout_s, EndUnconfirmedError, f"the {outcome} of {id}")
+
+    def settle(self, transaction_id: str, outcome: Outcome, *, remark: str | None = None) -> None:
+        """End in the background a transaction whose block raised an exception: as the barrier says, if there is one.
+
+        Without a barrier it ends with `outcome`.
+        """
+        self._in_background(self._settle(transaction_id, outcome, remark))
 
     async def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
         """Return a transaction as `GET /v1/transactions/{id}` shows it; raises UnknownTransactionError."""
@@ -272,6 +291,11 @@ class Halfway:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def _settle(self, transaction_id: str, outcome: Outcome, remark: str | None) -> None:
+        if self.barrier is not None:
+            outcome = await awaited(self.barrier.settle, transaction_id)
+        await self._end_quietly(transaction_id, outcome, remark)
 
     async def _end_quietly(
         self, transaction_id: str, outcome: Outcome, remark: str | None, check_id: str | None = None

@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.client import Halfway
 from halfway.client.errors import ClientClosedError
 from halfway.client.messages import Message
@@ -36,6 +37,9 @@ class SyncHalfway:
         self._thread: _LoopThread | None = None
         self._closed = False
         _clients.add(self)
+        self.barrier: Barrier | None = settings.get("barrier")
+        if isinstance(self.barrier, AsyncBarrier):
+            raise TypeError("SyncHalfway takes a Barrier: an AsyncBarrier belongs to the event loop that runs Halfway")
         Halfway(**self._settings)  # a wrong setting is told here, not at the first call
 
     def __enter__(self) -> Self:

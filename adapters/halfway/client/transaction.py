@@ -24,9 +24,11 @@ class Transaction:
     The block is entered only after the prepare is durable. When it is left:
 
     - without an exception the transaction commits;
+    - with an exception, if the client has a barrier, that decides, so the two never contradict each other;
     - with one that may have come while the database was committing (a lost connection, a time-out, a cancellation) it
-      is ended as `unknown`, and check-back asks the service;
-    - with any other exception it rolls back. So let the database's commit be the last thing that the block does.
+      is ended as `unknown` if there is no barrier, and check-back asks the service;
+    - with any other exception it rolls back if there is no barrier. So without one let the database's commit be the
+      last thing that the block does.
 
     `commit`, `rollback` and `unknown` inside the block end it explicitly. Get it from `Halfway.transaction`.
     """
@@ -92,10 +94,8 @@ class Transaction:
             return
         if error is None:
             await self._end("commit", None)
-        elif may_have_committed(error):
-            await self._end_in_background("unknown", error)
         else:
-            await self._end_in_background("rollback", error)
+            self._settle(error)
 
     def enter_scope(self) -> None:
         """Remember in this task that the transaction is open; raises NestedTransactionError."""
@@ -118,8 +118,9 @@ class Transaction:
         self._ended = True
         await self._client.end(self.id, outcome, remark=remark, confirm=self._confirm)
 
-    async def _end_in_background(self, outcome: Outcome, error: BaseException) -> None:
+    def _settle(self, error: BaseException) -> None:
         """End without being waited for: the block's exception must not be delayed or replaced by another one."""
         self._ended = True
+        outcome: Outcome = "unknown" if may_have_committed(error) else "rollback"
         with contextlib.suppress(HalfwayError):  # a closed client: check-back asks
-            await self._client.end(self.id, outcome, remark=type(error).__name__, confirm=False)
+            self._client.settle(self.id, outcome, remark=type(error).__name__)

@@ -38,11 +38,6 @@ class Shop:
             return int(connection.execute("SELECT count(*) FROM halfway_barrier").fetchone()[0])
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path / "shop.sqlite")
-
-
 def asked(transaction_id: str, *, age: timedelta = timedelta(0)) -> Check:
     prepared_at = (datetime.now(UTC) - age).isoformat()
     return Check(id=transaction_id, group="shop", prepared_at=prepared_at, attempt=1, messages=[])

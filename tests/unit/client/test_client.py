@@ -28,13 +28,6 @@ ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace"
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[RestWorld]:
-    async with RestWorld() as world:
-        await world.put_shop()
-        yield world
-
-
-@pytest.fixture
 async def halfway(world: RestWorld) -> AsyncIterator[Halfway]:
     async with Halfway(world.url, "shop", prepare_timeout_s=5, end_timeout_s=5) as client:
         yield client

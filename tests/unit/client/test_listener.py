@@ -1,6 +1,5 @@
 """RocketMQ's way: three outcomes, and what the listener raises is unknown."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ class Listener:
 
     async def check_local_transaction(self, check: Check) -> Outcome:
         return "rollback"
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[RestWorld]:
-    async with RestWorld() as world:
-        await world.put_shop()
-        yield world
 
 
 async def test_each_outcome_ends_the_transaction_so(world: RestWorld) -> None:

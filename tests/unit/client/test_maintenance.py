@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -13,13 +13,6 @@ from halfway.client.barrier import Barrier, BarrierMaintenance, InvalidRetention
 from tests.unit.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[RestWorld]:
-    async with RestWorld() as world:
-        await world.put_shop()
-        yield world
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,13 +13,6 @@ from halfway.client import ClientClosedError, InvalidUrlError, Message, NestedTr
 from tests.unit.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[RestWorld]:
-    async with RestWorld() as world:
-        await world.put_shop()
-        yield world
 
 
 async def in_thread(work: Callable[[], None]) -> None:

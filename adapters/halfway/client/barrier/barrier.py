@@ -53,29 +53,34 @@ class _AnyBarrier:
                 f" give the barrier a retention_s of {2 * max_age_s:.0f} or more, or lower max_age_s"
             )
 
+    def write(self, connection: Any, transaction_id: str) -> None:
+        """Do what `insert` does, on the connection of a synchronous driver."""
+        require_transaction(connection)
+        carry_out(self._table.insert(transaction_id), connection)
+
     def _may_be_cleaned(self, prepared_at: str) -> bool:
         """Whether a transaction is so old that its row may be gone: then a check knows nothing, and must say so."""
         age_s = (datetime.now(UTC) - datetime.fromisoformat(prepared_at)).total_seconds()
         return age_s > self.retention_s / 2
 
-    def _decision(self, check: Check) -> Generator[Steps[Any], Any, Outcome]:
-        """Yield the transactions that answer a check, one after the other, and return the outcome.
+    def _decision(self, transaction_id: str, prepared_at: str | None) -> Generator[Steps[Any], Any, Outcome]:
+        """Yield the transactions that decide, one after the other, and return the outcome.
 
         Each looks in a transaction of its own, so that no isolation level hides what was committed in between.
         """
         try:
-            outcome: Outcome | None = yield self._table.look(check.id)
+            outcome: Outcome | None = yield self._table.look(transaction_id)
             if outcome is not None:
                 return outcome
-            if self._may_be_cleaned(check.prepared_at):
-                log.warning("transaction %s is older than the barrier remembers: it is left open", check.id)
+            if prepared_at is not None and self._may_be_cleaned(prepared_at):
+                log.warning("transaction %s is older than the barrier remembers: it is left open", transaction_id)
                 return "unknown"
-            first: bool = yield self._table.take_place(check.id)
+            first: bool = yield self._table.take_place(transaction_id)
             if first:
                 return "rollback"
-            outcome = yield self._table.look(check.id)
+            outcome = yield self._table.look(transaction_id)
         except Exception as error:  # noqa: BLE001 - as a rule its row is locked by a local transaction that is open
-            log.info("the check of %s is answered unknown: %s: %s", check.id, type(error).__name__, error)
+            log.info("transaction %s cannot be decided now: %s: %s", transaction_id, type(error).__name__, error)
             return "unknown"
         return outcome or "unknown"
 
@@ -99,8 +104,7 @@ class Barrier(_AnyBarrier):
 
         Raises LateTransactionError if a check has been answered before: then let it roll the local transaction back.
         """
-        require_transaction(connection)
-        carry_out(self._table.insert(transaction_id), connection)
+        self.write(connection, transaction_id)
 
     def look(self, transaction_id: str) -> Outcome | None:
         """Return the outcome that stands, None if there is none yet."""
@@ -108,7 +112,13 @@ class Barrier(_AnyBarrier):
 
     def decide(self, check: Check) -> Outcome:
         """Answer a check; if it comes before the local transaction, that one cannot commit any more."""
-        decision = self._decision(check)
+        return self._decided(self._decision(check.id, check.prepared_at))
+
+    def settle(self, transaction_id: str) -> Outcome:
+        """Decide as a check does about a transaction that was prepared just now."""
+        return self._decided(self._decision(transaction_id, None))
+
+    def _decided(self, decision: Generator[Steps[Any], Any, Outcome]) -> Outcome:
         try:
             steps = next(decision)
             while True:
@@ -155,7 +165,13 @@ class AsyncBarrier(_AnyBarrier):
 
     async def decide(self, check: Check) -> Outcome:
         """Do what `Barrier.decide` does."""
-        decision = self._decision(check)
+        return await self._decided(self._decision(check.id, check.prepared_at))
+
+    async def settle(self, transaction_id: str) -> Outcome:
+        """Do what `Barrier.settle` does."""
+        return await self._decided(self._decision(transaction_id, None))
+
+    async def _decided(self, decision: Generator[Steps[Any], Any, Outcome]) -> Outcome:
         try:
             steps = next(decision)
             while True:

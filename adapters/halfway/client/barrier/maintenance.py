@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, ParamSpec, TypeVar, cast
+from typing import Final
 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
+from halfway.client.blocking import awaited
 from halfway.client.client import Halfway
 from halfway.client.errors import HalfwayError, RefusedError
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _PAUSE_S: Final = 0.05
 """Between two batches, so that they never fill the database's day."""
@@ -60,7 +57,7 @@ class BarrierMaintenance:
         """Delete what is older than the retention, in batches; return how many rows."""
         total = 0
         while True:
-            deleted = await _awaited(self._barrier.clean, self._batch)
+            deleted = await awaited(self._barrier.clean, self._batch)
             total += deleted
             if deleted < self._batch:
                 return total
@@ -76,7 +73,7 @@ class BarrierMaintenance:
 
     async def _reconcile(self, transaction_id: str) -> bool:
         try:
-            outcome = await _awaited(self._barrier.look, transaction_id)
+            outcome = await awaited(self._barrier.look, transaction_id)
         except Exception as error:  # noqa: BLE001 - any driver's: as a rule its local transaction is open
             log.info("the barrier's row of %s could not be read: %s: %s", transaction_id, type(error).__name__, error)
             return False
@@ -104,11 +101,3 @@ class BarrierMaintenance:
             await work()
         except Exception:
             log.exception(failure)
-
-
-async def _awaited(call: Callable[P, T | Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
-    """Call a coroutine function here, and any other, which may block, in a thread."""
-    if inspect.iscoroutinefunction(call):
-        return await call(*arguments, **named)  # type: ignore[no-any-return]  # what it says
-    blocking = cast("Callable[P, T]", call)
-    return await asyncio.to_thread(blocking, *arguments, **named)

@@ -1,0 +1,21 @@
+"""What the tests of the client share: a coordinator over ports in memory, and a service's database."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.client.test_barrier import Shop
+from tests.unit.rest.client import RestWorld
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[RestWorld]:
+    async with RestWorld() as world:
+        await world.put_shop()
+        yield world
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "shop.sqlite")

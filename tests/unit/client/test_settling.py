@@ -1,0 +1,89 @@
+"""A client with a barrier never contradicts the database, whatever exception its block raises."""
+
+import asyncio
+
+import pytest
+
+from halfway.client import Halfway, Message, SyncHalfway
+from halfway.client.barrier import AsyncBarrier, Barrier, InvalidRetentionError
+from tests.unit.client.test_barrier import Shop, asked
+from tests.unit.client.test_client import OperationalError
+from tests.unit.rest.client import RestWorld
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+async def settled(world: RestWorld, transaction_id: str) -> str:
+    """Return the state once the end in the background has been done."""
+    for _ in range(500):
+        state = str((await world.show(transaction_id)).body["state"])
+        if state != "prepared":
+            return state
+        await asyncio.sleep(0.01)
+    return "prepared"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, OperationalError, asyncio.CancelledError])
+async def test_an_exception_after_the_local_commit_does_not_roll_back(
+    world: RestWorld, shop: Shop, error: type[BaseException]
+) -> None:
+    async with Halfway(world.url, "shop", barrier=shop.barrier) as client:
+        transaction = client.transaction([ORDER])
+
+        async def service() -> None:
+            async with transaction:
+                with shop.begin() as connection:
+                    shop.barrier.insert(connection, transaction.id)
+                raise error
+
+        with pytest.raises(error):
+            await service()
+        assert await settled(world, transaction.id) == "committed"
+    assert len(world.memory.records("orders")) == 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, OperationalError])
+async def test_an_exception_before_it_rolls_both_back_for_good(
+    world: RestWorld, shop: Shop, error: type[BaseException]
+) -> None:
+    def service(client: SyncHalfway) -> None:
+        with client.transaction([ORDER], id="order-42") as transaction, shop.begin() as connection:
+            shop.barrier.insert(connection, transaction.id)
+            raise error
+
+    def work() -> None:
+        with SyncHalfway(world.url, "shop", barrier=shop.barrier) as client, pytest.raises(error):
+            service(client)
+
+    await asyncio.to_thread(work)
+    assert await settled(world, "order-42") == "rolled_back"
+    assert shop.barrier.decide(asked("order-42")) == "rollback"
+
+
+async def test_while_the_local_transaction_is_open_it_is_left_to_check_back(world: RestWorld, shop: Shop) -> None:
+    async with Halfway(world.url, "shop", barrier=shop.barrier) as client:
+        transaction = client.transaction([ORDER])
+        with shop.begin() as connection:
+
+            async def service() -> None:
+                async with transaction:
+                    shop.barrier.insert(connection, transaction.id)
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await service()
+            await client.close()  # waits for the end in the background
+        assert (await world.show(transaction.id)).body["state"] == "prepared"
+    assert shop.barrier.decide(asked(transaction.id)) == "commit"
+
+
+async def test_registering_refuses_a_barrier_that_forgets_too_early(world: RestWorld, shop: Shop) -> None:
+    barrier = Barrier("sqlite", shop.begin, retention_s=3600)
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        with pytest.raises(InvalidRetentionError, match="retention_s of"):
+            await client.register(topics=["orders"])
+
+
+def test_a_client_for_threads_refuses_a_barrier_that_needs_an_event_loop() -> None:
+    with pytest.raises(TypeError, match="takes a Barrier"):
+        SyncHalfway("http://halfway:8080", "shop", barrier=AsyncBarrier("sqlite", lambda: None))  # type: ignore[arg-type, return-value]  # never called
