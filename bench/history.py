@@ -26,12 +26,12 @@ from halfway.domain.policy import reanchor_distance
 from halfway.domain.records import Half, Message, Origin, fingerprint
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause, State
-from halfway.kafka.codec import KIND_HALF, encode_half, record_headers
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.incarnation import lane_producers, new_incarnation_id
-from halfway.kafka.lane_producer import TransactionalProducer
-from halfway.kafka.lane_records import Encoded, Kept, encode
-from halfway.service import writes
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import TransactionalProducer
+from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
+from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.records.lane_records import Encoded, Kept, encode
+from halfway.service.resolve import lane_writes
 
 MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
 _END_AFTER_MS: Final = 10
@@ -216,8 +216,8 @@ class Writer:
         for shard, half, (offset,) in wave:
             shard.end = max(shard.end, offset + 1)
             at = half.prepared_at + _END_AFTER_MS
-            told = writes.Told(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
-            write = writes.committed(shard.number, Pending.of(offset, half), half, told)
+            told = lane_writes.Told(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
+            write = lane_writes.committed(shard.number, Pending.of(offset, half), half, told)
             ended.append((shard, encode(write, self._config.op_record_bytes), at))
         again = [one for shard in self._shards for one in self._far_behind(shard)]
         producer = self._lane[0]
@@ -259,7 +259,7 @@ class Writer:
         again: list[tuple[_Shard, Half, Encoded, list[int]]] = []
         while shard.pending and shard.end - shard.pending[0][0] > limit and len(again) < self._plan.wave:
             offset, half = shard.pending.popleft()
-            write = writes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
+            write = lane_writes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
             place: list[int] = []
             encoded = encode(write, self._plan.config.op_record_bytes)
             again.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, place))

@@ -35,11 +35,11 @@ from halfway.domain.ids import server_id
 from halfway.domain.records import Half, Message, fingerprint
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause, State
-from halfway.kafka.codec import KIND_HALF, encode_half, record_headers
-from halfway.kafka.config import MIB, KafkaConfig
-from halfway.kafka.lane_producer import TransactionalProducer, initialised
-from halfway.kafka.lane_records import Encoded, encode
-from halfway.service import writes
+from halfway.kafka.clients.config import MIB, KafkaConfig
+from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
+from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.records.lane_records import Encoded, encode
+from halfway.service.resolve import lane_writes
 
 _ASK_S: Final = 30.0
 _STALL_S: Final = 30.0
@@ -138,12 +138,12 @@ def _one(topic: str, number: int) -> Records:
         since=now,
         fingerprint=fingerprint(GROUP, messages, None),
     )
-    told = writes.Told(cause=Cause.PRODUCER, at=now, deadline=0, checks=0)
+    told = lane_writes.Told(cause=Cause.PRODUCER, at=now, deadline=0, checks=0)
     return Records(
         shard=shard,
         half=encode_half(half),
         half_headers=record_headers(KIND_HALF, GROUP, State.PREPARED.value),
-        ended=encode(writes.committed(shard, Pending.of(0, half), half, told), MIB),
+        ended=encode(lane_writes.committed(shard, Pending.of(0, half), half, told), MIB),
     )
 
 

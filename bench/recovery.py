@@ -23,8 +23,8 @@ from bench.recovery_figures import AllDue, Found, Recovery, Takeover
 from bench.rig import RigError
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.process import SupervisedProcess
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.cursors import KafkaCursors
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.cursors import KafkaCursors
 from halfway.runtime.metrics import Metrics
 from halfway.service.ports import Cursors
 from halfway.service.requests import ServiceLimits

@@ -34,7 +34,7 @@ from bench.pipeline.transactions import (
     transactions,
 )
 from halfway.domain.records import OpKind
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
 
 PLANTED: Final = 10

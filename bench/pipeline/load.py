@@ -29,7 +29,7 @@ from bench.pipeline.transactions import (
     transactions,
 )
 from halfway.domain.records import OpKind
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 
 EVENTS: Final = 3
 """Of a transaction: half record, op marker, tombstone."""

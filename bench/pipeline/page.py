@@ -16,7 +16,7 @@ from uuid import UUID
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from tests.acceptance.archives import PREFIX, write_records
 
 START: Final = 1_750_000_000_000 // 60_000 * 60_000

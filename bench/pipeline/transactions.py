@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, digest
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 
 PREFIX: Final = "_halfway."
 TOPICS: Final = ("orders", "payments")

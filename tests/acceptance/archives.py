@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from halfway.pipeline.jobs.audit import VERDICTS
 from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
 

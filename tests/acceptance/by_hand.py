@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from halfway.domain.records import Half
-from halfway.kafka.codec import KIND_HALF, Headers, encode_half, record_headers
+from halfway.kafka.records.codec import KIND_HALF, Headers, encode_half, record_headers
 from tests.acceptance.coordinator_process import CoordinatorProcess
 from tests.acceptance.rest_client import Rest
 from tests.acceptance.topics import Cluster

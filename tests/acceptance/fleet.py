@@ -12,8 +12,8 @@ from uuid import uuid4
 import aiohttp
 
 from halfway.domain.ids import shard_of
+from halfway.service.cluster.peer_wire import AnswerReader, encode_call, request_of, result_of
 from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
-from halfway.service.peer_wire import AnswerReader, encode_call, request_of, result_of
 from tests.acceptance.coordinator_process import CoordinatorProcess
 from tests.acceptance.faulty_coordinator import FaultyCoordinator
 from tests.acceptance.rest_client import Rest, message

@@ -15,7 +15,7 @@ from checker.history import Rest as AtRest
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from tests.acceptance.endpoints import CheckEndpoint
 from tests.acceptance.rest_client import QUIET, Json, Rest, message, preparation
 

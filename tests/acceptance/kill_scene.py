@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import aiohttp
 
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from tests.acceptance.faulty_coordinator import FaultyCoordinator
 from tests.acceptance.rest_client import QUIET, Answer, Connect, Json, Rest, message
 from tests.acceptance.topics import Cluster, Record

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 from halfway.domain.ids import server_id
 from halfway.domain.records import Barrier, Half, Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess, load
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit

@@ -13,9 +13,9 @@ from bench.report import wide_console, write_json
 from bench.runs.recovery import recovery_lines, recovery_table
 from halfway.domain.ids import server_made
 from halfway.domain.records import Half, Origin
-from halfway.kafka import codec
-from halfway.kafka.cursors import KafkaCursors
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.records import codec
+from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.runtime.metrics import Metrics
 from halfway.service.ports import Cursors
 from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator

@@ -13,7 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     ResourceType,
 )
 
-from halfway.kafka.codec import BARRIER_KEY
+from halfway.kafka.records.codec import BARRIER_KEY
 from tests.acceptance.by_hand import set_offsets
 from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator
 from tests.acceptance.endpoints import CheckEndpoint

@@ -6,8 +6,8 @@ from operator import eq
 
 from halfway.domain.ids import shard_of
 from halfway.domain.records import Barrier, Owner
-from halfway.kafka import codec
-from halfway.kafka.codec import BARRIER_KEY, LAYOUT_KEY
+from halfway.kafka.records import codec
+from halfway.kafka.records.codec import BARRIER_KEY, LAYOUT_KEY
 from tests.acceptance.by_hand import Keyed, Place, append_all, set_offsets, skipped, total
 from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator
 from tests.acceptance.rest_client import QUIET, Connect, Rest, message

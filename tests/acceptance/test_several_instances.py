@@ -9,7 +9,7 @@ import pytest
 
 from halfway.domain.errors import HalfwayError, ShardUnavailableError
 from halfway.domain.transaction import Outcome
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from halfway.service.peer_calls import EndCall, GetCall
 from halfway.service.requests import End
 from tests.acceptance.fleet import CREDENTIAL, SHARDS, Fleet, Load, RoundRobin, ask_as_peer, id_in, served_by, shares

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 )
 
 from halfway.domain.records import Half, Op, OpKind, Parked
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from tests.acceptance.waiting import eventually
 
 READ_WITHIN_S = 60.0

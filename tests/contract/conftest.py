@@ -10,7 +10,7 @@ from tests.contract.instance import Backend, Instance, running
 from tests.contract.on_memory import MemoryBackend
 
 if TYPE_CHECKING:
-    from halfway.kafka.config import KafkaConfig
+    from halfway.kafka.clients.config import KafkaConfig
     from tests.fixtures_kafka import Kafka
 
 

@@ -13,7 +13,6 @@ from halfway.domain.ids import shard_of
 from halfway.domain.records import Foreign, Half, Message, Op, Parked, fingerprint
 from halfway.domain.shard import ShardState
 from halfway.domain.transaction import Cause
-from halfway.service import writes
 from halfway.service.ports import (
     CursorStore,
     GroupStore,
@@ -26,7 +25,8 @@ from halfway.service.ports import (
     Topics,
     Written,
 )
-from halfway.service.writes import Told
+from halfway.service.resolve import lane_writes
+from halfway.service.resolve.lane_writes import Told
 
 PATIENCE_S = 60.0
 SHARDS = 2
@@ -228,16 +228,16 @@ class Instance:
         return Told(**(values | fields))  # type: ignore[arg-type]
 
     def commit_of(self, shard: int, half: Half, **fields: object) -> LaneWrite:
-        return writes.committed(shard, self.entry(shard, half.id), half, self.told(**fields))
+        return lane_writes.committed(shard, self.entry(shard, half.id), half, self.told(**fields))
 
     async def park(self, shard: int, half: Half, *, reason: str, checks: int = 0) -> Written:
         told = self.told(cause=Cause.POLICY, remark=reason, checks=checks)
-        return await self.write(writes.parked(shard, self.pending(shard, half.id), half, told))
+        return await self.write(lane_writes.parked(shard, self.pending(shard, half.id), half, told))
 
     async def resume(self, shard: int, half: Half) -> Written:
         entry = self.entry(shard, half.id)
         assert isinstance(entry, ParkedEntry)
-        return await self.write(writes.resumed(shard, entry, half, self.told(cause=Cause.OPERATOR)))
+        return await self.write(lane_writes.resumed(shard, entry, half, self.told(cause=Cause.OPERATOR)))
 
 
 @asynccontextmanager

@@ -15,15 +15,15 @@ from confluent_kafka.cimpl import NewTopic
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.records import Half, Op, Parked
 from halfway.domain.transaction import State
-from halfway.kafka.cluster import KafkaCluster
-from halfway.kafka.codec import KIND_HALF, decode_half, decode_op, decode_parked, encode_half, record_headers
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.cursors import KafkaCursors
-from halfway.kafka.destinations import Destinations
-from halfway.kafka.groups import KafkaGroups
-from halfway.kafka.halflog import KafkaHalfLog
-from halfway.kafka.owners import KafkaOwners
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.log.group_registry import KafkaGroups
+from halfway.kafka.log.half_log import KafkaHalfLog
+from halfway.kafka.log.owners import KafkaOwners
+from halfway.kafka.ownership.cluster import KafkaCluster
+from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_op, decode_parked, encode_half, record_headers
+from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory import RecordingObserver
 from tests.contract.instance import PATIENCE_S, SHARDS, Ports, Seen, Stored, new_id
 

@@ -3,7 +3,7 @@
 import pytest
 
 from halfway.domain.transaction import State
-from halfway.service import writes
+from halfway.service.resolve import lane_writes
 from tests.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -35,7 +35,7 @@ async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_can_be_burie
     assert instance.states[0].state_of(half.id) is State.COMMITTED
     assert (half.id, late) in instance.states[0].strays()
     await instance.write(
-        writes.buried(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
+        lane_writes.buried(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
     )
     assert half.id not in {name for name, _ in instance.states[0].strays()}
 

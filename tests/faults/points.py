@@ -7,17 +7,17 @@ from typing import Literal
 When = Literal["before", "after"]
 WHENS: tuple[When, ...] = ("before", "after")
 
-_LANE = "halfway.kafka.lane_transaction"
-_THREAD = "halfway.kafka.lane"
-_SUSPECTS = "halfway.kafka.suspects"
-_ACQUIRE = "halfway.kafka.acquire"
-_FORMER_OWNERS = "halfway.kafka.former_owners"
-_MEMBERSHIP = "halfway.kafka.membership"
-_GIVING_BACK = "halfway.kafka.giving_back"
-_SCAN = "halfway.service.scanning"
-_CHECKS = "halfway.service.checks"
-_VERDICTS = "halfway.service.verdicts"
-_ENDING = "halfway.service.ending"
+_LANE = "halfway.kafka.lane.transaction"
+_THREAD = "halfway.kafka.lane.lane"
+_SUSPECTS = "halfway.kafka.lane.suspect_lane"
+_ACQUIRE = "halfway.kafka.ownership.acquisition"
+_FORMER_OWNERS = "halfway.kafka.ownership.former_owners"
+_MEMBERSHIP = "halfway.kafka.ownership.membership"
+_GIVING_BACK = "halfway.kafka.ownership.release"
+_SCAN = "halfway.service.checkback.scan"
+_CHECKS = "halfway.service.checkback.dispatcher"
+_VERDICTS = "halfway.service.resolve.commit_verdicts"
+_ENDING = "halfway.service.resolve.resolver"
 
 STEPS: Mapping[str, tuple[str, str]] = {
     # DESIGN section 4; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.

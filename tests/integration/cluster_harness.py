@@ -20,11 +20,11 @@ from halfway.domain.ids import shard_of
 from halfway.domain.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
 from halfway.domain.shard import Pending, ShardState
 from halfway.domain.transaction import Cause, State
-from halfway.kafka.cluster import KafkaCluster
-from halfway.kafka.codec import KIND_HALF, encode_half, record_headers
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.cursors import KafkaCursors
-from halfway.kafka.destinations import Destinations
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.ownership.cluster import KafkaCluster
+from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.topics.metadata import Destinations
 from halfway.service.ports import TOMBSTONE, LaneWrite, Written
 
 PATIENCE_S = 60.0

@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 from halfway.domain.records import Message
-from halfway.kafka.config import KafkaConfig
+from halfway.kafka.clients.config import KafkaConfig
 from tests.integration.cluster_harness import Instance, commit_of, half, in_shard, prepare
 
 

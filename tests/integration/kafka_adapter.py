@@ -7,8 +7,8 @@ from uuid import uuid4
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from halfway.kafka.codec import Headers
-from halfway.kafka.config import KafkaConfig
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.records.codec import Headers
 from halfway.service.ports import Observer
 
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ign
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger

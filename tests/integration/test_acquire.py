@@ -15,11 +15,17 @@ from typing import Any
 
 import pytest
 
-import halfway.kafka.acquire as acquire_module
+import halfway.kafka.ownership.acquisition as acquire_module
 from halfway.domain.records import Barrier, Message, Owner
 from halfway.domain.transaction import State
-from halfway.kafka.acquire import Acquired, Acquisition
-from halfway.kafka.codec import (
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.log.partition_reader import PartitionReader, Place
+from halfway.kafka.ownership.acquisition import Acquired, Acquisition
+from halfway.kafka.ownership.acquisition_deadline import AcquireError
+from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.records.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
     KIND_HALF,
@@ -32,12 +38,6 @@ from halfway.kafka.codec import (
     encode_owner,
     record_headers,
 )
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.cursors import KafkaCursors
-from halfway.kafka.fences import Fences
-from halfway.kafka.lane_producer import ProducerFailedError, TransactionalProducer, initialised
-from halfway.kafka.partitions import PartitionReader, Place
-from halfway.kafka.patience import AcquireError
 from halfway.service.ports import Cursors
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
@@ -308,7 +308,7 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     produce(config, config.half_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
     for number in range(20):
         produce(config, config.half_topic, 0, f"a-{number}".encode(), b"long")
-    monkeypatch.setattr("halfway.kafka.partitions.BATCH", 0)
+    monkeypatch.setattr("halfway.kafka.log.partition_reader.BATCH", 0)
     read = PartitionReader.read
 
     def slowly(*args: Any) -> set[Place]:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from halfway.kafka.acquiring import AT_ONCE
-from halfway.kafka.codec import BARRIER_KEY
-from halfway.kafka.lane_producer import TransactionalProducer, initialised
+from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
+from halfway.kafka.ownership.concurrent_acquisition import AT_ONCE
+from halfway.kafka.records.codec import BARRIER_KEY
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
     PATIENCE_S,

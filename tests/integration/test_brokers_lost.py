@@ -14,10 +14,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from halfway.domain.errors import KafkaUnavailableError, LaneLostError, TopicUnavailableError
 from halfway.domain.records import Message
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.destinations import Destinations
-from halfway.kafka.ends import PartitionEnds
-from halfway.kafka.standing import Openings
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.end_offsets import PartitionEnds
+from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.partition_availability import Openings
 from tests.chaos.brokers import BrokerCluster
 from tests.integration.cluster_harness import (
     PATIENCE_S,
@@ -67,8 +67,8 @@ class Verifier:
 
 _VERIFY = """
 import asyncio, sys
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics.provisioning import InternalTopics
 
 servers, prefix, shards = sys.argv[1:]
 config = KafkaConfig(

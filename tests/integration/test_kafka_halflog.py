@@ -12,10 +12,10 @@ from confluent_kafka import Producer
 from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
 from halfway.domain.records import Half, Message, Parked
 from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
-from halfway.kafka.codec import encode_parked
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.halflog import KafkaHalfLog
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.half_log import KafkaHalfLog
+from halfway.kafka.records.codec import encode_parked
+from halfway.kafka.topics.provisioning import InternalTopics
 from tests.fixtures_kafka import Kafka
 from tests.integration.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
 

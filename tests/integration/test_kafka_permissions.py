@@ -18,9 +18,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import ConfigurationError, NotAuthorisedError
 from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.destinations import Destinations
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.provisioning import InternalTopics
 from tests.integration.kafka_adapter import PATIENCE_S, config_of
 
 USER = "User:halfway"

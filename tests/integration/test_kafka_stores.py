@@ -12,13 +12,13 @@ from confluent_kafka.cimpl import Consumer
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group
-from halfway.kafka import destinations as destinations_module
-from halfway.kafka.codec import encode_group
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.cursors import KafkaCursors
-from halfway.kafka.destinations import Destinations
-from halfway.kafka.groups import KafkaGroups
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.log.group_registry import KafkaGroups
+from halfway.kafka.records.codec import encode_group
+from halfway.kafka.topics import metadata
+from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.service.ports import Cursors
 from tests.fixtures_kafka import Kafka
 from tests.integration.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
@@ -218,9 +218,9 @@ async def test_many_who_ask_at_once_share_one_request(config: KafkaConfig, monke
         asked.extend(names)
         return TopicCollection(names)
 
-    monkeypatch.setattr(destinations_module, "TopicCollection", counting)
-    monkeypatch.setattr(destinations_module, "EXISTENCE_S", PATIENCE_S)
-    monkeypatch.setattr(destinations_module, "_REFRESH_S", PATIENCE_S)
+    monkeypatch.setattr(metadata, "TopicCollection", counting)
+    monkeypatch.setattr(metadata, "EXISTENCE_S", PATIENCE_S)
+    monkeypatch.setattr(metadata, "_REFRESH_S", PATIENCE_S)
     destinations = Destinations(config)
     names = [config.half_topic, config.op_topic]
     await asyncio.gather(

@@ -19,10 +19,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 )
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
-from halfway.kafka.codec import LAYOUT_KEY, decode_layout
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.layout import Problem
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.records.codec import LAYOUT_KEY, decode_layout
+from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.kafka.topics.required_config import Problem
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import add_partitions, create_topics, read_topic
 from tests.integration.kafka_adapter import PATIENCE_S, admin_of, config_of, delete_all, produce

@@ -25,12 +25,12 @@ from halfway.domain.errors import (
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Half, Message, OpKind
 from halfway.domain.transaction import State
-from halfway.kafka.avro import MARKER
-from halfway.kafka.codec import KIND_HALF, decode_op, record_headers
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.destinations import Destinations
-from halfway.kafka.lane_producer import fence
-from halfway.kafka.standing import Openings
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import fence
+from halfway.kafka.records.avro import MARKER
+from halfway.kafka.records.codec import KIND_HALF, decode_op, record_headers
+from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.partition_availability import Openings
 from halfway.service.ports import Written
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (

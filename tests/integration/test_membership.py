@@ -11,11 +11,11 @@ import pytest
 
 from halfway.domain.errors import LaneLostError, NotWrittenError
 from halfway.domain.records import Message
-from halfway.kafka.acquire import Acquisition
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.fences import Fences
-from halfway.kafka.lane_producer import ProducerFailedError, initialised
-from halfway.kafka.patience import AcquireError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, initialised
+from halfway.kafka.ownership.acquisition import Acquisition
+from halfway.kafka.ownership.acquisition_deadline import AcquireError
+from halfway.kafka.ownership.fenced_owners import Fences
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
     PATIENCE_S,
@@ -247,7 +247,7 @@ async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not ready, no incarnation, and an error to show; stopping works all the same."""
-    monkeypatch.setattr("halfway.kafka.incarnation.INITIALISE_S", 1.0)
+    monkeypatch.setattr("halfway.kafka.ownership.incarnation.INITIALISE_S", 1.0)
     config = config_for("127.0.0.1:9")
     instance = Instance(config)
     await instance.start()
@@ -259,7 +259,7 @@ async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_
 
 async def test_stopping_while_kafka_does_not_answer_ends_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """An incarnation that is being begun is given up: neither the stop nor a thread waits for its time-out."""
-    monkeypatch.setattr("halfway.kafka.incarnation.INITIALISE_S", 100 * PATIENCE_S)
+    monkeypatch.setattr("halfway.kafka.ownership.incarnation.INITIALISE_S", 100 * PATIENCE_S)
     before = {*threading.enumerate()}
     instance = Instance(config_for("127.0.0.1:9"))
     await instance.start()

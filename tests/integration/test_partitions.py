@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import OFFSET_BEGINNING
 
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane_producer import initialised
-from halfway.kafka.partitions import PartitionReader, Place
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import initialised
+from halfway.kafka.log.partition_reader import PartitionReader, Place
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import PATIENCE_S, config_for, create_topics, delete_topics
 from tests.integration.kafka_adapter import produce

@@ -11,10 +11,10 @@ import pytest
 
 from halfway.domain.records import Message
 from halfway.domain.transaction import State
-from halfway.kafka.codec import decode_owner
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane import LaneThread
-from halfway.kafka.lane_producer import TransactionalProducer
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import TransactionalProducer
+from halfway.kafka.lane.lane import LaneThread
+from halfway.kafka.records.codec import decode_owner
 from tests.fixtures_kafka import Kafka
 from tests.integration.cluster_harness import (
     PATIENCE_S,

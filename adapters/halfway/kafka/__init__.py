@@ -1,1 +1,4 @@
-"""The ports on Apache Kafka: topics, codec, half writer, lane, ownership, registry."""
+"""The ports on Apache Kafka.
+
+The folders import downwards only: ownership, then lane and log, topics, records, clients.
+"""

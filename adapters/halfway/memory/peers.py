@@ -7,9 +7,16 @@ from typing import Any
 
 from halfway.domain.errors import HalfwayError, PeerLostError, ShardUnavailableError
 from halfway.memory.log import Answers, MemoryLog
+from halfway.service.cluster.peer_wire import (
+    AnswerReader,
+    decode_call,
+    decode_request,
+    encode_answer,
+    encode_call,
+    request_of,
+)
+from halfway.service.cluster.peer_wire import result_of as read_result
 from halfway.service.peer_calls import PeerCall
-from halfway.service.peer_wire import AnswerReader, decode_call, decode_request, encode_answer, encode_call, request_of
-from halfway.service.peer_wire import result_of as read_result
 from halfway.service.ports import OwnerHint
 
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024

@@ -19,6 +19,7 @@ import structlog
 from yarl import URL
 
 from halfway.domain.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
+from halfway.service.cluster.peer_wire import CONTENT_TYPE, AnswerReader, encode_call, request_of, result_of
 from halfway.service.peer_calls import (
     CREDENTIAL_HEADER,
     PATH,
@@ -28,7 +29,6 @@ from halfway.service.peer_calls import (
     DueCall,
     PeerCall,
 )
-from halfway.service.peer_wire import CONTENT_TYPE, AnswerReader, encode_call, request_of, result_of
 from halfway.service.ports import OwnerHint
 
 log = structlog.get_logger(__name__)

@@ -176,7 +176,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-Entry = Pending | ParkedEntry | Ended
+Unresolved = Pending | ParkedEntry
+Entry = Unresolved | Ended
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):

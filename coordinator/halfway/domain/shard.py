@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, key_index
+from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, Unresolved, key_index
 from halfway.domain.offsets import OffsetIndex, PlaceOrder
 from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
@@ -18,7 +18,7 @@ from halfway.domain.transaction import State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "key_index"]
+__all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "Unresolved", "key_index"]
 
 
 class ShardState:

@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError
+from halfway.service.cluster.peer_wire import CONTENT_TYPE, CallFrame, decode_call, decode_request, encode_answer
 from halfway.service.peer_calls import (
     CREDENTIAL_HEADER,
     PATH,
@@ -20,10 +21,9 @@ from halfway.service.peer_calls import (
     UNDERSTOOD,
     VERSION_HEADER,
 )
-from halfway.service.peer_wire import CONTENT_TYPE, CallFrame, decode_call, decode_request, encode_answer
 
 if TYPE_CHECKING:
-    from halfway.service.answering import Answering
+    from halfway.service.cluster.peer_handler import Answering
 
 log = structlog.get_logger(__name__)
 

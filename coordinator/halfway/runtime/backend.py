@@ -12,21 +12,21 @@ import structlog
 
 from halfway.checkback import AllowedHosts, HttpCheckCaller
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
-from halfway.kafka.cluster import KafkaCluster
-from halfway.kafka.cursors import KafkaCursors
-from halfway.kafka.destinations import Destinations
-from halfway.kafka.groups import KafkaGroups
-from halfway.kafka.halflog import KafkaHalfLog
-from halfway.kafka.owners import KafkaOwners
-from halfway.kafka.topics import InternalTopics
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.log.group_registry import KafkaGroups
+from halfway.kafka.log.half_log import KafkaHalfLog
+from halfway.kafka.log.owners import KafkaOwners
+from halfway.kafka.ownership.cluster import KafkaCluster
+from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.peers import HttpPeers
 from halfway.runtime.scheduler import ScannedShards, ScanScheduler, SystemClock
 from halfway.service.access import OpenAccess
 from halfway.service.coordinator import Coordinator
 
 if TYPE_CHECKING:
-    from halfway.kafka.config import KafkaConfig
-    from halfway.kafka.membership import MembershipStatus
+    from halfway.kafka.clients.config import KafkaConfig
+    from halfway.kafka.ownership.membership import MembershipStatus
     from halfway.runtime.settings import Settings
     from halfway.service.ports import Observer, Owners
 

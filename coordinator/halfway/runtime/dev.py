@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.domain.errors import ConfigurationError
-from halfway.kafka.topics import admin_client
+from halfway.kafka.topics.provisioning import admin_client
 from halfway.runtime.app import Ready, not_listening, run
 from halfway.runtime.backend import check_authorities
 from halfway.runtime.check_echo import HOST, CheckEcho

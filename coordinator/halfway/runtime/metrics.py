@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from halfway.rest.api import Api
     from halfway.rest.unsent import Unsent
     from halfway.runtime.liveness import LoopPauses
-    from halfway.service.shards import ShardTable
+    from halfway.service.shards.shard_table import ShardTable
 
 MAX_GROUPS: Final = 500
 """More groups than this are counted together as `other`, so that no client can fill the memory with series."""

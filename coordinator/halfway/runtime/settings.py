@@ -24,8 +24,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from halfway.domain.errors import ConfigurationError
 from halfway.domain.policy import CheckPolicy, OnExhausted
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.owners import refused
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.owners import refused
 from halfway.service.requests import ServiceLimits
 
 PREFIX: Final = "HALFWAY_"

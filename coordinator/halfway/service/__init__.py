@@ -1,1 +1,4 @@
-"""What halfway does: prepare, end, scan, check and groups, and the ports these need."""
+"""What halfway does, and the ports it needs.
+
+The folders import downwards only: cluster, checkback, prepare and resolve, query, shards.
+"""

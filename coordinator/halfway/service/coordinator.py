@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfway.domain.errors import NotServedError
-from halfway.service.acting import Acting
-from halfway.service.answering import Answering
-from halfway.service.checks import CheckDesk
-from halfway.service.ending import Ending
-from halfway.service.finding import Finding
-from halfway.service.forwarding import Forwarding, NoOwners, NoPeers
-from halfway.service.gathering import Gathering
-from halfway.service.groups import Groups
-from halfway.service.leases import Leases, Wanted, always
+from halfway.service.checkback.dispatcher import CheckDesk
+from halfway.service.checkback.pull import Leases, Wanted, always
+from halfway.service.checkback.scan import Scanning
+from halfway.service.cluster.fan_out import Gathering
+from halfway.service.cluster.forward import Forwarding, NoOwners, NoPeers
+from halfway.service.cluster.peer_handler import Answering
 from halfway.service.peer_calls import CheckCall, EndCall, GetCall, PrepareCall, ResumeCall
-from halfway.service.preparing import Preparing
-from halfway.service.queries import Queries
-from halfway.service.scanning import Scanning
-from halfway.service.shards import ShardTable
+from halfway.service.prepare.prepare import Preparing
+from halfway.service.query.get_and_list import Queries
+from halfway.service.query.lookup import Finding
+from halfway.service.resolve.caller_requests import Acting
+from halfway.service.resolve.resolver import Ending
+from halfway.service.shards.groups import Groups
+from halfway.service.shards.shard_table import ShardTable
 
 if TYPE_CHECKING:
     import asyncio
@@ -87,14 +87,18 @@ class Coordinator:
             limits, self._shards, self._groups, self._finding, self._ending, caller, clock, observer
         )
         self._leases = Leases(limits, self._shards, self._groups, self._finding, self._checks, clock, observer)
-        self._acting = Acting(self._groups, self._finding, self._ending, self._checks, observer)
+        self._acting = Acting(
+            self._groups, self._finding, self._ending, self._checks.verdicts, self._checks.asks, observer
+        )
         self._scanning = Scanning(
             limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer
         )
         self._queries = Queries(self._shards, self._groups, self._finding)
         self._forwarding = Forwarding(self._shards, owners or NoOwners(), peers or NoPeers(), observer)
         self._gathering = Gathering(self._forwarding, self._queries, self._groups, self._leases)
-        self.answering = Answering(self._preparing, self._acting, self._queries, self._groups, self._leases)
+        self.answering = Answering(
+            self._preparing, self._acting, self._queries, self._groups, self._checks, self._leases
+        )
         """Does what other instances ask of this one."""
 
     @property
@@ -144,7 +148,7 @@ class Coordinator:
     async def check(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
         """Ask the producer group about a prepared transaction now."""
         try:
-            return await self._acting.check_now(transaction_id, deadline=deadline, credential=credential)
+            return await self._checks.check_now(transaction_id, deadline=deadline, credential=credential)
         except NotServedError as error:
             shown: TransactionView = await self._forwarding.instead(
                 error, CheckCall(id=transaction_id), deadline=deadline, credential=credential

@@ -8,7 +8,7 @@ from bench.pipeline import archive, duckdb_audit
 from bench.pipeline.scale import Cost, growth
 from bench.pipeline.stream import Batch, by_minute
 from halfway.domain.records import OpKind
-from halfway.kafka import codec
+from halfway.kafka.records import codec
 
 HALVES = 500
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from halfway.kafka.acquire import Acquisition
-from halfway.kafka.lane import LaneThread
-from halfway.service.scanning import Scanning
+from halfway.kafka.lane.lane import LaneThread
+from halfway.kafka.ownership.acquisition import Acquisition
+from halfway.service.checkback.scan import Scanning
 from tests.faults.injection import resolve
 from tests.faults.points import POINTS, STEPS
 

@@ -15,7 +15,7 @@ from halfway.domain.records import (
     Parked,
 )
 from halfway.domain.transaction import Cause
-from halfway.kafka.codec import Layout
+from halfway.kafka.records.codec import Layout
 
 HALF = Half(
     id="3-0198b0a0-0000-7000-8000-000000000001",

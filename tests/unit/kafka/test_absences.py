@@ -2,14 +2,14 @@
 
 import pytest
 
-from halfway.kafka.absences import Absences
+from halfway.kafka.ownership.unserved_time import Absences
 
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Give a clock that a test sets."""
     clock = {"now": 1000.0}
-    monkeypatch.setattr("halfway.kafka.absences.time.time", lambda: clock["now"])
+    monkeypatch.setattr("halfway.kafka.ownership.unserved_time.time.time", lambda: clock["now"])
     return clock
 
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.kafka import acquiring
-from halfway.kafka.acquire import Acquired
-from halfway.kafka.acquiring import Acquisitions
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.fences import Fences
-from halfway.kafka.incarnation import Incarnation
-from halfway.kafka.patience import AcquireError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.ownership import concurrent_acquisition
+from halfway.kafka.ownership.acquisition import Acquired
+from halfway.kafka.ownership.acquisition_deadline import AcquireError
+from halfway.kafka.ownership.concurrent_acquisition import Acquisitions
+from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.incarnation import Incarnation
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000, shards=4)
 
@@ -75,7 +75,7 @@ class ClaimedInVain:
 
 async def test_a_shard_that_was_claimed_in_vain_is_released_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes while the next try is waited for: else its next owner would fence this instance, with all its shards."""
-    monkeypatch.setattr(acquiring, "Acquisition", ClaimedInVain)
+    monkeypatch.setattr(concurrent_acquisition, "Acquisition", ClaimedInVain)
     group, incarnation = Wanted({2}), Releases()
     acquisitions = Acquisitions(CONFIG, cast("Any", None), group, 0.1)
     acquisitions.begin(cast("Incarnation", incarnation), {2})

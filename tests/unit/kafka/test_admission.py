@@ -12,11 +12,11 @@ import pytest
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError, TopicUnavailableError
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
-from halfway.kafka.admission import LaneContext, admit
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane_queue import Submission
-from halfway.kafka.loop import Answer
-from halfway.kafka.standing import Openings
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Answer
+from halfway.kafka.lane.preflight import LaneContext, admit
+from halfway.kafka.lane.queue import Submission
+from halfway.kafka.topics.partition_availability import Openings
 from halfway.service.ports import LaneWrite, Written
 
 SLOW_S = 2.0
@@ -88,7 +88,7 @@ async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
 ) -> None:
     """When it is over, ends to topics of which Kafka has not told are refused; the others are written."""
     slow = SlowDestinations()
-    monkeypatch.setattr("halfway.kafka.admission.time", slow)
+    monkeypatch.setattr("halfway.kafka.lane.preflight.time", slow)
     batch = [submission(name) for name in (*(f"hidden-{number}" for number in range(20)), "good")]
     answers: list[Answer] = []
     admitted = admit(context_with(slow), batch, answers, shown)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from halfway import schemas
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
-from halfway.kafka.avro import MARKER, Registry, registry
+from halfway.kafka.records import codec
+from halfway.kafka.records.avro import MARKER, Registry, registry
 from tests.unit.kafka.samples import HALF, OP, RECORDS
 
 HERE = Path(__file__).parent

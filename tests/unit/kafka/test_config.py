@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from halfway.domain.errors import ConfigurationError
-from halfway.kafka.config import KafkaConfig
+from halfway.kafka.clients.config import KafkaConfig
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 

@@ -13,9 +13,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # it is there
 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.destinations import Destinations
-from halfway.kafka.standing import Openings
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.partition_availability import Openings
 
 LONG_S = 30.0
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)

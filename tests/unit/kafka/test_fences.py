@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from halfway.kafka.fences import Fences
+from halfway.kafka.ownership.fenced_owners import Fences
 
 LONG_S = 30.0
 

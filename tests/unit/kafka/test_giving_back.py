@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from halfway.kafka.giving_back import give_back
-from halfway.kafka.incarnation import Incarnation
+from halfway.kafka.ownership.incarnation import Incarnation
+from halfway.kafka.ownership.release import give_back
 from halfway.service.ports import ShardListener
 
 

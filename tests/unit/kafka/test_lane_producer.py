@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from halfway.kafka import lane_producer
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane_producer import UNSETTLED, ProducerFailedError, fence, initialised
+from halfway.kafka.clients import transactional_producer
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import UNSETTLED, ProducerFailedError, fence, initialised
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
 SOON_S = 10.0
@@ -64,8 +64,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ScriptedProducer]
         may_end = threading.Event()
 
     Scripted.may_end.set()
-    monkeypatch.setattr(lane_producer, "Producer", Scripted)
-    monkeypatch.setattr(lane_producer, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(transactional_producer, "Producer", Scripted)
+    monkeypatch.setattr(transactional_producer, "_SETTLE_S", 0.1)
     yield Scripted
     Scripted.may_end.set()
 

@@ -8,7 +8,7 @@ import pytest
 
 from halfway.domain.errors import OverloadedError
 from halfway.domain.records import Message
-from halfway.kafka.lane_queue import Batch, BatchLimits, LaneQueue, Release, Submission
+from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release, Submission
 from halfway.service.ports import LaneWrite, Written
 
 LIMITS = BatchLimits(ends=3, payload_bytes=100, records=1_000)

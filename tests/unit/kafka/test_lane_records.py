@@ -9,9 +9,9 @@ import pytest
 
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
-from halfway.kafka.codec import decode_half, decode_op, decode_parked, encode_half, encode_op
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.lane_records import Encoded, encode, oversized
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.records.codec import decode_half, decode_op, decode_parked, encode_half, encode_op
+from halfway.kafka.records.lane_records import Encoded, encode, oversized
 from halfway.service.ports import TOMBSTONE, LaneWrite
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)

@@ -5,9 +5,17 @@ from dataclasses import replace
 import pytest
 
 from halfway.domain.errors import ConfigurationError
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.layout import MOST_NEW_SHARDS, FoundTopic, Problem, demand_few_shards, plans, problems, surplus
-from halfway.kafka.topics import check_broker
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics.provisioning import check_broker
+from halfway.kafka.topics.required_config import (
+    MOST_NEW_SHARDS,
+    FoundTopic,
+    Problem,
+    demand_few_shards,
+    plans,
+    problems,
+    surplus,
+)
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "kafka:9092"}, max_prepare_bytes=1_000_000, shards=4)
 BROKER = {"transaction.partition.verification.enable": "true", "transaction.max.timeout.ms": "900000"}

@@ -9,11 +9,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from halfway.domain.shard import ShardState
-from halfway.kafka import membership as of_kafka
-from halfway.kafka.acquire import Acquired
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.incarnation import Incarnation
-from halfway.kafka.loop import Loop
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.ownership import membership as of_kafka
+from halfway.kafka.ownership.acquisition import Acquired
+from halfway.kafka.ownership.incarnation import Incarnation
 from tests.integration.cluster_harness import Instance
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.partitions import PartitionReader
-from halfway.kafka.patience import AcquireError, Patience
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.partition_reader import PartitionReader
+from halfway.kafka.ownership.acquisition_deadline import AcquireError, Patience
 
 LONG_S = 1_000.0
 """Longer than any test takes."""

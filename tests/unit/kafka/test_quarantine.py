@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfway.domain.errors import MessageTooLargeError, TopicUnavailableError
-from halfway.kafka.quarantine import (
+from halfway.kafka.lane.quarantine import (
     FIRST_BACKOFF_S,
     FIRST_WATCH_S,
     FORGET_AFTER_S,

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
-from halfway.kafka.config import KafkaConfig
-from halfway.kafka.writer import RecordWriter
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.appender import RecordWriter
 
 LONG_S = 30.0
 Report = Callable[[KafkaError | None, Any], None]

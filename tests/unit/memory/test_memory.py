@@ -28,11 +28,11 @@ from halfway.memory import (
     verdict,
 )
 from halfway.memory.log import Partition
-from halfway.service import writes
 from halfway.service.coordinator import Coordinator
 from halfway.service.ports import CheckRequest, Cursors, Lane, LaneWrite, Membership, Observer
 from halfway.service.requests import End, GroupSpec, Prepare, ServiceLimits
-from halfway.service.writes import Told
+from halfway.service.resolve import lane_writes
+from halfway.service.resolve.lane_writes import Told
 from tests.contract.instance import Listener, half_of, new_id
 
 SHARDS = 2
@@ -65,7 +65,7 @@ class One:
         entry = self.listener.states[0].find(half.id)
         assert entry is not None
         told = Told(cause=Cause.PRODUCER, at=self.memory.clock.now_ms(), deadline=deadline(), checks=0)
-        return writes.committed(0, entry, half, told)  # type: ignore[arg-type]
+        return lane_writes.committed(0, entry, half, told)  # type: ignore[arg-type]
 
 
 async def turns(count: int = 10) -> None:

@@ -92,7 +92,7 @@ async def test_a_call_of_which_this_release_knows_nothing_spoils_no_other(serve:
         }
     )
     headers = {CREDENTIAL_HEADER: SECRET, "Halfway-Peer-Version": "1", "Halfway-Peer-To": "one"}
-    from halfway.service.peer_wire import AnswerReader, result_of
+    from halfway.service.cluster.peer_wire import AnswerReader, result_of
 
     async with aiohttp.ClientSession() as session, session.post(at.url + PATH, data=body, headers=headers) as response:
         frames = {frame.index: frame for frame in AnswerReader(10_000).feed(await response.read())}

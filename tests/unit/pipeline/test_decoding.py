@@ -11,8 +11,8 @@ from pyspark.testing import assertDataFrameEqual
 from halfway import schemas
 from halfway.domain.records import MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
-from halfway.kafka import codec
-from halfway.kafka.avro import Registry
+from halfway.kafka.records import codec
+from halfway.kafka.records.avro import Registry
 from halfway.pipeline import decoding
 
 if TYPE_CHECKING:

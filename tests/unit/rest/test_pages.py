@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from halfway.service import gathering, groups
+from halfway.service.cluster import fan_out
 from halfway.service.requests import ServiceLimits
+from halfway.service.shards import groups
 from tests.unit.rest.client import SHOP, RestWorld
 
 
@@ -41,7 +42,7 @@ async def test_pages_of_large_groups_and_transactions_end_earlier(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "_PAGE_CHARACTERS", 30)
-    monkeypatch.setattr(gathering, "_PAGE_TOPICS", 5)
+    monkeypatch.setattr(fan_out, "_PAGE_TOPICS", 5)
     for name in ("a", "b"):
         await world.call("PUT", f"/v1/groups/{name}", SHOP)
     assert [len(page) for page in await pages(world, "/v1/groups", "groups", 100)] == [1, 1, 1]

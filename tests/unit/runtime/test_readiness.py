@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.kafka.acquiring import ShardTrouble
-from halfway.kafka.membership import MembershipStatus
+from halfway.kafka.ownership.concurrent_acquisition import ShardTrouble
+from halfway.kafka.ownership.membership import MembershipStatus
 from halfway.runtime.backend import Backend
 
 TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remedy="look")

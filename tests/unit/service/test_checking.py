@@ -10,7 +10,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Message, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
-from halfway.service.host_rates import HostRates
+from halfway.service.checkback.host_rate_limit import HostRates
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.requests import ServiceLimits
 from tests.unit.service.test_ending import ops

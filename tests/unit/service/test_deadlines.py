@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from halfway.domain.errors import EndUnconfirmedError
-from halfway.service.deadlines import Deadlines
+from halfway.service.resolve.deadlines import Deadlines
 
 
 def late() -> EndUnconfirmedError:

@@ -1,6 +1,6 @@
 """The rate of checks for each host."""
 
-from halfway.service.host_rates import HostRates
+from halfway.service.checkback.host_rate_limit import HostRates
 
 TEN_OF_ONE = tuple(f"http://SHOP.:{port}/check" for port in range(9000, 9010))
 

@@ -8,7 +8,7 @@ import pytest
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import no_verdict
-from halfway.service import queries
+from halfway.service.query import get_and_list
 from halfway.service.requests import ListQuery, Page
 from tests.unit.service.world import World
 
@@ -19,7 +19,7 @@ PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_int
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the work into slices that are smaller than what a test prepares."""
-    monkeypatch.setattr(queries, "_SLICE", 1)
+    monkeypatch.setattr(get_and_list, "_SLICE", 1)
 
 
 async def begun(world: World, state: State | None = None) -> "asyncio.Task[Page]":

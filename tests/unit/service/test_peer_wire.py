@@ -18,6 +18,15 @@ from halfway.domain.errors import (
 from halfway.domain.records import Message
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.service import peer_calls
+from halfway.service.cluster.peer_wire import (
+    AnswerReader,
+    decode_call,
+    decode_request,
+    encode_answer,
+    encode_call,
+    request_of,
+    result_of,
+)
 from halfway.service.peer_calls import (
     ANSWERS,
     CheckCall,
@@ -34,15 +43,6 @@ from halfway.service.peer_calls import (
     PeerCall,
     PrepareCall,
     ResumeCall,
-)
-from halfway.service.peer_wire import (
-    AnswerReader,
-    decode_call,
-    decode_request,
-    encode_answer,
-    encode_call,
-    request_of,
-    result_of,
 )
 from halfway.service.requests import End, EndResult, LeasedCheck, ListQuery, Prepare, Prepared, TransactionView
 

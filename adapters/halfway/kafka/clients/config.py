@@ -1,0 +1,326 @@
+"""How to reach Kafka, and the librdkafka configuration of each kind of client.
+
+The operator's librdkafka properties pass through; what safety rests on is set here and cannot be set from outside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from halfway.domain.errors import ConfigurationError
+from halfway.kafka.clients.librdkafka_log import LibrdkafkaLog
+
+KINDS: Final = ("half", "op", "parked", "groups", "owners")
+KIB: Final = 1024
+MIB: Final = 1024 * 1024
+RECORD_OVERHEAD: Final = 64 * KIB
+"""Bytes that a record may have beyond its payload: ids, names, headers, framing, and a remark that it gets later."""
+HALF_BATCH_BYTES: Final = 256 * KIB
+_DIGEST_BYTES: Final = 48
+"""What an op marker keeps of a message beside its topic's name, at most."""
+_TOPIC_BYTES: Final = 252
+_LEAST_MESSAGE_BYTES: Final = 6
+"""What a half record takes for a message, at least."""
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_MAX_PREPARE_TIMEOUT_S: Final = 5.0
+_MAX_SHARDS: Final = 10_000
+
+_EASY: Final[Mapping[str, str | int | bool]] = {
+    # Preferences: an operator may choose otherwise.
+    "client.id": "halfway",
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1_000,
+    "socket.keepalive.enable": True,
+    "log.connection.close": False,
+}
+_EASY_CONSUMER: Final[Mapping[str, str | int | bool]] = {
+    # The default lets one consumer hold 64 MiB per partition.
+    "queued.max.messages.kbytes": 16_384,
+    "fetch.error.backoff.ms": 100,
+}
+
+_OURS: Final[Mapping[str, str]] = {
+    "acks": "an acknowledged record must be on every replica in sync",
+    "request.required.acks": "an acknowledged record must be on every replica in sync",
+    "enable.idempotence": "a retried record must stand once",
+    "enable.gapless.guarantee": "halfway replaces its producers itself",
+    "transactional.id": "fencing rests on it",
+    "transaction.timeout.ms": "set HALFWAY_TRANSACTION_TIMEOUT_S instead",
+    "message.timeout.ms": "set HALFWAY_PREPARE_TIMEOUT_S instead",
+    "delivery.timeout.ms": "set HALFWAY_PREPARE_TIMEOUT_S instead",
+    "max.in.flight": "keyed order rests on it",
+    "max.in.flight.requests.per.connection": "keyed order rests on it",
+    "retries": "retries are bounded by time, not by number",
+    "message.send.max.retries": "retries are bounded by time, not by number",
+    "partitioner": "keyed messages must land where a Java client puts them",
+    "batch.size": "a topic refuses batches above its max.message.bytes",
+    "message.max.bytes": "it follows from the largest prepare that is accepted",
+    "max.request.size": "it follows from the largest prepare that is accepted",
+    "delivery.report.only.error": "every prepare waits for its delivery report",
+    "isolation.level": "what an unfinished Kafka transaction wrote must not be read",
+    "group.id": "set HALFWAY_KAFKA_PREFIX instead",
+    "group.instance.id": "membership is dynamic",
+    "group.protocol": "the classic protocol is used",
+    "group.protocol.type": "the classic protocol is used",
+    "group.remote.assignor": "the classic protocol is used",
+    "partition.assignment.strategy": "shards move one by one, not all at once",
+    "session.timeout.ms": "set HALFWAY_SESSION_TIMEOUT_S instead",
+    "heartbeat.interval.ms": "set HALFWAY_SESSION_TIMEOUT_S instead",
+    "max.poll.interval.ms": "set HALFWAY_SESSION_TIMEOUT_S instead",
+    "enable.auto.commit": "cursors are committed by hand",
+    "auto.commit.enable": "cursors are committed by hand",
+    "auto.commit.interval.ms": "cursors are committed by hand",
+    "enable.auto.offset.store": "cursors are committed by hand",
+    "auto.offset.reset": "a cursor must never skip records",
+    "enable.partition.eof": "recovery rests on it",
+    "allow.auto.create.topics": "halfway never creates a topic by accident",
+    "topic.blacklist": "halfway's topics must be seen",
+    "default.topic.config": "set the properties themselves",
+    "plugin.library.paths": "plugins can change every record",
+}
+_OURS_PREFIXES: Final = ("test.mock.",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaConfig:
+    """Where Kafka is, how much may wait or be in flight, and what the internal topics need.
+
+    Raises ConfigurationError, naming the setting, where a value cannot be used or a property would break safety.
+    """
+
+    properties: Mapping[str, str] = field(repr=False)
+    """librdkafka properties of the operator, `bootstrap.servers` among them; they may hold secrets."""
+    max_prepare_bytes: int
+    """The largest payload of a prepare: keys, values and headers of all its messages."""
+    prefix: str = "_halfway."
+    shards: int = 8
+    max_messages: int = 1_000
+    """Of one prepare."""
+    instance_url: str = ""
+    """Where other instances reach this one; stands in the owner record."""
+    outcome_horizon_s: float = 900
+    replication_factor: int | None = None
+    """None: 3 where the cluster has three brokers, else 1."""
+    session_timeout_s: float = 10
+    transaction_timeout_s: float = 45
+    prepare_timeout_s: float = 5
+    """`message.timeout.ms` of the half writer: a frozen process that thaws later than this delivers nothing more."""
+    lane_max_ends: int = 1_000
+    lane_max_bytes: int = 16 * MIB
+    lane_queue: int = 10_000
+    """Ends that may wait for the lane."""
+    lane_queue_bytes: int = 256 * MIB
+    """Payload of ends that may wait for the lane, and as much again for those under suspicion."""
+    lane_stall_s: float = 30
+    """A lane that makes no progress for this long ends its incarnation."""
+    half_in_flight: int = 20_000
+    """Prepares that may wait for their delivery report."""
+    half_in_flight_bytes: int = 64 * MIB
+    half_linger_ms: float = 0
+    segment_ms: int = 3_600_000
+    min_compaction_lag_ms: int | None = None
+    """None: the outcome horizon, the least that is safe."""
+    max_compaction_lag_ms: int | None = None
+    """None: twice the longer of a segment and the least compaction lag."""
+    op_retention_ms: int = 7 * 24 * 3_600_000
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work or would not be safe."""
+        if not self.properties.get("bootstrap.servers"):
+            raise ConfigurationError(
+                "bootstrap.servers is not set: set HALFWAY_KAFKA__BOOTSTRAP_SERVERS to host:port of a Kafka broker"
+            )
+        for name, value in self.properties.items():
+            _demand_ours(name)
+            _demand_text(name, value)
+        if _PREFIX.match(self.prefix) is None:
+            raise ConfigurationError(
+                f"prefix {self.prefix!r} cannot start a topic's name: use up to 64 of A-Z a-z 0-9 . _ -"
+            )
+        if not 1 <= self.shards <= _MAX_SHARDS:
+            raise ConfigurationError(f"shards is {self.shards}: use 1 to {_MAX_SHARDS}")
+        if not 0 < self.prepare_timeout_s <= _MAX_PREPARE_TIMEOUT_S:
+            raise ConfigurationError(
+                f"prepare_timeout_s is {self.prepare_timeout_s:g}: use more than 0 and at most "
+                f"{_MAX_PREPARE_TIMEOUT_S:g}, so that an instance that was frozen cannot deliver old prepares"
+            )
+        if self.op_retention_ms <= self.outcome_horizon_s * 1000:
+            raise ConfigurationError(
+                f"op_retention_ms is {self.op_retention_ms}: op markers must outlive outcome_horizon_s "
+                f"({self.outcome_horizon_s:g} s)"
+            )
+        if self.lowest_compaction_lag_ms < self.outcome_horizon_s * 1000:
+            raise ConfigurationError(
+                f"min_compaction_lag_ms is {self.min_compaction_lag_ms}: use at least outcome_horizon_s "
+                f"({self.outcome_horizon_s:g} s)"
+            )
+        if self.highest_compaction_lag_ms < self.lowest_compaction_lag_ms:
+            raise ConfigurationError(
+                f"max_compaction_lag_ms is {self.max_compaction_lag_ms}: use at least min_compaction_lag_ms "
+                f"({self.lowest_compaction_lag_ms})"
+            )
+
+    # --- names
+
+    def topic(self, kind: str) -> str:
+        """Return the name of the internal topic of a kind: `half`, `op`, `parked`, `groups` or `owners`."""
+        if kind not in KINDS:
+            raise ValueError(kind)
+        return self.prefix + kind
+
+    @property
+    def half_topic(self) -> str:
+        """Half messages."""
+        return self.prefix + "half"
+
+    @property
+    def op_topic(self) -> str:
+        """Op markers."""
+        return self.prefix + "op"
+
+    @property
+    def parked_topic(self) -> str:
+        """Parked transactions."""
+        return self.prefix + "parked"
+
+    @property
+    def groups_topic(self) -> str:
+        """Producer groups."""
+        return self.prefix + "groups"
+
+    @property
+    def owners_topic(self) -> str:
+        """Owners of the shards."""
+        return self.prefix + "owners"
+
+    @property
+    def members_group(self) -> str:
+        """The consumer group for membership."""
+        return self.prefix + "members"
+
+    @property
+    def cursors_group(self) -> str:
+        """The consumer group whose offsets are the cursors."""
+        return self.prefix + "cursors"
+
+    # --- sizes and times
+
+    @property
+    def half_record_bytes(self) -> int:
+        """The largest encoded half record that a first prepare may write."""
+        return self.max_prepare_bytes + RECORD_OVERHEAD
+
+    @property
+    def half_max_message_bytes(self) -> int:
+        """What `max.message.bytes` of half must be at least: the largest record, with room for what the lane adds."""
+        return max(self.half_record_bytes, HALF_BATCH_BYTES) + RECORD_OVERHEAD
+
+    @property
+    def parked_max_message_bytes(self) -> int:
+        """What `max.message.bytes` of parked must be at least: whatever half holds, with the reason."""
+        return self.half_max_message_bytes + RECORD_OVERHEAD
+
+    @property
+    def op_record_bytes(self) -> int:
+        """The largest encoded op marker of a transaction with as many messages as a prepare may have."""
+        messages = min(self.max_messages, self.half_record_bytes // _LEAST_MESSAGE_BYTES)
+        # The names of its topics stand in the half record too.
+        names = min(messages * _TOPIC_BYTES, self.half_record_bytes)
+        return names + messages * _DIGEST_BYTES + RECORD_OVERHEAD
+
+    @property
+    def op_max_message_bytes(self) -> int:
+        """What `max.message.bytes` of op must be at least: the largest marker, and a batch of small ones."""
+        return max(self.op_record_bytes, HALF_BATCH_BYTES) + RECORD_OVERHEAD
+
+    @property
+    def lowest_compaction_lag_ms(self) -> int:
+        """`min.compaction.lag.ms` of the internal topics."""
+        if self.min_compaction_lag_ms is None:
+            return round(self.outcome_horizon_s * 1000)
+        return self.min_compaction_lag_ms
+
+    @property
+    def highest_compaction_lag_ms(self) -> int:
+        """`max.compaction.lag.ms` of the internal topics."""
+        if self.max_compaction_lag_ms is None:
+            return 2 * max(self.segment_ms, self.lowest_compaction_lag_ms)
+        return self.max_compaction_lag_ms
+
+    # --- clients
+
+    def producer(self, **over: Any) -> dict[str, Any]:
+        """Return the configuration of a producer; `over` are properties by their librdkafka names.
+
+        Idempotent, acks=all, partitions as the Java client chooses them. `transactional.id` makes it transactional.
+        """
+        return self._client(
+            {},
+            {
+                "acks": "all",
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",
+                "message.timeout.ms": round(self.prepare_timeout_s * 1000),
+                "message.max.bytes": max(self.parked_max_message_bytes, self.op_max_message_bytes) + MIB,
+                "batch.size": HALF_BATCH_BYTES,
+                "allow.auto.create.topics": False,
+            },
+            over,
+        )
+
+    def consumer(self, **over: Any) -> dict[str, Any]:
+        """Return the configuration of a consumer that commits by hand; `over` are properties by their librdkafka names.
+
+        It reads committed records from the earliest on. Its group is that of the cursors, which consumers that are only
+        assigned partitions never touch.
+        """
+        return self._client(
+            _EASY_CONSUMER,
+            {
+                "group.id": self.cursors_group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "allow.auto.create.topics": False,
+            },
+            over,
+        )
+
+    def admin(self, **over: Any) -> dict[str, Any]:
+        """Return the configuration of an admin client; `over` are properties by their librdkafka names."""
+        return self._client({}, {"allow.auto.create.topics": False}, over)
+
+    def _client(self, easy: Mapping[str, Any], ours: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+        return {**_EASY, **easy, **self.properties, **ours, "logger": LibrdkafkaLog(), **over}
+
+
+def _demand_ours(name: str) -> None:
+    reason = _OURS.get(name)
+    if reason is None and name.startswith(_OURS_PREFIXES):
+        reason = "it is for tests of librdkafka"
+    if reason is None and name.endswith("_cb"):
+        reason = "it is a function"
+    if reason is not None:
+        raise ConfigurationError(
+            f"Kafka property {name!r} is set by halfway ({reason}): remove HALFWAY_KAFKA__{_environment(name)}",
+            setting=name,
+        )
+
+
+def _demand_text(name: str, value: str) -> None:
+    """Raise ConfigurationError for what confluent-kafka cannot take: it ends the process without a message."""
+    try:
+        readable = b"\0" not in f"{name}={value}".encode()
+    except UnicodeEncodeError:
+        readable = False
+    if not readable:
+        variable = f"HALFWAY_KAFKA__{_environment(name)}"
+        raise ConfigurationError(f"{variable!r} is not UTF-8, or holds a NUL: write it in UTF-8", setting=name)
+
+
+def _environment(name: str) -> str:
+    return name.upper().replace(".", "_")

@@ -1,0 +1,380 @@
+"""Transactional producers as DESIGN sections 4 and 5 use them: initialised once, never used again after a failure."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.librdkafka_log import CoordinatorWatch
+
+log = structlog.get_logger()
+
+_SLICE_S: Final = 0.25
+_INITIALISE_SLICE_S: Final = 1.0
+_LOOK_S: Final = 1.0
+_KEPT: Final = 10_000
+"""Topics of which a producer remembers how many partitions it knows."""
+_SETTLE_S: Final = 1.0
+_BURY_S: Final = 5.0
+_REMEMBERED: Final = 10_000
+"""Ids of former incarnations of this process that it knows to be buried."""
+_PARALLEL: Final = 8
+_MARGIN_MS: Final = 5_000
+UNSETTLED: Final = KafkaError.CONCURRENT_TRANSACTIONS
+FENCED: Final = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001 - the names of librdkafka's own errors start so
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+
+
+class ProducerFailedError(Exception):
+    """A transactional producer failed: it must not be used again. `code` is a Kafka error code, where there is one."""
+
+    def __init__(self, step: str, detail: str, code: int | None = None, *, stalled: bool = False) -> None:
+        """Say at which step, and what Kafka said; `stalled` where nothing moved any more."""
+        super().__init__(f"{step}: {detail}")
+        self.step = step
+        self.code = code
+        self.stalled = stalled
+
+    @classmethod
+    def of(cls, step: str, error: Exception) -> ProducerFailedError:
+        """Take over what confluent-kafka raised."""
+        cause = kafka_error(error)
+        if cause is None:
+            return cls(step, repr(error))
+        return cls(step, f"{cause.name()}: {cause.str()}", cause.code())
+
+    @property
+    def fenced(self) -> bool:
+        """Whether somebody else has fenced the producer's transactional id."""
+        return self.code in FENCED
+
+
+def kafka_error(error: Exception) -> KafkaError | None:
+    """Return the KafkaError inside an exception, None where there is none."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else None
+    return inner if isinstance(inner, KafkaError) else None
+
+
+def _never() -> bool:
+    return False
+
+
+class TransactionalProducer:
+    """One transactional id: `initialise` once, then `begin`, `produce`, `commit` or `abort`; one thread at a time.
+
+    Whatever raises ProducerFailedError ends it: `abandon` it then. All times are in seconds.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        transactional_id: str,
+        *,
+        message_timeout_s: float | None = None,
+        of_a_lane: bool = False,
+        **over: Any,
+    ) -> None:
+        """Make the client; nothing is asked of Kafka yet. A message times out before its transaction does.
+
+        `of_a_lane`: this is the one producer that ever writes with its id, which is buried once it has ended.
+        """
+        self.transactional_id = transactional_id
+        self._of_a_lane = of_a_lane
+        self._known_topic = config.owners_topic
+        transaction_ms = round(config.transaction_timeout_s * 1000)
+        longest_ms = max(transaction_ms - _MARGIN_MS, transaction_ms // 2)
+        self._shown: dict[str, int] = {}
+        debug = config.properties.get("debug", "")
+        self._watch = CoordinatorWatch(verbose=bool(debug))
+        self.worn = False
+        """Its last commit stands, but its producer must not be used again: see `commit`."""
+        message_ms = longest_ms if message_timeout_s is None else min(longest_ms, round(message_timeout_s * 1000))
+        self._producer: Producer | None = Producer(
+            config.producer(
+                **{
+                    "transactional.id": transactional_id,
+                    "transaction.timeout.ms": transaction_ms,
+                    "message.timeout.ms": message_ms,
+                    "batch.size": 65_536,
+                    "linger.ms": 5,  # a commit flushes at once; until then records gather into batches
+                    "queue.buffering.max.messages": 1_000_000,
+                    "queue.buffering.max.kbytes": 1_048_576,
+                    "topic.metadata.propagation.max.ms": 2_000,
+                    "debug": ",".join(filter(None, (CoordinatorWatch.debug, debug))),
+                    "logger": self._watch,
+                    **over,
+                }
+            )
+        )
+        self.produce: Callable[..., None] = self._producer.produce
+        """`Producer.produce` itself: called for every record, so nothing is put in between."""
+
+    @property
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise ProducerFailedError("use", f"{self.transactional_id} was abandoned")
+        return self._producer
+
+    def initialise(
+        self, deadline: float, cancelled: Callable[[], bool] = _never, *, optional: Callable[[], bool] = _never
+    ) -> None:
+        """Call `init_transactions` until it has succeeded, `time.monotonic()` passes `deadline` or it is cancelled.
+
+        It fences whoever used the id before, and settles what they left open. `cancelled` is looked at every second.
+        Where it is `optional` it fails as soon as what they left open has not been settled for a short time: that lasts
+        as long as a partition of theirs takes no records.
+        """
+        self._connect()
+        unsettled_since: float | None = None
+        while True:
+            if cancelled():
+                raise ProducerFailedError("init_transactions", "it is no longer wanted")
+            try:
+                self._client.init_transactions(_INITIALISE_SLICE_S)
+            except KafkaException as error:
+                cause = error.args[0]
+                now = time.monotonic()
+                if cause.code() == UNSETTLED and unsettled_since is None:
+                    unsettled_since = now
+                tired = unsettled_since is not None and now - unsettled_since >= _SETTLE_S and optional()
+                if not cause.retriable() or now >= deadline or tired:
+                    raise ProducerFailedError.of("init_transactions", error) from error
+                time.sleep(0.02)
+            else:
+                return
+
+    def _connect(self) -> None:
+        """Be connected first: `init_transactions` that asks before that tries again only after 500 ms."""
+        with suppress(KafkaException):  # the call itself says what is wrong
+            self._client.list_topics(self._known_topic, timeout=_INITIALISE_SLICE_S)
+
+    def shows(self, topic: str, partitions: int) -> bool:
+        """Whether the client knows that many partitions of a topic; it asks Kafka where that is not certain.
+
+        By itself it looks every few minutes only. It refuses a record for a partition that it does not know, and takes
+        one for a partition that has gone.
+        """
+        if self._shown.get(topic) == partitions:
+            return True
+        try:
+            found = self._client.list_topics(topic, timeout=_LOOK_S).topics[topic].partitions
+        except KafkaException:
+            return False
+        if len(found) != partitions:
+            return False
+        if len(self._shown) >= _KEPT:
+            self._shown.clear()
+        self._shown[topic] = partitions
+        return True
+
+    def begin(self) -> None:
+        """Begin a Kafka transaction; local, Kafka hears of it with the first record."""
+        try:
+            self._client.begin_transaction()
+        except KafkaException as error:
+            raise ProducerFailedError.of("begin_transaction", error) from error
+
+    def commit(self, stall_s: float) -> None:
+        """Flush and commit: slices of the same call until it succeeds, fails, or nothing moves for `stall_s`.
+
+        Where the connection to the transaction coordinator was lost meanwhile, librdkafka has asked for the commit
+        again on another one. The first request may still be on its way, and would commit whatever of the producer's
+        next transaction the broker has by then: all have the same epoch (without KIP-890 part 2). Such a producer is
+        `worn`.
+        """
+        client = self._client
+        client.poll(0)
+        losses = self._watch.losses
+        left, moved = len(client), time.monotonic()
+        while True:
+            try:
+                client.commit_transaction(_SLICE_S)
+            except KafkaException as error:
+                cause = error.args[0]
+                if not cause.retriable() or cause.fatal() or cause.txn_requires_abort():
+                    raise ProducerFailedError.of("commit_transaction", error) from error
+                now = time.monotonic()
+                if len(client) != left:
+                    left, moved = len(client), now
+                elif now - moved > stall_s:
+                    raise ProducerFailedError(
+                        "commit_transaction", f"no progress for {stall_s:g} s", stalled=True
+                    ) from error
+            else:
+                client.poll(0)
+                self.worn = self._watch.losses != losses
+                return
+
+    def demand_unworn(self) -> None:
+        """Raise ProducerFailedError where it must not be used again although all that it wrote stands."""
+        if self.worn:
+            raise ProducerFailedError("commit_transaction", "the connection was lost while it was committed")
+
+    def flush(self, deadline: float, failed: Callable[[], bool]) -> bool:
+        """Wait until everything is delivered (True), or a report made `failed()` true or `deadline` passed (False)."""
+        client = self._client
+        while len(client):
+            if failed() or time.monotonic() >= deadline:
+                return False
+            client.flush(0.05)
+        return not failed()
+
+    def abort(self, timeout: float) -> None:
+        """Abort the Kafka transaction."""
+        try:
+            self._client.abort_transaction(timeout)
+        except KafkaException as error:
+            raise ProducerFailedError.of("abort_transaction", error) from error
+
+    def idle(self) -> None:
+        """Serve the client's log and error events while there is nothing to write."""
+        if self._producer is not None:
+            self._producer.poll(0)
+
+    def abandon(self) -> None:
+        """Never use it again, and do not wait for its end: a side thread takes its queues down."""
+        producer, self._producer = self._producer, None
+        self.produce = _refuse
+        if producer is not None:
+            _UNDERTAKER.take(producer, self.transactional_id if self._of_a_lane else None)
+
+
+def _refuse(*_args: object, **_fields: object) -> None:
+    raise ProducerFailedError("produce", "the producer was abandoned")
+
+
+class _Undertaker:
+    """Ends abandoned clients on a thread of its own, which lives while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[tuple[Producer, str | None]] = queue.SimpleQueue()
+        self._running = False
+        self._buried: dict[str, None] = {}
+
+    def has_buried(self, transactional_id: str) -> bool:
+        """Whether the one producer that wrote with this id was of this process, and sends nothing any more."""
+        return transactional_id in self._buried
+
+    def take(self, producer: Producer, transactional_id: str | None) -> None:
+        """End a client; the id is given where nobody else has written with it."""
+        self._waiting.put((producer, transactional_id))
+        with self._lock:
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._run, name="halfway-undertaker", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                producer, transactional_id = self._waiting.get_nowait()
+            except queue.Empty:
+                with self._lock:
+                    if self._waiting.empty():
+                        self._running = False
+                        return
+                continue
+            try:
+                ended = self._end(producer, known=transactional_id is not None)
+            except Exception:
+                log.exception("abandoned_producer_not_ended")
+                ended = False
+            del producer  # where it was not ended, librdkafka ends its threads with the last reference
+            if ended and transactional_id is not None:
+                while len(self._buried) >= _REMEMBERED:
+                    del self._buried[next(iter(self._buried))]
+                self._buried[transactional_id] = None
+
+    def _end(self, producer: Producer, *, known: bool) -> bool:
+        """Drop what waits; where it must be known, end the client's threads and connections and tell whether they have.
+
+        `close` tries to abort first, and warns where that is not possible any more, as after a commit was requested. If
+        the abort fails for good it raises, and whether the client has ended is not known.
+        """
+        try:
+            producer.purge()
+            producer.poll(0)
+        except KafkaException as error:  # a client that has failed says so once more
+            log.debug("abandoned_producer_not_purged", error=error.args[0].str())
+        if not known:
+            return False
+        if producer.flush(_BURY_S):
+            log.warning("abandoned_producer_not_purged", left=len(producer))
+            return False
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                return producer.close()
+        except KafkaException as error:
+            log.warning("abandoned_producer_not_closed", error=error.args[0].str())
+            return False
+
+
+_UNDERTAKER: Final = _Undertaker()
+
+
+def initialised(
+    config: KafkaConfig,
+    transactional_ids: Sequence[str],
+    deadline: float,
+    cancelled: Callable[[], bool] = _never,
+    *,
+    of_a_lane: bool = False,
+    **over: Any,
+) -> list[TransactionalProducer]:
+    """Make a producer for each id and initialise them side by side; all of them or ProducerFailedError."""
+    producers: list[TransactionalProducer] = []
+    try:
+        for transactional_id in transactional_ids:
+            producers.append(TransactionalProducer(config, transactional_id, of_a_lane=of_a_lane, **over))  # noqa: PERF401 - the except needs those already made
+        if producers:
+            with ThreadPoolExecutor(min(_PARALLEL, len(producers)), "halfway-init") as pool:
+                list(pool.map(lambda producer: producer.initialise(deadline, cancelled), producers))
+    except BaseException:
+        for producer in producers:
+            producer.abandon()
+        raise
+    return producers
+
+
+def fence(
+    config: KafkaConfig, transactional_ids: Sequence[str], deadline: float, cancelled: Callable[[], bool] = _never
+) -> None:
+    """Take the ids away from whoever uses them: what they have open is settled, and they can write nothing more.
+
+    What is buried is not waited for where it is not settled soon: docs/fencing.md says why that is enough.
+    """
+
+    def take(transactional_id: str) -> None:
+        def buried() -> bool:
+            return _UNDERTAKER.has_buried(transactional_id)
+
+        producer = TransactionalProducer(config, transactional_id)
+        try:
+            producer.initialise(deadline, cancelled, optional=buried)
+        except ProducerFailedError as error:
+            if error.code != UNSETTLED or not buried():
+                raise
+            log.warning("former_owner_not_settled", transactional_id=transactional_id, error=str(error))
+        finally:
+            producer.abandon()
+
+    with ThreadPoolExecutor(_PARALLEL, "halfway-fence") as pool:
+        list(pool.map(take, transactional_ids))

@@ -1,0 +1,244 @@
+"""The lane: the one writer of everything but a first prepare (DESIGN section 4)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
+from halfway.kafka.clients.loop import Answer, Loop, settle
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic
+from halfway.kafka.lane.quarantine import Route
+from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
+from halfway.kafka.lane.suspect_lane import SuspectLane
+from halfway.kafka.lane.transaction import write_transaction
+from halfway.kafka.records.codec import KIND_OWNER, record_headers
+from halfway.kafka.records.lane_records import Encoded
+from halfway.kafka.records.validation import owner_key
+from halfway.service.ports import LaneWrite, Written
+
+log = structlog.get_logger()
+
+_IDLE_S: Final = 1.0
+_METADATA_PAUSE_S: Final = 0.2
+
+OnFailure = Callable[[ProducerFailedError, Sequence[Submission]], None]
+"""Ends the incarnation: the error, and the writes of which it is not known whether they stand."""
+
+
+class LaneThread:
+    """One incarnation's lane: a thread, a queue, and two producers that take turns strictly."""
+
+    def __init__(
+        self,
+        context: LaneContext,
+        producers: tuple[TransactionalProducer, TransactionalProducer],
+        suspects: SuspectLane,
+        on_failure: OnFailure,
+    ) -> None:
+        """Take over initialised producers."""
+        config = context.config
+        self._context = context
+        self._producers = producers
+        self._suspects = suspects
+        self._on_failure = on_failure
+        self._turn = 0
+        self._busy_since: float | None = None
+        self.under_way: Sequence[Submission] = ()
+        """The writes that the thread is at, for whoever ends a lane that hangs."""
+        self.queue = LaneQueue(
+            config.lane_queue,
+            config.lane_queue_bytes,
+            BatchLimits(ends=config.lane_max_ends, payload_bytes=config.lane_max_bytes),
+        )
+        self._thread = threading.Thread(target=self._run, name="halfway-lane", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it ends when the queue is closed, or with the first failure."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end; whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def busy_for(self) -> float:
+        """Return for how many seconds the lane has been at one batch, 0 while it waits for work."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _run(self) -> None:
+        try:
+            while not self.queue.closed:
+                taken = self.queue.take(_IDLE_S)
+                self._busy_since = None if taken is None else time.monotonic()
+                if taken is None:
+                    for producer in self._producers:
+                        producer.idle()
+                elif isinstance(taken, Release):
+                    self._release(taken)
+                else:
+                    self.under_way = taken
+                    self.commit_batch(taken)
+                self.under_way = ()
+                self._busy_since = None
+                for producer in self._producers:
+                    producer.demand_unworn()
+        except ProducerFailedError as error:
+            self._on_failure(error, self.under_way)
+        except Exception as error:
+            log.exception("lane_thread_failed")
+            self._on_failure(ProducerFailedError("lane", repr(error)), self.under_way)
+        finally:
+            self._busy_since = None
+            for producer in self._producers:
+                producer.abandon()
+
+    def commit_batch(self, batch: Sequence[Submission]) -> None:
+        """Write all ends that were waiting as one Kafka transaction (the steps of DESIGN section 4).
+
+        Before it: suspects go to a lane of their own, writes that may no longer be written are dropped, those with a
+        missing topic or too large a record are refused, and all is encoded, so that nothing below fails half way.
+
+        1. begin, with the producer whose turn it is: the other one's markers may still be under way;
+        2. for each commit, the real messages;
+        3. the op marker to op[s];
+        4. the tombstone (or record) to half[s] and to parked[s];
+        5. commit, and only then answer the callers.
+
+        Raises:
+            ProducerFailedError: at any step, for whatever reason: the incarnation ends, the fold tells what became of
+                the batch. Neither producer is used again.
+
+        """
+        refused: list[Answer] = []
+        producer = self._producers[self._turn]
+        admitted = self._admitted(producer, self._trusted(batch, refused), refused)
+        if refused:
+            self._context.loop.post(settle, refused)
+        if not admitted:
+            return
+        started = time.monotonic()
+        self._turn ^= 1
+        try:
+            transaction = write_transaction(producer, self._context.config, admitted)
+        except ProducerFailedError as failure:
+            self._suspect(admitted, failure)
+            raise
+        written = transaction.written()
+        answers: list[Answer] = [
+            (submission.future, stands) for (submission, _), stands in zip(admitted, written, strict=True)
+        ]
+        size = sum(submission.write.size for submission, _ in admitted)
+        self._context.loop.post(self._answer, answers, len(admitted), size, time.monotonic() - started)
+
+    def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
+        """Answer the callers, on the loop's thread, after the commit of step 5."""
+        settle(answers)
+        self._context.observer.lane_committed(ends, size, seconds)
+
+    def _trusted(self, batch: Sequence[Submission], answers: list[Answer]) -> Sequence[Submission]:
+        """Return what is under no suspicion; suspects go to their own lane, or are refused while a back-off lasts."""
+        quarantine = self._context.quarantine
+        if not quarantine:
+            return batch
+        now = time.monotonic()
+        trusted: list[Submission] = []
+        for submission in batch:
+            route = quarantine.route(submission.write.id, largest_by_topic(submission.write), now)
+            if route is Route.LANE:
+                trusted.append(submission)
+            elif isinstance(route, HalfwayError):
+                answers.append((submission.future, route))
+            else:
+                self._suspects.put(submission, answers)
+        return trusted
+
+    def _admitted(
+        self, producer: TransactionalProducer, batch: Sequence[Submission], answers: list[Answer]
+    ) -> list[tuple[Submission, Encoded]]:
+        """Admit a batch; while Kafka does not give metadata, try again: deadlines thin the batch out meanwhile."""
+        started = time.monotonic()
+        while True:
+            try:
+                return admit(self._context, batch, answers, producer.shows)
+            except KafkaUnavailableError as error:
+                if self.queue.closed or time.monotonic() - started > self._context.config.lane_stall_s:
+                    self._context.loop.post(settle, answers)
+                    raise ProducerFailedError("metadata", str(error)) from error
+                if answers:
+                    self._context.loop.post(settle, list(answers))
+                    answers.clear()
+                time.sleep(_METADATA_PAUSE_S)
+
+    def _suspect(self, admitted: Sequence[tuple[Submission, Encoded]], failure: ProducerFailedError) -> None:
+        """Suspect the topics and ids of a batch that failed; whoever was fenced has nobody to blame."""
+        if failure.fenced:
+            return
+        writes = [submission.write for submission, _ in admitted]
+        topics = {message.topic for write in writes for message in write.messages}
+        self._context.quarantine.suspect(topics, (write.id for write in writes), time.monotonic())
+
+    def _release(self, release: Release) -> None:
+        """Give shards back: one Kafka transaction with the tombstones of their owner records and nothing else."""
+        if not release.done.set_running_or_notify_cancel():
+            return  # its time was over before it could begin
+        if any(self._suspects.works_for(shard) for shard in release.shards):
+            release.done.set_result(False)
+            return
+        producer = self._producers[self._turn]
+        self._turn ^= 1
+        try:
+            producer.begin()
+            self._produce_releases(producer, release.shards)
+            producer.commit(self._context.config.lane_stall_s)
+        except Exception as error:
+            failure = error if isinstance(error, ProducerFailedError) else ProducerFailedError.of("release", error)
+            release.done.set_exception(failure)
+            raise failure from error
+        release.done.set_result(True)
+
+    def _produce_releases(self, producer: TransactionalProducer, shards: Sequence[int]) -> None:
+        topic = self._context.config.owners_topic
+        headers = record_headers(KIND_OWNER, "", "released")
+        for shard in shards:
+            producer.produce(topic, None, owner_key(shard), shard, headers=headers)
+
+
+class KafkaLane:
+    """The port `service.ports.Lane`: the same object over all incarnations."""
+
+    def __init__(self) -> None:
+        """Start without an incarnation: nothing can be written yet."""
+        self._thread: LaneThread | None = None
+        self._shards: set[int] = set()
+        self._loop: Loop | None = None
+
+    def attach(self, thread: LaneThread, shards: set[int], loop: Loop) -> None:
+        """Send writes to this incarnation's lane from now on."""
+        self._thread, self._shards, self._loop = thread, shards, loop
+
+    def detach(self) -> None:
+        """Have no incarnation: every write is refused."""
+        self._thread, self._shards = None, set()
+
+    def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
+        """Queue a write for the next Kafka transaction; see `service.ports.Lane.submit`.
+
+        A future that its caller cancels is dropped where its Kafka transaction has not begun; else it may stand all the
+        same, and nobody hears of it: whoever must know shields it.
+        """
+        thread, loop = self._thread, self._loop
+        future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
+        if thread is None or loop is None or write.shard not in self._shards:
+            future.set_exception(NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id))
+            return future
+        if not thread.queue.put(Submission(write, future, loop.monotonic(write.deadline))):
+            future.set_exception(NotWrittenError(f"{write.id}: the lane has ended", id=write.id))
+        return future

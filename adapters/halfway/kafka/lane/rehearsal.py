@@ -1,0 +1,217 @@
+"""Trying out a suspect's real messages in Kafka transactions that are always aborted.
+
+A failure of the suspects' own producer would end the incarnation (DESIGN section 4: one path for every failure), so a
+bad end would end one with every try. A rehearsal finds it first: the transactional id that it uses never commits and
+stands in no owner record, so nothing that it does can resolve anything, whenever it happens. Only real topics are
+written to, one after the other, so that a topic that hangs does not hold back the readers of the others. Whoever takes
+the shards over aborts what it has open, so that the readers of a topic do not wait for an instance that is frozen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError
+
+from halfway.domain.errors import MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_ids import rehearsal_id
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, fence, initialised
+from halfway.kafka.lane.quarantine import Blame
+from halfway.kafka.records.lane_records import Real
+
+log = structlog.get_logger()
+
+_DELIVERY_S: Final = 10.0
+_INITIALISE_S: Final = 10.0
+_ABORT_S: Final = 5.0
+_ENDED_AT_ONCE: Final = 16
+_PROPAGATION_MS: Final = 500
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_NOT_AUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_OF_A_MESSAGE: Final = _TOO_LARGE | {
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the names of librdkafka's own errors start so
+}
+_AFTERMATH: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - as above
+
+
+class Verdict:
+    """What a rehearsal found wrong with messages of one topic."""
+
+    def __init__(self, topic: str, code: int | None, detail: str) -> None:
+        """Keep the Kafka error, None where there was none but time ran out."""
+        self.topic = topic
+        self.code = code
+        self.detail = detail
+
+    @property
+    def of_the_topic(self) -> bool:
+        """Whether the whole topic is bad, rather than one of the messages."""
+        return self.code not in _OF_A_MESSAGE
+
+    @property
+    def of_the_size(self) -> bool:
+        """Whether a message is too large."""
+        return self.code in _TOO_LARGE
+
+    def blame(self) -> Blame:
+        """Say it to callers."""
+        if self.code in _TOO_LARGE:
+            return Blame(
+                refusal=MessageTooLargeError,
+                topic=self.topic,
+                detail=f"a message is larger than topic {self.topic!r} takes: raise its max.message.bytes or roll back",
+            )
+        if self.code in _NOT_AUTHORISED:
+            return Blame(
+                refusal=NotAuthorisedError,
+                topic=self.topic,
+                detail=f"Kafka does not let halfway write to topic {self.topic!r}: grant it WRITE",
+            )
+        return Blame(
+            refusal=TopicUnavailableError,
+            topic=self.topic,
+            detail=f"topic {self.topic!r} cannot be written now: {self.detail}",
+        )
+
+
+class Rehearsal:
+    """Writes messages and aborts, with a producer that is replaced after each failure. One thread at a time."""
+
+    def __init__(self, config: KafkaConfig, transactional_id: str) -> None:
+        """Nothing is asked of Kafka before the first try."""
+        self._config = config
+        self._transactional_id = transactional_id
+        self._producer: TransactionalProducer | None = None
+
+    def close(self) -> None:
+        """Let the producer go."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.abandon()
+
+    def idle(self) -> None:
+        """Serve the producer's events."""
+        if self._producer is not None:
+            self._producer.idle()
+
+    def attempt(self, topic: str, messages: Sequence[Real]) -> Verdict | None:
+        """Write messages of one topic and abort; None where every replica in sync took them."""
+        verdict: Verdict | None = None
+        try:
+            verdict = self._attempt(topic, messages)
+        except ProducerFailedError as error:
+            verdict = Verdict(topic, error.code, str(error))
+        if verdict is not None:
+            self.close()
+        return verdict
+
+    def _attempt(self, topic: str, messages: Sequence[Real]) -> Verdict | None:
+        producer = self._ready()
+        errors: list[KafkaError] = []
+        taken: list[int] = []
+        report = _reports(errors, taken)
+        producer.begin()
+        for message in messages:
+            try:
+                producer.produce(
+                    message.topic,
+                    message.value,
+                    message.key,
+                    message.partition,
+                    on_delivery=report,
+                    headers=message.headers,
+                )
+            except Exception as error:  # noqa: BLE001 - confluent-kafka raises many kinds, and each is a verdict
+                failed = ProducerFailedError.of("produce", error)
+                self._settle(producer)
+                return Verdict(topic, failed.code, str(failed))
+        delivered = producer.flush(time.monotonic() + _DELIVERY_S, lambda: bool(errors))
+        if errors:
+            self._settle(producer)
+            return Verdict(topic, errors[0].code(), f"{errors[0].name()}: {errors[0].str()}")
+        if not delivered:
+            self._settle(producer)
+            return Verdict(topic, None, f"no acknowledgement in {_DELIVERY_S:g} s")
+        producer.abort(_ABORT_S)
+        if len(taken) < len(messages):
+            # The messages were purged: librdkafka had given the Kafka transaction up, and says why only in its log.
+            return Verdict(topic, None, "Kafka refuses it in a transaction")
+        return None
+
+    def _settle(self, producer: TransactionalProducer) -> None:
+        """Abort what failed; where even that fails, the next one's `init_transactions` does, or the time-out."""
+        try:
+            producer.abort(_ABORT_S)
+        except ProducerFailedError as error:
+            log.info("rehearsal_not_aborted", error=str(error))
+
+    def _ready(self) -> TransactionalProducer:
+        if self._producer is None:
+            over: dict[str, Any] = {"topic.metadata.propagation.max.ms": _PROPAGATION_MS}
+            [self._producer] = initialised(
+                self._config,
+                [self._transactional_id],
+                time.monotonic() + _INITIALISE_S,
+                message_timeout_s=_DELIVERY_S,
+                **over,
+            )
+        return self._producer
+
+
+class _Endings:
+    """Aborts what rehearsals of former owners have left open, beside acquisitions, which do not depend on it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: set[str] = set()
+
+    def take(self, config: KafkaConfig, transactional_id: str) -> None:
+        with self._lock:
+            if transactional_id in self._under_way or len(self._under_way) >= _ENDED_AT_ONCE:
+                return  # its Kafka transaction times out
+            self._under_way.add(transactional_id)
+        threading.Thread(
+            target=self._run, args=(config, transactional_id), name="halfway-end-rehearsal", daemon=True
+        ).start()
+
+    def _run(self, config: KafkaConfig, transactional_id: str) -> None:
+        try:
+            fence(config, [transactional_id], time.monotonic() + config.transaction_timeout_s)
+        except ProducerFailedError as error:
+            log.info("rehearsal_not_aborted", error=str(error))
+        finally:
+            with self._lock:
+                self._under_way.discard(transactional_id)
+
+
+_ENDINGS: Final = _Endings()
+
+
+def end_rehearsal(config: KafkaConfig, incarnation: str) -> None:
+    """Abort what the rehearsal of a former owner has open, so that it holds no consumer back; does not wait for it.
+
+    It commits nothing, so whether that is done, and when, decides nothing; and its topic may be one that cannot be
+    written to, which is why it is rehearsed.
+    """
+    _ENDINGS.take(config, rehearsal_id(config.prefix, incarnation))
+
+
+def _reports(errors: list[KafkaError], taken: list[int]) -> Callable[[Any, Any], None]:
+    """Return a delivery callback that collects the first errors, and the offsets of what was taken."""
+
+    def report(error: Any, message: Any) -> None:
+        if error is None:
+            taken.append(message.offset())
+        elif error.code() not in _AFTERMATH:
+            errors.append(error)
+
+    return report

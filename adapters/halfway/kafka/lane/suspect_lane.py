@@ -1,0 +1,222 @@
+"""The lane for suspects: ends that may have made a Kafka transaction fail, kept away from all others.
+
+DESIGN section 4: suspects (topic, then id) run on the incarnation's third producer, `.q`, with back-off per topic. A
+suspect's caller gets the error; it stays pending.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from halfway.domain.errors import (
+    HalfwayError,
+    KafkaUnavailableError,
+    NotWrittenError,
+    OverloadedError,
+    TopicUnavailableError,
+)
+from halfway.kafka.clients.loop import Answer, settle
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
+from halfway.kafka.lane.quarantine import Blame, Route
+from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
+from halfway.kafka.lane.rehearsal import Rehearsal, Verdict
+from halfway.kafka.lane.transaction import write_transaction
+from halfway.kafka.records.lane_records import Encoded, Real
+
+log = structlog.get_logger()
+
+_IDLE_S: Final = 1.0
+_CAPACITY: Final = 2_000
+_LIMITS: Final = BatchLimits(ends=200, payload_bytes=4 * 1024 * 1024)
+
+Work = tuple[Submission, Encoded]
+
+
+class SuspectLane:
+    """One incarnation's lane for suspects: a thread, a queue, the producer `.q`, and a rehearsal before each commit."""
+
+    def __init__(
+        self,
+        context: LaneContext,
+        producer: TransactionalProducer,
+        rehearsal: Rehearsal,
+        on_failure: Callable[[ProducerFailedError, Sequence[Submission]], None],
+    ) -> None:
+        """Take over an initialised producer."""
+        self._context = context
+        self._producer = producer
+        self._rehearsal = rehearsal
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._working: Counter[int] = Counter()
+        self.queue = LaneQueue(_CAPACITY, context.config.lane_queue_bytes, _LIMITS)
+        self.under_way: Sequence[Submission] = ()
+        """The writes that the thread is at, for whoever ends a lane that hangs."""
+        self._thread = threading.Thread(target=self._run, name="halfway-suspects", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it ends when the queue is closed, or with the first failure of its producer."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end; whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def put(self, submission: Submission, answers: list[Answer]) -> None:
+        """Queue a suspect. Called by the lane's thread; what finds no room is refused through `answers`."""
+        with self._lock:
+            self._working[submission.write.shard] += 1
+        error: HalfwayError
+        try:
+            if self.queue.put(submission):
+                return
+            error = NotWrittenError(f"{submission.write.id}: the lane has ended", id=submission.write.id)
+        except OverloadedError:
+            error = TopicUnavailableError("too many ends to topics under suspicion wait: try again later")
+        answers.append((submission.future, error))
+        self._done([submission])
+
+    def works_for(self, shard: int) -> bool:
+        """Whether a write of this shard waits or is under way."""
+        with self._lock:
+            return self._working[shard] > 0
+
+    def _done(self, submissions: Sequence[Submission]) -> None:
+        with self._lock:
+            for submission in submissions:
+                self._working[submission.write.shard] -= 1
+
+    def _run(self) -> None:
+        try:
+            while not self.queue.closed:
+                taken = self.queue.take(_IDLE_S)
+                if taken is None or isinstance(taken, Release):
+                    self._producer.idle()
+                    self._rehearsal.idle()
+                    continue
+                self.under_way = taken
+                for group in self._groups(taken):
+                    self._write(group)
+                    self._done(group)
+                    self._producer.demand_unworn()
+                self.under_way = ()
+        except ProducerFailedError as error:
+            self._on_failure(error, self.under_way)
+        except Exception as error:
+            log.exception("suspects_thread_failed")
+            self._on_failure(ProducerFailedError("suspects", repr(error)), self.under_way)
+        finally:
+            self._producer.abandon()
+            self._rehearsal.close()
+
+    def _groups(self, batch: Sequence[Submission]) -> list[list[Submission]]:
+        """Put suspects together, but each that failed together with others by itself."""
+        together: list[Submission] = []
+        alone: list[list[Submission]] = []
+        now = time.monotonic()
+        for submission in batch:
+            route = self._context.quarantine.route(submission.write.id, {}, now)
+            if route is Route.ALONE:
+                alone.append([submission])
+            else:
+                together.append(submission)
+        return [together, *alone] if together else alone
+
+    def _write(self, group: Sequence[Submission]) -> None:
+        """Rehearse a group, refuse those found bad, and write the others as one Kafka transaction."""
+        refused: list[Answer] = []
+        try:
+            good = self._rehearsed(admit(self._context, group, refused, self._producer.shows), refused)
+        except KafkaUnavailableError as error:
+            good = []
+            refused.extend((submission.future, TopicUnavailableError(str(error))) for submission in group)
+        wanted = {id(submission) for submission in still_wanted(self._context, [work[0] for work in good], refused)}
+        works = [work for work in good if id(work[0]) in wanted]
+        if refused:
+            self._context.loop.post(settle, refused)
+        if works:
+            self._commit(works)
+
+    def _commit(self, works: Sequence[Work]) -> None:
+        """Write one Kafka transaction on `.q`; its failure ends the incarnation, as any lane's does."""
+        quarantine, ids = self._context.quarantine, [submission.write.id for submission, _ in works]
+        started = time.monotonic()
+        try:
+            transaction = write_transaction(self._producer, self._context.config, works)
+        except ProducerFailedError as failure:
+            now = time.monotonic()
+            if failure.fenced:
+                pass
+            elif len(works) == 1:
+                detail = f"it could not be written: {failure}"
+                blame = Blame(
+                    refusal=TopicUnavailableError,
+                    topic=self._context.config.op_topic,
+                    detail=detail,
+                    of_the_records_kept=True,
+                )
+                quarantine.blame_id(ids[0], blame, now)
+            else:
+                quarantine.isolate(ids, now)
+            raise
+        quarantine.clear_ids(ids)
+        written = transaction.written()
+        answers: list[Answer] = [
+            (submission.future, stands) for (submission, _), stands in zip(works, written, strict=True)
+        ]
+        size = sum(submission.write.size for submission, _ in works)
+        self._context.loop.post(self._answer, answers, len(works), size, time.monotonic() - started)
+
+    def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
+        settle(answers)
+        self._context.observer.lane_committed(ends, size, seconds)
+
+    def _rehearsed(self, works: Sequence[Work], refused: list[Answer]) -> list[Work]:
+        """Try the messages topic by topic and return the writes of which nothing is bad."""
+        bad: set[str] = set()
+        for topic in dict.fromkeys(message.topic for _, encoded in works for message in encoded.real):
+            concerned = [
+                work for work in works if work[0].write.id not in bad and any(m.topic == topic for m in work[1].real)
+            ]
+            for work, verdict in self._culprits(topic, concerned):
+                bad.add(work[0].write.id)
+                refused.append((work[0].future, self._blame(work, verdict)))
+        return [work for work in works if work[0].write.id not in bad]
+
+    def _blame(self, work: Work, verdict: Verdict) -> HalfwayError:
+        write, now = work[0].write, time.monotonic()
+        log.info("end_refused", id=write.id, topic=verdict.topic, detail=verdict.detail)
+        if verdict.of_the_topic:
+            return verdict.blame().error(self._context.quarantine.backoff_of(verdict.topic, now))
+        return self._context.quarantine.blame_id(write.id, verdict.blame(), now)
+
+    def _culprits(self, topic: str, works: Sequence[Work]) -> list[tuple[Work, Verdict]]:
+        """Find the bad ones among writes to one topic: all where the topic is bad, else by halving."""
+        if not works:
+            return []
+        quarantine = self._context.quarantine
+        largest = max(largest_by_topic(work[0].write)[topic] for work in works)
+        verdict = self._rehearsal.attempt(topic, [m for _, encoded in works for m in _of(encoded, topic)])
+        if verdict is None:
+            quarantine.clear_topic(topic, largest, time.monotonic())
+            return []
+        if verdict.of_the_topic:
+            quarantine.blame_topic(verdict.blame(), time.monotonic())
+            return [(work, verdict) for work in works]
+        if len(works) == 1:
+            quarantine.watch(topic, largest if verdict.of_the_size else 0, time.monotonic())
+            return [(works[0], verdict)]
+        middle = len(works) // 2
+        return self._culprits(topic, works[:middle]) + self._culprits(topic, works[middle:])
+
+
+def _of(encoded: Encoded, topic: str) -> list[Real]:
+    return [message for message in encoded.real if message.topic == topic]

@@ -1,0 +1,133 @@
+"""One Kafka transaction of the lane: what is produced in it, and where its records came to stand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.lane.queue import Submission
+from halfway.kafka.records.lane_records import Encoded, Kept
+from halfway.service.ports import Written
+
+Report = Callable[[Any, Any], None]
+Place = tuple[str, int]
+
+
+Writes = Sequence[tuple[Submission, Encoded]]
+
+
+class LaneTransaction:
+    """One Kafka transaction with the records of writes: a method for each step of DESIGN section 4, called in order.
+
+    In each partition the records stand in the order in which they were produced (the producer is idempotent), so the
+    offsets of a partition, sorted, belong to its records in that order: a report needs no state of its own.
+    """
+
+    def __init__(self, producer: TransactionalProducer, config: KafkaConfig, writes: Writes) -> None:
+        self._producer = producer
+        self._produce = producer.produce
+        self._writes = writes
+        self._stall_s = config.lane_stall_s
+        self._half, self._op, self._parked = config.half_topic, config.op_topic, config.parked_topic
+        self._offsets: dict[Place, list[int]] = {}
+        self._reports: dict[Place, Report] = {}
+        self._produced: dict[Place, int] = {}
+        self._now = time.time_ns() // 1_000_000
+
+    def begin(self) -> None:
+        """Step 1: begin; Kafka hears of it with the first record."""
+        self._producer.begin()
+
+    def produce_messages(self) -> None:
+        """Step 2: for each commit, the real messages, with the time of this commit as timestamp."""
+        produce, now = self._produce, self._now
+        for _, encoded in self._writes:
+            for message in encoded.real:
+                produce(
+                    message.topic, message.value, message.key, message.partition, timestamp=now, headers=message.headers
+                )
+
+    def produce_op_markers(self) -> None:
+        """Step 3: the op marker to op[s]."""
+        for submission, encoded in self._writes:
+            if encoded.op is not None:
+                self._produce_kept(self._op, submission, encoded.key, encoded.op)
+
+    def produce_tombstones(self) -> None:
+        """Step 4: the tombstone (or record) to half[s] and to parked[s]."""
+        for submission, encoded in self._writes:
+            if encoded.half is not None:
+                self._produce_kept(self._half, submission, encoded.key, encoded.half)
+            if encoded.parked is not None:
+                self._produce_kept(self._parked, submission, encoded.key, encoded.parked)
+
+    def _produce_kept(self, topic: str, submission: Submission, key: bytes, kept: Kept) -> None:
+        shard, prepared_at = submission.write.shard, submission.write.prepared_at
+        place = (topic, shard)
+        report = self._reports.get(place)
+        if report is None:
+            report = self._reports[place] = _collector(self._offsets.setdefault(place, []))
+            self._produced[place] = 0
+        self._produced[place] += 1
+        # A recovery reads op by time: no outcome may lie before its prepare, whatever became of the clock.
+        at = max(self._now, prepared_at)
+        self._produce(topic, kept.value, key, shard, on_delivery=report, timestamp=at, headers=kept.headers)
+
+    def commit(self) -> None:
+        """Step 5: commit; whoever called this answers the callers only afterwards."""
+        self._producer.commit(self._stall_s)
+
+    def written(self) -> list[Written]:
+        """Return where each write stands, in the order in which they were given.
+
+        Raises:
+            ProducerFailedError: a report is missing or has no offset; the Kafka transaction stands nevertheless.
+
+        """
+        places: dict[Place, Iterator[int]] = {}
+        for place, offsets in self._offsets.items():
+            offsets.sort()
+            if len(offsets) != self._produced[place] or offsets[0] < 0:
+                raise ProducerFailedError("offsets", f"those of {place[0]}[{place[1]}] are not known")
+            places[place] = iter(offsets)
+        half, op, parked = self._half, self._op, self._parked
+        return [
+            Written(
+                half=None if encoded.half is None else next(places[half, submission.write.shard]),
+                op=None if encoded.op is None else next(places[op, submission.write.shard]),
+                parked=None if encoded.parked is None else next(places[parked, submission.write.shard]),
+            )
+            for submission, encoded in self._writes
+        ]
+
+
+def write_transaction(producer: TransactionalProducer, config: KafkaConfig, writes: Writes) -> LaneTransaction:
+    """Carry out steps 1 to 5 of DESIGN section 4 up to the commit, and return the transaction that now stands.
+
+    Raises:
+        ProducerFailedError: at any step: whether it stands is not known, and the producer must not be used again.
+
+    """
+    transaction = LaneTransaction(producer, config, writes)
+    try:
+        transaction.begin()
+        transaction.produce_messages()
+        transaction.produce_op_markers()
+        transaction.produce_tombstones()
+        transaction.commit()
+    except ProducerFailedError:
+        raise
+    except Exception as error:
+        raise ProducerFailedError.of("produce", error) from error
+    return transaction
+
+
+def _collector(offsets: list[int]) -> Report:
+    def report(error: Any, message: Any) -> None:
+        if error is None:
+            offsets.append(message.offset())
+
+    return report

@@ -1,0 +1,252 @@
+"""Appends single records with an idempotent, non-transactional producer, for what the lane does not write."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.records.codec import Headers
+from halfway.service.resolve.deadlines import Deadlines
+
+log = structlog.get_logger(__name__)
+
+_POLL_S: Final = 0.1
+_TOO_LARGE: Final = KafkaError.MSG_SIZE_TOO_LARGE
+_QUEUE_FULL: Final = KafkaError._QUEUE_FULL  # noqa: SLF001 - the names of librdkafka's own errors start so
+
+Asked = tuple[asyncio.Future[int], float, int]
+"""Who waits for a record, until when, and how many bytes it has."""
+MakeProducer = Callable[[dict[str, Any]], Producer]
+
+
+class _Client:
+    """A producer, and the fatal error that ended it."""
+
+    producer: Producer
+
+    def __init__(self) -> None:
+        self.fatal: str | None = None
+
+    def failed(self, error: KafkaError) -> None:
+        """Take an error that the producer tells of."""
+        if error.fatal():
+            self.fatal = error.str()
+
+
+class RecordWriter:
+    """Appends records with acks=all; `append` on the loop's thread, polling on a thread of its own.
+
+    What is in flight is bounded in records and bytes. A producer with a fatal error is replaced; what it had in flight
+    is ambiguous.
+    """
+
+    def __init__(
+        self, config: KafkaConfig, *, name: str, linger_ms: float = 0, make_producer: MakeProducer = Producer
+    ) -> None:
+        """Take the configuration; nothing is connected before `start`."""
+        self._config = config
+        self._name = name
+        self._linger_ms = linger_ms
+        self._make_producer = make_producer
+        self._thread = threading.Thread(target=self._run, name=f"halfway-{name}", daemon=True)
+        self._stopping = threading.Event()
+        # On the loop's thread.
+        self._waiting: set[asyncio.Future[int]] = set()
+        self._deadlines = Deadlines()
+        self._records = 0
+        self._bytes = 0
+        # On the polling thread, but for the reference to the producer, which `append` reads.
+        self._results: list[tuple[Asked, int | Exception]] = []
+        self._loop: Loop | None = None
+        self._client: _Client | None = None
+
+    def start(self) -> None:
+        """Make the producer and the thread that polls it; call it on the loop's thread."""
+        self._loop = Loop(asyncio.get_running_loop())
+        self._client = self._make()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Give what is in flight the prepare time-out to be delivered, then end the thread."""
+        if self._waiting:
+            await asyncio.wait(self._waiting, timeout=self._config.prepare_timeout_s)
+        self._stopping.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_exception(OutcomeUnknownError("halfway was stopped before Kafka confirmed the record"))
+
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """Records and bytes that wait for their delivery report."""
+        return self._records, self._bytes
+
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        key: bytes,
+        value: bytes | None,
+        headers: Headers,
+        deadline: float,
+    ) -> asyncio.Future[int]:
+        """Append a record; its offset comes once it is delivered.
+
+        Raises (through the future):
+            OutcomeUnknownError: it is not known whether it was stored.
+            MessageTooLargeError: it is larger than the topic takes; nothing was stored.
+
+        Raises (at once):
+            OverloadedError: too much is in flight, or there is no time left; nothing was stored.
+            MessageTooLargeError: as above.
+
+        """
+        loop = asyncio.get_running_loop()
+        size = len(key) + len(value or b"")
+        self._admit(size, deadline - loop.time())
+        future: asyncio.Future[int] = loop.create_future()
+        self._produce(topic, partition, key, value, headers, (future, deadline, size))
+        self._waiting.add(future)
+        self._deadlines.watch(future, deadline, partial(_not_in_time, topic))
+        self._records += 1
+        self._bytes += size
+        return future
+
+    def _admit(self, size: int, left: float) -> None:
+        if self._stopping.is_set() or self._client is None:
+            raise OverloadedError("halfway is not running")
+        if left <= 0:
+            raise OverloadedError("no time was left to write to Kafka")
+        over_records = self._records >= self._config.half_in_flight
+        if over_records or (self._bytes and self._bytes + size > self._config.half_in_flight_bytes):
+            raise OverloadedError(f"{self._records} records with {self._bytes} bytes wait for Kafka already")
+
+    def _produce(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes,
+        value: bytes | None,
+        headers: Headers,
+        asked: Asked,
+    ) -> None:
+        client = self._client
+        if client is None:
+            raise OverloadedError("halfway is not running")
+        report = partial(self._delivered, client, asked)
+        try:
+            client.producer.produce(
+                topic, value=value, key=key, partition=partition, headers=headers, on_delivery=report
+            )
+        except BufferError:
+            raise OverloadedError("too many records wait for Kafka already") from None
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() == _TOO_LARGE:
+                raise MessageTooLargeError(f"a record is larger than halfway's topic {topic} takes") from exception
+            # A fatal error, which the polling thread has seen or will see: the next producer takes the retry.
+            raise OverloadedError(f"the producer is being replaced: {error.str()}") from exception
+
+    # --- the polling thread
+
+    def _make(self) -> _Client:
+        client = _Client()
+        client.producer = self._make_producer(
+            self._config.producer(
+                **{
+                    "linger.ms": self._linger_ms,
+                    "queue.buffering.max.messages": self._config.half_in_flight + 1_000,
+                    "queue.buffering.max.kbytes": 2 * self._config.half_in_flight_bytes // 1024,
+                    "error_cb": client.failed,
+                }
+            )
+        )
+        return client
+
+    def _delivered(self, client: _Client, asked: Asked, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            offset = message.offset()
+            result: int | Exception = -1 if offset is None else offset
+        elif error.code() == _TOO_LARGE:
+            result = MessageTooLargeError(f"a record is larger than halfway's topic {message.topic()} takes")
+        else:
+            result = OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
+            client.failed(error)
+        self._results.append((asked, result))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            client = self._client
+            self._poll(client, _POLL_S)
+            if client is not None and client.fatal is not None:
+                self._replace(client, client.fatal)
+        if self._client is not None:
+            self._retire(self._client)
+
+    def _poll(self, client: _Client | None, timeout: float) -> None:
+        if client is not None:
+            client.producer.poll(timeout)
+        if self._results and self._loop is not None:
+            results, self._results = self._results, []
+            self._loop.post(self._settle, results)
+
+    def _replace(self, failed: _Client, reason: str) -> None:
+        try:
+            fresh = self._make()
+        except KafkaException as exception:
+            log.warning("producer_not_replaced", writer=self._name, reason=exception.args[0].str())
+            self._stopping.wait(_POLL_S)
+            return
+        log.warning("producer_replaced", writer=self._name, reason=reason)
+        self._client = fresh
+        self._retire(failed, fresh)
+
+    def _retire(self, client: _Client, successor: _Client | None = None) -> None:
+        """Give up what a producer still holds: its delivery reports say so, and the callers hear it.
+
+        Its successor is in use already, and polled meanwhile.
+        """
+        producer = client.producer
+        with suppress(KafkaException):
+            producer.purge(in_queue=True, in_flight=True, blocking=True)
+        until = time.monotonic() + 2 * self._config.prepare_timeout_s
+        self._poll(client, 0)
+        while len(producer) and time.monotonic() < until:
+            if successor is None:
+                self._poll(client, _POLL_S)
+            else:
+                self._poll(successor, _POLL_S)
+                self._poll(client, 0)
+        self._poll(client, 0)
+
+    # --- the loop's thread again
+
+    def _settle(self, results: Iterable[tuple[Asked, int | Exception]]) -> None:
+        for (future, deadline, size), result in results:
+            self._records -= 1
+            self._bytes -= size
+            self._waiting.discard(future)
+            self._deadlines.forget(future, deadline)
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+
+def _not_in_time(topic: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(f"Kafka did not confirm a record of {topic} in time")

@@ -1,0 +1,191 @@
+"""The port `CursorStore`: cursors as the offsets of the consumer group `<prefix>cursors` (DESIGN section 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import structlog
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+
+from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.service.ports import Cursors, Observer
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+_TIMEOUT_S: Final = 10.0
+_RETRY_S: Final = 0.2
+_POLL_S: Final = 0.05
+_COORDINATOR_MS: Final = 6_000
+_STOP_S: Final = 2.0
+"""What a stop waits for a commit, and then for the consumer: a cursor that was not committed costs only reading."""
+
+
+class KafkaCursors:
+    """Commits and loads cursors with a consumer that is assigned nothing, on a thread of its own.
+
+    While a commit is under way, later ones wait as one: the newest cursors of each shard.
+    """
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Take the configuration; nothing is connected before `start`."""
+        self._config = config
+        self._observer = observer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-cursors")
+        self._consumer: Consumer | None = None
+        self._unanswered = 0
+        self._stop_by = math.inf
+        self._failure: KafkaError | None = None
+        self._newest: dict[int, Cursors] = {}
+        self._committing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make the consumer."""
+        await asyncio.wrap_future(self._thread.submit(self._open))
+
+    async def stop(self) -> None:
+        """Commit what waits, and end the thread, all of it within seconds where Kafka does not answer."""
+        self._stop_by = time.monotonic() + _STOP_S
+        if self._committing is not None:
+            await asyncio.wait([self._committing], timeout=_STOP_S)
+        await asyncio.wrap_future(self._thread.submit(self._close))
+        self._thread.shutdown(wait=False)
+
+    async def commit(self, cursors: Mapping[int, Cursors]) -> None:
+        """Commit the cursors of shards, also when unchanged; a failure is logged and tried again at the next scan."""
+        self._newest.update(cursors)
+        while self._newest or self._committing is not None:
+            if self._committing is None:
+                newest, self._newest = self._newest, {}
+                self._committing = asyncio.create_task(self._commit_all(newest))
+            await asyncio.shield(self._committing)
+
+    async def _commit_all(self, cursors: Mapping[int, Cursors]) -> None:
+        try:
+            await asyncio.wrap_future(self._submit(lambda consumer: self._commit(consumer, cursors)))
+        except KafkaException as exception:
+            log.warning("cursors_not_committed", shards=sorted(cursors), error=exception.args[0].str())
+        except KafkaUnavailableError as error:
+            log.warning("cursors_not_committed", shards=sorted(cursors), error=error.detail)
+        finally:
+            self._committing = None
+
+    def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
+        """Return the committed cursors of shards, none for a shard that never had any; blocks, so not on the loop.
+
+        Raises:
+            KafkaUnavailableError: Kafka did not tell in time.
+            ConfigurationError: halfway may not use the consumer group.
+
+        """
+        return self._submit(lambda consumer: self._load(consumer, shards)).result()
+
+    # --- the cursors' thread
+
+    def _submit(self, call: Callable[[Consumer], T]) -> Future[T]:
+        def run() -> T:
+            if self._consumer is None:
+                raise KafkaUnavailableError("halfway is not running")
+            return call(self._consumer)
+
+        return self._thread.submit(run)
+
+    def _open(self) -> None:
+        self._consumer = Consumer(
+            self._config.consumer(
+                on_commit=self._answered,
+                **{
+                    # How long a commit waits for the group's coordinator to be found, and then for its answer; closing
+                    # the consumer waits for them too.
+                    "session.timeout.ms": _COORDINATOR_MS,
+                    "socket.timeout.ms": round(_TIMEOUT_S * 1000),
+                },
+            )
+        )
+
+    def _close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            # It waits for the answers to its commits for as long as Kafka is silent: nobody waits for that here.
+            closing = threading.Thread(target=consumer.close, name="halfway-cursors-close", daemon=True)
+            closing.start()
+            closing.join(_STOP_S)
+
+    def _commit(self, consumer: Consumer, cursors: Mapping[int, Cursors]) -> None:
+        offsets = [
+            place
+            for shard, cursor in cursors.items()
+            for place in (
+                TopicPartition(self._config.half_topic, shard, cursor.half, _mark(cursor.half)),
+                TopicPartition(self._config.op_topic, shard, cursor.op, _mark(cursor.op)),
+            )
+        ]
+        # A commit that blocks would do so for as long as librdkafka looks for the group's coordinator.
+        consumer.commit(offsets=offsets, asynchronous=True)
+        self._unanswered += 1
+        deadline = time.monotonic() + _TIMEOUT_S
+        while self._unanswered:
+            if time.monotonic() > min(deadline, self._stop_by):
+                raise KafkaUnavailableError("Kafka did not answer in time")
+            consumer.poll(_POLL_S)
+        if self._failure is not None:
+            raise KafkaException(self._failure)
+
+    def _answered(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        """Take the answer to a commit; they come in the order of the commits."""
+        self._unanswered -= 1
+        self._failure = error or next((place.error for place in places if place.error is not None), None)
+
+    def _load(self, consumer: Consumer, shards: Sequence[int]) -> dict[int, Cursors]:
+        half, op = self._config.half_topic, self._config.op_topic
+        asked = [TopicPartition(topic, shard) for shard in shards for topic in (half, op)]
+        found = {(place.topic, place.partition): place for place in self._committed(consumer, asked)}
+        cursors: dict[int, Cursors] = {}
+        for shard in shards:
+            pair = found[half, shard], found[op, shard]
+            at_half, at_op = (place.offset for place in pair)
+            if OFFSET_INVALID in (at_half, at_op):
+                continue
+            if any(place.metadata != _mark(place.offset) for place in pair):
+                # Read from the beginning: whoever set them cannot know what is pending.
+                log.warning("cursors_skipped", shard=shard, half=at_half, op=at_op, reason="not committed by halfway")
+                self._observer.skipped_record(self._config.cursors_group, "foreign_cursor")
+                continue
+            cursors[shard] = Cursors(half=at_half, op=at_op)
+        return cursors
+
+    def _committed(self, consumer: Consumer, asked: list[TopicPartition]) -> list[TopicPartition]:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                return _sound(consumer.committed(asked, timeout=max(0.1, deadline - time.monotonic())))
+            except KafkaException as exception:
+                error = exception.args[0]
+                if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    raise ConfigurationError(
+                        f"Kafka does not let halfway use consumer group {self._config.cursors_group!r}: "
+                        "allow Read and Describe on it"
+                    ) from exception
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise KafkaUnavailableError(f"the cursors could not be read: {error.str()}") from exception
+                time.sleep(_RETRY_S)
+
+
+def _mark(offset: int) -> str:
+    """Return the metadata of a cursor, by which one that another tool has set is told from ours."""
+    return f"halfway {offset}"
+
+
+def _sound(places: list[TopicPartition] | None) -> list[TopicPartition]:
+    """Return offsets where none of them has an error."""
+    for place in places or ():
+        if place.error is not None:
+            raise KafkaException(place.error)
+    return places or []

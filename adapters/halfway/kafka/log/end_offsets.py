@@ -1,0 +1,136 @@
+"""Where a partition ends, as `read_uncommitted` sees it, asked once for all who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Final
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
+
+from halfway.domain.errors import KafkaUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.partition_reader import LEADER_MOVES
+
+_ASK_AGAIN_S: Final = 0.1
+
+
+class PartitionEnds:
+    """End offsets of a topic's partitions.
+
+    An answer is never older than its question: who asks while a request is under way waits for the next one, which then
+    carries all the partitions that were asked for meanwhile.
+    """
+
+    def __init__(self, config: KafkaConfig, topic: str, *, timeout_s: float = 5.0) -> None:
+        """Take the topic; `timeout_s` bounds one request."""
+        self._config = config
+        self._admin: AdminClient | None = None
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._asked: dict[int, list[asyncio.Future[int]]] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    async def end(self, partition: int, *, deadline: float) -> int:
+        """Return the end offset of a partition as it is now or was since this call.
+
+        Raises:
+            KafkaUnavailableError: Kafka did not tell in time.
+
+        """
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(partition, []).append(future)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await future
+        except TimeoutError:
+            raise KafkaUnavailableError(f"Kafka did not tell in time where {self._topic} ends") from None
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def _run(self) -> None:
+        try:
+            while self._asked:
+                asked, self._asked = self._asked, {}
+                try:
+                    ends = await self._request(asked)
+                except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
+                    ends = dict.fromkeys(asked, _unavailable(self._topic, str(error)))
+                for partition, futures in asked.items():
+                    _settle(futures, ends[partition])
+        finally:
+            self._running = None
+
+    async def _request(self, partitions: Iterable[int]) -> dict[int, int | Exception]:
+        if self._admin is None:
+            self._admin = AdminClient(self._config.admin())
+        # Its log lines wait to be taken.
+        self._admin.poll(0)
+        until = time.monotonic() + self._timeout_s
+        ends: dict[int, int | Exception] = {}
+        missing = set(partitions)
+        while missing:
+            for partition, answer in self._list_offsets(self._admin, missing).items():
+                try:
+                    ends[partition] = (await asyncio.wrap_future(answer)).offset
+                except KafkaException as exception:
+                    error = exception.args[0]
+                    ends[partition] = _unavailable(self._topic, error.str())
+                    if error.code() in LEADER_MOVES:
+                        continue
+                missing.remove(partition)
+            if missing and not await self._refreshed(self._admin, until):
+                break
+        return ends
+
+    def _list_offsets(self, admin: AdminClient, partitions: Iterable[int]) -> dict[int, Future[ListOffsetsResultInfo]]:
+        spec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
+        answers = admin.list_offsets(
+            {TopicPartition(self._topic, partition): spec for partition in partitions},
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=self._timeout_s,
+        )
+        return {place.partition: answer for place, answer in answers.items()}
+
+    async def _refreshed(self, admin: AdminClient, until: float) -> bool:
+        """Fetch the topic's metadata, and return whether there is time to ask again.
+
+        librdkafka asks with the leader epoch that it has cached, and keeps that for up to 15 minutes when the broker
+        answers that the epoch is older than its own.
+        """
+        await asyncio.sleep(_ASK_AGAIN_S)
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            await asyncio.to_thread(admin.list_topics, self._topic, timeout=left)
+        except KafkaException:
+            return False
+        return time.monotonic() < until
+
+
+def _unavailable(topic: str, reason: str) -> KafkaUnavailableError:
+    return KafkaUnavailableError(f"Kafka did not tell where {topic} ends: {reason}")
+
+
+def _settle(futures: Iterable[asyncio.Future[int]], result: int | Exception) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -1,0 +1,80 @@
+"""The port `HalfLog`: appends first prepares, reads payloads back, tells where half[s] ends (DESIGN section 3)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from confluent_kafka import Producer
+
+from halfway.domain.errors import MessageTooLargeError
+from halfway.domain.records import Half, Parked
+from halfway.domain.transaction import State
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.appender import MakeProducer, RecordWriter
+from halfway.kafka.log.end_offsets import PartitionEnds
+from halfway.kafka.log.offset_reader import RecordReader
+from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_parked, encode_half, record_headers
+from halfway.service.ports import Observer
+
+
+class KafkaHalfLog:
+    """First prepares in `<prefix>half`, and the records of half and parked by their offsets."""
+
+    def __init__(self, config: KafkaConfig, observer: Observer, *, make_producer: MakeProducer = Producer) -> None:
+        """Take the configuration; nothing is connected before `start`."""
+        self._config = config
+        self._topic = config.half_topic
+        self._parked_topic = config.parked_topic
+        self._writer = RecordWriter(config, name="half", linger_ms=config.half_linger_ms, make_producer=make_producer)
+        self._reader = RecordReader(config, observer)
+        self._ends = PartitionEnds(config, config.half_topic)
+
+    async def start(self) -> None:
+        """Start the threads; the topics must exist."""
+        self._writer.start()
+        self._reader.start()
+
+    async def stop(self) -> None:
+        """Let what is in flight be delivered, within the prepare time-out, and end the threads."""
+        await self._writer.stop()
+        await self._reader.stop()
+        await self._ends.stop()
+
+    def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
+        """Append a half record with acks=all; its offset comes once it is delivered; errors as the port tells."""
+        if len(half.messages) > self._config.max_messages:
+            raise MessageTooLargeError(
+                f"the transaction has {len(half.messages)} messages, {self._config.max_messages} at most "
+                "(HALFWAY_MAX_MESSAGES): its op marker could be larger than its topic takes; send fewer messages"
+            )
+        value = encode_half(half)
+        key = half.id.encode()
+        if len(key) + len(value) > self._config.half_record_bytes:
+            raise MessageTooLargeError(
+                f"the transaction takes {len(value)} bytes as a record, {self._config.half_record_bytes} at most: "
+                "send fewer or smaller messages"
+            )
+        return self._writer.append(
+            self._topic,
+            shard,
+            key=key,
+            value=value,
+            headers=record_headers(KIND_HALF, half.group, State.PREPARED.value),
+            deadline=deadline,
+        )
+
+    async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
+        """Read the half record at an offset, after verifying its key; errors as the port tells."""
+        return await self._reader.read(
+            (self._topic, shard), offset, transaction_id.encode(), decode_half, deadline=deadline
+        )
+
+    async def read_parked(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Parked:
+        """Read the parked record at an offset, after verifying its key; errors as the port tells."""
+        return await self._reader.read(
+            (self._parked_topic, shard), offset, transaction_id.encode(), decode_parked, deadline=deadline
+        )
+
+    async def half_end(self, shard: int, *, deadline: float) -> int:
+        """Return the end offset of half[s] as `read_uncommitted` sees it; KafkaUnavailableError past the deadline."""
+        return await self._ends.end(shard, deadline=deadline)

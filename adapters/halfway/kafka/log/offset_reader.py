@@ -1,0 +1,237 @@
+"""Reads single records by their offsets: payloads that the cache has let go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from halfway.domain.errors import KafkaUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.records.codec import UndecodableError
+from halfway.kafka.records.validation import note_skipped
+from halfway.service.ports import Observer
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+Place = tuple[str, int]
+
+MAX_WAITING: Final = 2_000
+_BATCH: Final = 500
+_POLL_S: Final = 0.1
+_WARM_S: Final = 1.0
+_SEEK_OVER: Final = 200
+"""Records that are rather read over than sought over: a seek costs a round trip."""
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+
+
+@dataclass(kw_only=True, eq=False)
+class _Wanted:
+    """One record that somebody waits for; `deadline` on `time.monotonic()`."""
+
+    place: Place
+    offset: int
+    key: bytes
+    decode: Callable[[bytes | None], Any]
+    deadline: float
+    future: asyncio.Future[Any]
+    result: Any = field(default=None)
+
+
+class RecordReader:
+    """Reads records at known offsets, many at a time, with a consumer and a thread of its own."""
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Take the configuration; nothing is connected before `start`."""
+        self._config = config
+        self._observer = observer
+        self._condition = threading.Condition()
+        self._waiting: list[_Wanted] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="halfway-readback", daemon=True)
+        self._loop: Loop | None = None
+        self._futures: set[asyncio.Future[Any]] = set()
+
+    def start(self) -> None:
+        """Start the thread; call it on the loop's thread."""
+        self._loop = Loop(asyncio.get_running_loop())
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread; whoever still waits gets KafkaUnavailableError."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        for future in list(self._futures):
+            if not future.done():
+                future.set_exception(KafkaUnavailableError("halfway was stopped"))
+
+    async def read(
+        self, place: Place, offset: int, key: bytes, decode: Callable[[bytes | None], T], *, deadline: float
+    ) -> T:
+        """Return the decoded value of the record at an offset whose key is `key`.
+
+        Raises:
+            KafkaUnavailableError: it could not be read in time, or the offset does not hold that key.
+
+        """
+        if self._loop is None:
+            raise KafkaUnavailableError("halfway is not running")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        wanted = _Wanted(
+            place=place,
+            offset=offset,
+            key=key,
+            decode=decode,
+            deadline=self._loop.monotonic(deadline),
+            future=future,
+        )
+        with self._condition:
+            if self._stopping or len(self._waiting) >= MAX_WAITING:
+                raise KafkaUnavailableError(f"{len(self._waiting)} reads wait for Kafka already")
+            self._waiting.append(wanted)
+            self._condition.notify()
+        self._futures.add(future)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await future
+        except TimeoutError:
+            raise KafkaUnavailableError(
+                f"the record at {_at(place, offset)} could not be read in time", topic=place[0]
+            ) from None
+        finally:
+            self._futures.discard(future)
+
+    # --- the reading thread
+
+    def _run(self) -> None:
+        consumer = Consumer(
+            self._config.consumer(
+                **{
+                    "enable.partition.eof": True,
+                    # An offset that is not there must be an error, not a reason to read everything.
+                    "auto.offset.reset": "error",
+                    # Only what is asked for: nothing is fetched ahead, and little with it.
+                    "queued.min.messages": 1,
+                    "fetch.wait.max.ms": 50,
+                    "fetch.queue.backoff.ms": 5,
+                    "max.partition.fetch.bytes": 256 * 1024,
+                }
+            )
+        )
+        try:
+            # Without metadata the first read would wait for librdkafka's own look, up to a second.
+            with suppress(KafkaException):
+                consumer.list_topics(self._config.half_topic, timeout=_WARM_S)
+            while batch := self._next():
+                self._read_batch(consumer, batch)
+        finally:
+            consumer.close()
+
+    def _next(self) -> list[_Wanted]:
+        """Wait for something to read; nothing only when stopped."""
+        with self._condition:
+            while not self._waiting and not self._stopping:
+                self._condition.wait()
+            if self._stopping:
+                return []
+            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            return batch
+
+    def _read_batch(self, consumer: Consumer, batch: list[_Wanted]) -> None:
+        rows: dict[Place, list[_Wanted]] = {}
+        for wanted in sorted(batch, key=lambda wanted: wanted.offset, reverse=True):
+            rows.setdefault(wanted.place, []).append(wanted)
+        until = max(wanted.deadline for wanted in batch)
+        try:
+            consumer.assign([TopicPartition(*place, row[-1].offset) for place, row in rows.items()])
+            while rows and not self._stopping and (left := until - time.monotonic()) > 0:
+                message = consumer.poll(min(left, _POLL_S))
+                if message is not None:
+                    self._take(consumer, rows, message)
+                elif self._waiting:
+                    # Those whose place is behind an open Kafka transaction must not hold up the others.
+                    self._put_back(rows)
+                    break
+            consumer.unassign()
+        except KafkaException as exception:
+            log.warning("readback_failed", error=exception.args[0].str())
+            for row in rows.values():
+                self._settle(row, KafkaUnavailableError(f"Kafka cannot be read: {exception.args[0].str()}"))
+        except Exception:
+            # The thread must go on serving the others.
+            log.exception("readback_failed")
+            for row in rows.values():
+                self._settle(row, KafkaUnavailableError("a record could not be read"))
+        # Whoever is left gave up waiting.
+
+    def _put_back(self, rows: dict[Place, list[_Wanted]]) -> None:
+        now = time.monotonic()
+        with self._condition:
+            self._waiting += [wanted for row in rows.values() for wanted in row if wanted.deadline > now]
+
+    def _take(self, consumer: Consumer, rows: dict[Place, list[_Wanted]], message: Message) -> None:
+        """Serve those who wait for this record; `rows` are sorted, the lowest offset last."""
+        place = (message.topic() or "", message.partition() or 0)
+        row, error, offset = rows.get(place), message.error(), message.offset()
+        if row is None or offset is None:
+            return
+        if error is not None and error.code() != _EOF:
+            if not error.retriable():
+                self._settle(row, KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
+                del rows[place]
+            return
+        passed = list(_passed(row, offset))
+        self._settle(passed, KafkaUnavailableError(f"nothing stands at {place[0]}[{place[1]}] any more"))
+        if error is None:
+            for wanted in _passed(row, offset + 1):
+                self._settle([wanted], self._decoded(wanted, message))
+        if not row:
+            del rows[place]
+            consumer.incremental_unassign([TopicPartition(*place)])
+        elif row[-1].offset > offset + _SEEK_OVER and error is None:
+            consumer.seek(TopicPartition(*place, row[-1].offset))
+
+    def _decoded(self, wanted: _Wanted, message: Message) -> Any:
+        if message.key() != wanted.key:
+            return KafkaUnavailableError(f"another record stands at {_at(wanted.place, wanted.offset)}")
+        try:
+            return wanted.decode(message.value())
+        except UndecodableError as error:
+            note_skipped(message, error, self._observer.skipped_record)
+            return KafkaUnavailableError(f"the record at {_at(wanted.place, wanted.offset)} cannot be decoded")
+
+    def _settle(self, row: list[_Wanted], result: Any) -> None:
+        if row and self._loop is not None:
+            self._loop.post(_deliver, [wanted.future for wanted in row], result)
+
+
+def _passed(row: list[_Wanted], offset: int) -> Iterator[_Wanted]:
+    """Take from a row what stands before an offset."""
+    while row and row[-1].offset < offset:
+        yield row.pop()
+
+
+def _at(place: Place, offset: int) -> str:
+    return f"{place[0]}[{place[1]}]@{offset}"
+
+
+def _deliver(futures: list[asyncio.Future[Any]], result: Any) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

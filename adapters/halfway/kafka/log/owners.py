@@ -1,0 +1,112 @@
+"""The port `Owners`: who owns which shard, as the owner records in `<prefix>owners` say. A hint, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Final
+
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, Message
+from yarl import URL
+
+from halfway.domain.records import Owner
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.log.partition_reader import PartitionReader, Place
+from halfway.kafka.records.codec import UndecodableError
+from halfway.kafka.records.validation import Count, is_layout, note_skipped, owner_in
+from halfway.service.ports import OwnerHint
+
+log = structlog.get_logger(__name__)
+
+_POLL_S: Final = 0.2
+_PAUSE_S: Final = 1.0
+_JOIN_S: Final = 5.0
+# A takeover should be known at once, and there is next to nothing to read.
+_PROMPT: Final = {"fetch.wait.max.ms": 100}
+
+
+class KafkaOwners:
+    """Reads every owner record and goes on reading them, on a thread of its own."""
+
+    def __init__(self, config: KafkaConfig, skipped: Count) -> None:
+        """Take the configuration, and what counts records that are skipped; nothing is read before `start`."""
+        self._config = config
+        self._skipped = skipped
+        self._own = config.instance_url
+        self._hints: dict[int, OwnerHint] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="halfway-owners-tail", daemon=True)
+        self._loop: Loop
+
+    async def start(self) -> None:
+        """Begin to read; until an owner is read it is not known."""
+        self._loop = Loop(asyncio.get_running_loop())
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _JOIN_S)
+
+    def find(self, shard: int) -> OwnerHint | None:
+        """Return the owner of a shard; None where none is known, or where it is this instance."""
+        return self._hints.get(shard)
+
+    def _run(self) -> None:
+        topic = self._config.owners_topic
+        while not self._stopping.is_set():
+            reader = PartitionReader(self._config, **_PROMPT)
+            try:
+                reader.add({(topic, shard): OFFSET_BEGINNING for shard in range(self._config.shards)})
+                while not self._stopping.is_set():
+                    reader.read(_POLL_S, self._handle)
+            except KafkaException as error:
+                log.warning("owners_not_read", topic=topic, error=error.args[0].str())
+                self._stopping.wait(_PAUSE_S)
+            except Exception:
+                # Whatever it was, owners that are never read again would be worse.
+                log.exception("owners_not_read", topic=topic)
+                self._stopping.wait(_PAUSE_S)
+            finally:
+                reader.close()
+
+    def _handle(self, place: Place, message: Message) -> None:
+        if is_layout(message):
+            return
+        try:
+            owner = owner_in(message)
+        except UndecodableError as error:
+            note_skipped(message, error, self._skipped)
+        else:
+            self._loop.post(self._apply, place[1], self._hint(place[1], owner))
+
+    def _hint(self, shard: int, owner: Owner | None) -> OwnerHint | None:
+        if owner is None or owner.url == self._own:
+            return None
+        refusal = refused(owner.url)
+        if refusal is not None:
+            log.warning("owner_not_asked", shard=shard, incarnation=owner.incarnation, reason=refusal)
+            return None
+        return OwnerHint(incarnation=owner.incarnation, url=owner.url)
+
+    def _apply(self, shard: int, hint: OwnerHint | None) -> None:
+        if hint is None:
+            self._hints.pop(shard, None)
+        else:
+            self._hints[shard] = hint
+
+
+def refused(url: str) -> str | None:
+    """Return why another instance cannot be asked at a URL, None where it can."""
+    try:
+        target = URL(url)
+    except ValueError:
+        return "its URL cannot be read"
+    if target.scheme not in ("http", "https") or not target.host:
+        return "its URL is not http or https with a host"
+    if target.user is not None or target.password is not None or target.raw_query_string or target.raw_fragment:
+        return "its URL has a user name, a password, a query or a fragment"
+    return None

@@ -1,0 +1,162 @@
+"""Reading assigned partitions and knowing how far one has come, control records included."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from halfway.kafka.clients.config import KafkaConfig
+
+BATCH: Final = 1_000
+_MEET_S: Final = 2.0
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+LEADER_MOVES: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._NOENT,  # noqa: SLF001 - no leader is found in the client's metadata
+    }
+)
+"""What a broker or the client answers until both know the same leader of a partition: ask again."""
+# What librdkafka gets over by itself, and tells all the same.
+_PASSING: Final = LEADER_MOVES | frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+
+Place = tuple[str, int]
+
+
+class PartitionReader:
+    """A read_committed consumer that only has assigned partitions. `positions` is what has been passed without a gap.
+
+    A position is the offset after the last record, or where Kafka says that the partition ends for committed reads
+    (its LSO): only so does one get past control records and what was aborted.
+    """
+
+    def __init__(self, config: KafkaConfig, turn: AbstractContextManager[object] | None = None, /, **over: Any) -> None:
+        """Make the consumer; nothing is read before `add`. What is read is handled while `turn` is held."""
+        self._turn = nullcontext() if turn is None else turn
+        self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
+        self.positions: dict[Place, int] = {}
+        self.moved_at = -math.inf
+        """When a position last became another by reading, on `time.monotonic()`."""
+        self.records = 0
+        """How many were handled so far."""
+
+    def add(self, starts: Mapping[Place, int]) -> None:
+        """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
+        known = {topic for topic, _ in self.positions}
+        for topic in {topic for topic, _ in starts} - known:
+            self._meet(topic)
+        for place, offset in starts.items():
+            self.positions[place] = offset
+        self._consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+
+    def _meet(self, topic: str) -> None:
+        """Learn where a topic's leaders are: a fetch that begins without that waits for 500 ms, or for 1 s."""
+        with suppress(KafkaException):  # the fetch finds out by itself, and says what is wrong
+            self._consumer.list_topics(topic, timeout=_MEET_S)
+
+    def remove(self, places: Iterable[Place]) -> None:
+        """Read these no more."""
+        gone = [place for place in places if place in self.positions]
+        for place in gone:
+            del self.positions[place]
+        if gone:
+            self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+
+    def read(self, timeout: float, handle: Callable[[Place, Message], None]) -> set[Place]:
+        """Handle what comes within `timeout` seconds; return the partitions of which a record came, or their end.
+
+        Raises:
+            KafkaException: Kafka refuses to let a partition be read.
+
+        """
+        heard: set[Place] = set()
+        # `consume` waits for a whole batch: wait for one message, then take what else is there.
+        first = self._consumer.poll(timeout)
+        if first is None:
+            return heard
+        with self._turn:
+            failure = self._handle_batch(first, handle, heard)
+        if failure is not None:
+            raise KafkaException(failure)
+        return heard
+
+    def _handle_batch(
+        self, first: Message, handle: Callable[[Place, Message], None], heard: set[Place]
+    ) -> KafkaError | None:
+        failure: KafkaError | None = None
+        for message in (first, *self._consumer.consume(BATCH, 0)):
+            error = message.error()
+            if error is not None and error.code() != _EOF:
+                # Raised after the others have been handled: the consumer has already moved past them.
+                failure = failure if error.code() in _PASSING else error
+                continue
+            place = (message.topic() or "", message.partition() or 0)
+            offset = message.offset()
+            if place not in self.positions or offset is None:
+                continue
+            if error is None:
+                handle(place, message)
+                self.records += 1
+                offset += 1
+            if offset > self.positions[place]:
+                self.positions[place] = offset
+                self.moved_at = time.monotonic()
+            heard.add(place)
+        return failure
+
+    def read_until(
+        self, targets: Mapping[Place, int], deadline: float, handle: Callable[[Place, Message], None]
+    ) -> bool:
+        """Read until every position has reached its target, or `deadline` (monotonic) passes; whether all have."""
+        while any(self.positions[place] < target for place, target in targets.items()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.read(min(left, 0.2), handle)
+        return True
+
+    def first_since(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
+        """Return by partition an offset before which nothing has that time (ms) or a later one.
+
+        Kafka looks for it below the LSO only, although what stands there may be committed a moment later: where it
+        finds nothing, that is where the LSO was before it looked.
+
+        Raises:
+            KafkaException: Kafka did not tell it of a partition, which must not be taken for "there is none".
+
+        """
+        ends = self._offsets_for_times(dict.fromkeys(times, OFFSET_END), timeout)
+        found = self._offsets_for_times(times, timeout)
+        return {place: ends[place] if offset < 0 else offset for place, offset in found.items()}
+
+    def _offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
+        asked = [TopicPartition(*place, at) for place, at in times.items()]
+        found = self._consumer.offsets_for_times(asked, timeout=timeout)
+        failure = next((entry.error for entry in found if entry.error is not None), None)
+        if failure is not None:
+            raise KafkaException(failure)
+        return {(entry.topic, entry.partition): entry.offset for entry in found}
+
+    def close(self) -> None:
+        """End the consumer; it is in no group, so this does not wait for one."""
+        self._consumer.close()

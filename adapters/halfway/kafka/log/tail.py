@@ -1,0 +1,162 @@
+"""The tail: reading half[s] of the owned shards from their barriers on (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaException, Message
+
+from halfway.domain.records import FOREIGN, Foreign, Half
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.log.partition_reader import PartitionReader, Place
+from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
+from halfway.kafka.records.validation import (
+    NewerReleaseError,
+    barrier_in,
+    demand_no_newer,
+    half_in,
+    note_skipped,
+    overwritten_id,
+)
+
+log = structlog.get_logger()
+
+Records = Sequence[tuple[int, str, Half | Foreign | None]]
+OnAppended = Callable[[int, Records, int], None]
+"""Called on the loop's thread: shard, records, the position that is reached without a gap."""
+
+_POLL_S: Final = 0.1
+_OUTSTANDING: Final = 8
+_PAUSE_S: Final = 0.5
+# Kafka tells that a partition ends here, behind a control record, only with an empty answer. Nearly all that is read is
+# this instance's own and applied already: that records are gathered saves an answer, and a turn of the loop, for each.
+_GATHERED: Final = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 65_536}
+
+
+class Tail:
+    """A thread with a consumer. At most a few batches wait for the loop at any time; then it stops reading."""
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        incarnation: str,
+        loop: Loop,
+        on_appended: OnAppended,
+        holds: Callable[[int, int, str], bool],
+        on_foreign_barrier: Callable[[int], None],
+        on_failed: Callable[[str], None],
+        skipped: Callable[[str, str], None],
+    ) -> None:
+        """The callbacks `on_…` come on the loop's thread; `skipped` counts a record by topic and reason, on any.
+
+        `holds` says of shard, offset and id whether the record is applied already; it is called on the tail's thread.
+        """
+        self._config = config
+        self._incarnation = incarnation
+        self._loop = loop
+        self._on_appended = on_appended
+        self._holds = holds
+        self._on_foreign_barrier = on_foreign_barrier
+        self._on_failed = on_failed
+        self._skipped = skipped
+        self._changes: deque[tuple[int, int | None]] = deque()
+        self._stopped = threading.Event()
+        self._room = threading.Semaphore(_OUTSTANDING)
+        self._batch: dict[int, list[tuple[int, str, Half | Foreign | None]]] = {}
+        self._thread = threading.Thread(target=self._run, name="halfway-tail", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it ends with `stop`."""
+        self._thread.start()
+
+    def add(self, shard: int, offset: int) -> None:
+        """Read half[shard] from an offset on."""
+        self._changes.append((shard, offset))
+
+    def remove(self, shard: int) -> None:
+        """Read half[shard] no more; what was already posted still comes."""
+        self._changes.append((shard, None))
+
+    def stop(self) -> None:
+        """Tell the thread to end; `join` waits for it."""
+        self._stopped.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end; whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        reader: PartitionReader | None = None
+        try:
+            reader = PartitionReader(self._config, **_GATHERED)
+            while not self._stopped.is_set():
+                try:
+                    self._change(reader)
+                    heard = reader.read(_POLL_S, self._handle)
+                except KafkaException as error:
+                    log.warning("tail_failed", error=str(error))
+                    self._stopped.wait(_PAUSE_S)
+                    heard = {(self._config.half_topic, shard) for shard in self._batch}
+                for place in heard:
+                    self._post(place[1], reader.positions.get(place))
+        except NewerReleaseError as error:
+            log.error("newer_release_found", topic=self._config.half_topic, error=str(error))  # noqa: TRY400 - it is told
+            self._loop.post(self._on_failed, str(error))
+        except Exception as error:
+            log.exception("tail_thread_failed")
+            self._loop.post(self._on_failed, repr(error))
+        finally:
+            if reader is not None:
+                reader.close()
+
+    def _change(self, reader: PartitionReader) -> None:
+        topic = self._config.half_topic
+        while self._changes:
+            shard, offset = self._changes.popleft()
+            reader.remove([(topic, shard)])
+            self._batch.pop(shard, None)
+            if offset is not None:
+                reader.add({(topic, shard): offset})
+
+    def _handle(self, place: Place, message: Message) -> None:
+        offset, shard = message.offset(), place[1]
+        if offset is None:
+            return
+        try:
+            if message.key() == BARRIER_KEY:
+                if barrier_in(message).incarnation != self._incarnation:
+                    self._loop.post(self._on_foreign_barrier, shard)
+            elif not self._is_held(shard, offset, message):
+                self._batch.setdefault(shard, []).append((offset, *half_in(message, self._config.shards)))
+        except UndecodableError as error:
+            demand_no_newer(message, error)
+            note_skipped(message, error, self._skipped)
+            name = overwritten_id(message, self._config.shards)
+            if name is not None:
+                self._batch.setdefault(shard, []).append((offset, name, FOREIGN))
+
+    def _is_held(self, shard: int, offset: int, message: Message) -> bool:
+        """Whether the record is applied already: mostly it is this instance's own, and need not be decoded again."""
+        key = message.key()
+        return (
+            isinstance(key, bytes) and message.value() is not None and self._holds(shard, offset, key.decode("latin-1"))
+        )
+
+    def _post(self, shard: int, position: int | None) -> None:
+        records = self._batch.pop(shard, [])
+        if position is None:
+            return
+        while not self._room.acquire(timeout=_POLL_S):
+            if self._stopped.is_set():
+                return
+        self._loop.post(self._appended, shard, records, position)
+
+    def _appended(self, shard: int, records: Records, position: int) -> None:
+        self._room.release()
+        self._on_appended(shard, records, position)

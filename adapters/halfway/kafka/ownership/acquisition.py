@@ -1,0 +1,308 @@
+"""Acquiring shards: fencing whoever owned them, and folding their log (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, Message
+
+from halfway.domain.errors import HalfwayError
+from halfway.domain.records import FOREIGN, Barrier, Owner
+from halfway.domain.shard import ShardState
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.log.partition_reader import PartitionReader, Place
+from halfway.kafka.ownership.acquisition_deadline import HANGING, AcquireError, Patience
+from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.former_owners import FormerOwners, FormerOwnerUnknownError
+from halfway.kafka.records.codec import (
+    BARRIER_KEY,
+    KIND_BARRIER,
+    KIND_OWNER,
+    UndecodableError,
+    encode_barrier,
+    encode_owner,
+    record_headers,
+)
+from halfway.kafka.records.validation import (
+    NewerReleaseError,
+    barrier_in,
+    demand_no_newer,
+    half_in,
+    note_skipped,
+    op_in,
+    overwritten_id,
+    owner_key,
+    parked_in,
+)
+from halfway.service.ports import Cursors
+
+log = structlog.get_logger()
+
+_ASK_S: Final = 10.0
+_LOOK_S: Final = 0.5
+_SKEW_MS: Final = 60_000
+"""How far the clocks of instances may differ: op is read from that much before the horizon."""
+# A fetch that waits for one partition's next record holds up partitions that have just been added; and several
+# acquisitions at once must not fetch more than one instance may hold.
+_QUICK: Final = {"fetch.wait.max.ms": 20, "queued.max.messages.kbytes": 4_096}
+
+
+class CursorLoader(Protocol):
+    """Where the cursors are kept."""
+
+    def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
+        """Return the committed cursors of shards, none for a shard that never had any; blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acquired:
+    """A shard that this incarnation owns, and its fold up to the barrier at `barrier` (an offset in half[s])."""
+
+    shard: int
+    state: ShardState
+    barrier: int
+    released_at: int | None = None
+    """When its former owner gave it back (ms since the epoch, by that one's clock); None where it did not."""
+
+
+@dataclass(kw_only=True)
+class Acquisition:
+    """One attempt to acquire a shard for one incarnation, on a thread of its own; `acquire` is called once.
+
+    `claimed` tells that the owner record certainly names this incarnation, whatever happens afterwards: a shard that is
+    not served must be released, or its next owner fences this incarnation. A claim that is not certain must not be
+    released: the tombstone could stand over another's owner record.
+    """
+
+    config: KafkaConfig
+    incarnation: str
+    lane_ids: tuple[str, ...]
+    shard: int
+    cursors: CursorLoader
+    fences: Fences
+    """Whom this incarnation has fenced, for all of its acquisitions."""
+    turn: AbstractContextManager[object]
+    """Held while records are handled: acquisitions side by side take turns, and leave the loop's thread its own."""
+    deadline: float
+    """For steps 1 to 4, on `time.monotonic()`; it moves on as long as reading moves."""
+    stall_s: float
+    """For how long reading may stand still."""
+    cancelled: Callable[[], bool]
+    skipped: Callable[[str, str], None]
+    """Counts a record that cannot be decoded: topic, reason."""
+    claimed: bool = False
+    released: dict[int, int] = field(default_factory=dict)
+    _patience: Patience = field(init=False, repr=False)
+
+    def acquire(self) -> Acquired:
+        """Acquire the shard, or AcquireError.
+
+        1. A producer with the transactional id `<prefix>owner.<s>` is initialised: whoever is acquiring it is fenced.
+        2. owners[s] is read under read_committed as far as it goes.
+        3. Where the last record is of another incarnation and not released, that one's lane ids are fenced, once for
+           all of its shards. 2 and 3 are repeated until the end offset that read_uncommitted gives has been read.
+        4. The producer of step 1 commits one Kafka transaction: the owner record, and a barrier in half, op, parked.
+        5. half, op and parked are folded from their cursors under read_committed up to these barriers.
+        6. The caller serves what is returned.
+
+        Raises:
+            AcquireError: at any step; nothing is served then.
+
+        """
+        started = time.monotonic()
+        producer: TransactionalProducer | None = None
+        reader: PartitionReader | None = None
+        try:
+            producer = self._fence_acquirers()
+            reader = PartitionReader(self.config, self.turn, **_QUICK)
+            self._patience = Patience(
+                until=self.deadline, stall_s=self.stall_s, reader=reader, cancelled=self.cancelled
+            )
+            self._patience.check("fencing other acquirers")
+            self._settle_former_owners(reader)
+            self._patience.check("fencing the former owner")
+            barriers = self._claim(producer)
+            # Folding may take long, and there may be many that fold.
+            producer.abandon()
+            acquired = self._fold(reader, barriers)
+        except FormerOwnerUnknownError as error:
+            raise AcquireError("reading the owner records", str(error), remedy=error.remedy) from error
+        except ProducerFailedError as error:
+            raise AcquireError(error.step, str(error), fenced=error.fenced) from error
+        except (KafkaException, HalfwayError, TimeoutError) as error:
+            raise AcquireError("reading", str(error) or "no answer in time") from error
+        finally:
+            if producer is not None:
+                producer.abandon()
+            if reader is not None:
+                reader.close()
+        log.info(
+            "shards_acquired",
+            shards=[self.shard],
+            seconds=round(time.monotonic() - started, 3),
+            records=reader.records,
+        )
+        return acquired
+
+    # --- step 1
+
+    def _fence_acquirers(self) -> TransactionalProducer:
+        """Step 1: initialise the owner producer."""
+        [producer] = initialised(
+            self.config, [f"{self.config.prefix}owner.{self.shard}"], self.deadline, self.cancelled
+        )
+        return producer
+
+    # --- steps 2 and 3
+
+    def _settle_former_owners(self, reader: PartitionReader) -> None:
+        FormerOwners(
+            config=self.config,
+            reader=reader,
+            patience=self._patience,
+            count=self.skipped,
+            released=self.released,
+            fences=self.fences,
+        ).settle([self.shard])
+
+    # --- step 4
+
+    def _claim(self, producer: TransactionalProducer) -> dict[str, int]:
+        """Step 4: commit owner record and barriers; return where the barriers stand, by topic."""
+        barriers: dict[str, int] = {}
+        producer.begin()
+        try:
+            topics = self._produce_claim(producer, barriers)
+        except (KafkaException, BufferError) as error:
+            raise ProducerFailedError.of("claiming", error) from error
+        producer.commit(max(1.0, min(self.stall_s, self._patience.deadline - time.monotonic())))
+        if len(barriers) != len(topics) or min(barriers.values()) < 0:
+            raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
+        self.claimed = True
+        return barriers
+
+    def _produce_claim(self, producer: TransactionalProducer, barriers: dict[str, int]) -> tuple[str, ...]:
+        """Produce the owner record and a barrier to each of the topics returned; reports put them into `barriers`."""
+        shard = self.shard
+        config, now = self.config, time.time_ns() // 1_000_000
+        owner = Owner(
+            shard=shard,
+            incarnation=self.incarnation,
+            lane_ids=self.lane_ids,
+            url=config.instance_url,
+            acquired_at=now,
+        )
+        barrier = encode_barrier(Barrier(incarnation=self.incarnation, at=now))
+        headers = record_headers(KIND_BARRIER, "", "acquired")
+
+        def report(error: Any, message: Any) -> None:
+            if error is None:
+                barriers[message.topic()] = message.offset()
+
+        producer.produce(
+            config.owners_topic,
+            encode_owner(owner),
+            owner_key(shard),
+            shard,
+            timestamp=now,
+            headers=record_headers(KIND_OWNER, "", "acquired"),
+        )
+        topics = self._folded
+        for topic in topics:
+            producer.produce(topic, barrier, BARRIER_KEY, shard, on_delivery=report, timestamp=now, headers=headers)
+        return topics
+
+    # --- step 5
+
+    def _fold(self, reader: PartitionReader, barriers: Mapping[str, int]) -> Acquired:
+        """Step 5: fold from the cursors up to the barriers: parked first, then half and op side by side."""
+        config, shard = self.config, self.shard
+        state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
+        handle = self._fold_into(state)
+        starts = self._starts(reader, barriers)
+        # What was parked in an earlier life of an id must be known to be over before its later life is read.
+        for topics in ((config.parked_topic,), (config.half_topic, config.op_topic)):
+            reader.add({(topic, shard): starts[topic] for topic in topics})
+            self._read_up_to({(topic, shard): barriers[topic] + 1 for topic in topics}, reader, handle)
+        state.advance_tail(barriers[config.half_topic] + 1)
+        # Where op had nothing to read, its cursor must not go back to the beginning.
+        state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
+        state.settle()
+        return Acquired(
+            shard=shard, state=state, barrier=barriers[config.half_topic], released_at=self.released.get(shard)
+        )
+
+    def _read_up_to(
+        self, targets: Mapping[Place, int], reader: PartitionReader, handle: Callable[[Place, Message], None]
+    ) -> None:
+        """Read on until the targets are reached; a long log may take its time, as long as it moves."""
+        began = time.monotonic()
+        while not reader.read_until(targets, time.monotonic() + 1, handle):
+            if self._patience.is_stalled(since=began):
+                short = sorted(place for place, end in targets.items() if reader.positions[place] < end)
+                held = ", ".join(f"{topic}-{number}" for topic, number in short)
+                raise AcquireError(
+                    "folding",
+                    f"nothing more can be read of {held}: Kafka does not answer, or a Kafka transaction is open there "
+                    "that nobody ends",
+                    remedy=HANGING,
+                )
+            self._patience.check_wanted("folding")
+
+    def _starts(self, reader: PartitionReader, barriers: Mapping[str, int]) -> dict[str, int]:
+        """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""
+        config, shard = self.config, self.shard
+        cursor = self.cursors.load([shard]).get(shard)
+        since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
+        op = config.op_topic, shard
+        horizon = reader.first_since({op: since}, _ASK_S)[op]
+        starts = dict.fromkeys(self._folded, OFFSET_BEGINNING)
+        # A cursor past the end would have nothing read at all.
+        if cursor is not None and cursor.half <= barriers[config.half_topic] and cursor.op <= barriers[config.op_topic]:
+            starts[config.half_topic] = cursor.half
+            starts[config.op_topic] = min(cursor.op, horizon)
+        elif cursor is not None:
+            log.warning("cursors_skipped", shard=shard, half=cursor.half, op=cursor.op, reason="beyond the end")
+            self.skipped(config.cursors_group, "beyond_end")
+        return starts
+
+    def _demand_no_newer(self, message: Message, error: UndecodableError) -> None:
+        try:
+            demand_no_newer(message, error)
+        except NewerReleaseError as newer:
+            raise AcquireError("folding", str(newer), outdated=True) from newer
+
+    @property
+    def _folded(self) -> tuple[str, str, str]:
+        return self.config.half_topic, self.config.op_topic, self.config.parked_topic
+
+    def _fold_into(self, state: ShardState) -> Callable[[Place, Message], None]:
+        half, op, shards = self.config.half_topic, self.config.op_topic, self.config.shards
+
+        def handle(place: Place, message: Message) -> None:
+            offset = message.offset()
+            if offset is None:
+                return
+            topic = place[0]
+            try:
+                if message.key() == BARRIER_KEY:
+                    barrier_in(message)
+                elif topic == half:
+                    state.apply_half(offset, *half_in(message, shards))
+                elif topic == op:
+                    state.apply_op(offset, op_in(message, shards))
+                else:
+                    state.apply_parked(offset, *parked_in(message, shards))
+            except UndecodableError as error:
+                self._demand_no_newer(message, error)
+                note_skipped(message, error, self.skipped)
+                if topic == half and (name := overwritten_id(message, shards)) is not None:
+                    state.apply_half(offset, name, FOREIGN)
+
+        return handle

@@ -1,0 +1,67 @@
+"""How long an acquisition may go on, and the error with which it ends before its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from halfway.kafka.log.partition_reader import PartitionReader
+
+HANGING: Final = (
+    "see whether its partitions of half, op, parked and owners have a leader and enough replicas in sync, and look for "
+    "a hanging Kafka transaction in them (kafka-transactions.sh find-hanging)"
+)
+
+
+class AcquireError(Exception):
+    """An acquisition did not come to its end; the shard may be tried again.
+
+    `fenced`: somebody else is acquiring. `outdated`: the log holds what only a newer release can read. `remedy` is what
+    the operator can do if it goes on.
+    """
+
+    def __init__(
+        self, step: str, detail: str, *, remedy: str = HANGING, fenced: bool = False, outdated: bool = False
+    ) -> None:
+        """Say at which step, and what happened."""
+        super().__init__(f"{step}: {detail}")
+        self.remedy = remedy
+        self.fenced = fenced
+        self.outdated = outdated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """That of one acquisition: until a deadline, and beyond it as long as its reader moves.
+
+    A long log may take its time: all of half is read where no owner stands.
+    """
+
+    until: float
+    """On `time.monotonic()`, as every time here."""
+    stall_s: float
+    """For how long reading may stand still."""
+    reader: PartitionReader
+    cancelled: Callable[[], bool]
+
+    @property
+    def deadline(self) -> float:
+        """By when it must be done as things stand; it moves on with the reader."""
+        return max(self.until, self.reader.moved_at + self.stall_s)
+
+    def is_stalled(self, since: float) -> bool:
+        """Whether nothing has moved for too long, of which what was before `since` does not count."""
+        return time.monotonic() - max(since, self.reader.moved_at) > self.stall_s
+
+    def check(self, step: str) -> None:
+        """Raise AcquireError where the shard is no longer wanted, or the deadline has passed."""
+        self.check_wanted(step)
+        if time.monotonic() >= self.deadline:
+            raise AcquireError(step, "out of time")
+
+    def check_wanted(self, step: str) -> None:
+        """Raise AcquireError where the shard is no longer wanted."""
+        if self.cancelled():
+            raise AcquireError(step, "the shard is no longer wanted")

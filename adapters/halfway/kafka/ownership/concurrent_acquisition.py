@@ -1,0 +1,232 @@
+"""The shards that one instance acquires: each by itself, a few at once, with a back-off of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.ownership.acquisition import Acquired, Acquisition, CursorLoader
+from halfway.kafka.ownership.acquisition_deadline import AcquireError
+from halfway.kafka.ownership.incarnation import Incarnation
+from halfway.kafka.ownership.retry_backoff import pause_after
+
+log = structlog.get_logger()
+
+AT_ONCE: Final = 8
+"""Acquisitions at once, which bounds producers, consumers and threads whatever the number of shards."""
+AGAIN_AT_ONCE: Final = 4
+"""Of these, how many may be of shards that have failed before: the others always find a place."""
+_CLAIM_S: Final = 30.0
+_FIRST_PATIENCE_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.05
+_FRESH_POLLS: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTrouble:
+    """A shard that is assigned to this instance and could not be acquired yet."""
+
+    shard: int
+    since: float
+    """When it was first tried in vain, in seconds since the epoch."""
+    tries: int
+    error: str
+    """Why the last try failed."""
+    remedy: str
+    """What the operator can do."""
+
+
+class Assignment(Protocol):
+    """What a membership knows of an acquisition's surroundings."""
+
+    def wants(self, incarnation: Incarnation, shard: int) -> bool:
+        """Whether a shard is still to be acquired for an incarnation; called on any thread."""
+
+    async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
+        """Serve a shard if it is still wanted."""
+
+    def look_again(self) -> None:
+        """Look again at what is to be acquired: an acquisition has ended."""
+
+    def outdated(self, error: str) -> None:
+        """Hear that the log holds what only a newer release can read."""
+
+    def count_skipped(self, topic: str, reason: str) -> None:
+        """Count a record that cannot be decoded; called on any thread."""
+
+    @property
+    def polls(self) -> int:
+        """Counts the polls of the group, so that one can wait for a fresh one."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Attempts:
+    """Those at one shard for one incarnation, until it is served or no longer wanted."""
+
+    incarnation: Incarnation
+    task: asyncio.Task[None] = field(init=False)
+    trying: bool = False
+    """Trying, or releasing: it ends by itself, and must not be cancelled."""
+    claimed: bool = False
+    """Whether the owner record certainly names the incarnation since one of them, and the shard is not served."""
+
+
+class Acquisitions:
+    """Acquires shards side by side. Everything is called on the loop's thread; what blocks runs on its own threads."""
+
+    def __init__(
+        self, config: KafkaConfig, cursors: CursorLoader, assignment: Assignment, fenced_pause_s: float
+    ) -> None:
+        """Who was fenced while acquiring waits for `fenced_pause_s` at least before the next try."""
+        self._config = config
+        self._cursors = cursors
+        self._assignment = assignment
+        self._fenced_pause_s = fenced_pause_s
+        self._threads = ThreadPoolExecutor(AT_ONCE, "halfway-acquire")
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places_again = asyncio.Semaphore(AGAIN_AT_ONCE)
+        self._turn = threading.Lock()
+        self._under_way: dict[int, _Attempts] = {}
+        self._troubles: dict[int, ShardTrouble] = {}
+
+    @property
+    def shards(self) -> frozenset[int]:
+        """The shards that are being acquired, waiting for their turn or their next try included."""
+        return frozenset(self._under_way)
+
+    @property
+    def troubles(self) -> tuple[ShardTrouble, ...]:
+        """The shards that were tried in vain, in their order."""
+        return tuple(self._troubles[shard] for shard in sorted(self._troubles))
+
+    def begin(self, incarnation: Incarnation, shards: Collection[int]) -> None:
+        """Acquire shards for an incarnation, unless that is under way."""
+        for shard in sorted(shards):
+            if shard not in self._under_way:
+                attempts = self._under_way[shard] = _Attempts(incarnation=incarnation)
+                attempts.task = asyncio.create_task(self._acquire(shard, attempts), name=f"halfway-acquire-{shard}")
+                attempts.task.add_done_callback(partial(self._ended, shard))
+
+    async def end(self, shards: Collection[int], deadline: float) -> None:
+        """Give acquisitions up and wait for their end until `deadline`, on the loop's clock."""
+        for shard in shards:
+            self._troubles.pop(shard, None)
+        attempts = [self._under_way[shard] for shard in shards if shard in self._under_way]
+        for one in attempts:
+            if not one.trying:
+                one.task.cancel()
+        if attempts:
+            left = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait([one.task for one in attempts], timeout=max(0.0, left))
+
+    async def close(self) -> None:
+        """Leave what is still under way behind: its threads end at their next look."""
+        tasks = [one.task for one in self._under_way.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- one shard
+
+    async def _acquire(self, shard: int, attempts: _Attempts) -> None:
+        """Try until the shard is served or no longer wanted; what was claimed and is not served is released."""
+        incarnation, wants = attempts.incarnation, self._assignment.wants
+        pause_s = 0.0
+        try:
+            while wants(incarnation, shard):
+                await self._pause(pause_s)
+                async with self._place(shard):
+                    if wants(incarnation, shard):
+                        attempts.trying = True
+                        pause_s = await self._try(shard, attempts)
+                        attempts.trying = False
+        finally:
+            if attempts.claimed:
+                attempts.trying = True
+                await incarnation.release([shard], asyncio.get_running_loop().time() + self._config.session_timeout_s)
+
+    def _ended(self, shard: int, _: asyncio.Task[None]) -> None:
+        del self._under_way[shard]
+        self._assignment.look_again()
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait for the back-off, and for a fresh poll of the group: it may have given the shard to another."""
+        if not pause_s:
+            return
+        polls = self._assignment.polls
+        await asyncio.sleep(pause_s)
+        while self._assignment.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    @asynccontextmanager
+    async def _place(self, shard: int) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            if shard in self._troubles:
+                await stack.enter_async_context(self._places_again)
+            await stack.enter_async_context(self._places)
+            yield
+
+    async def _try(self, shard: int, attempts: _Attempts) -> float:
+        """Try once; return how long to pause before the next time."""
+        incarnation = attempts.incarnation
+        trouble = self._troubles.get(shard)
+        tries = 0 if trouble is None else trouble.tries
+        stall_s = min(self._config.lane_stall_s, _FIRST_PATIENCE_S * (tries + 1))
+        acquisition = Acquisition(
+            config=self._config,
+            incarnation=incarnation.id,
+            lane_ids=incarnation.lane_ids,
+            shard=shard,
+            cursors=self._cursors,
+            fences=incarnation.fences,
+            turn=self._turn,
+            deadline=time.monotonic() + min(_CLAIM_S, stall_s),
+            stall_s=stall_s,
+            cancelled=lambda: not self._assignment.wants(incarnation, shard),
+            skipped=self._assignment.count_skipped,
+        )
+        pause_s = 0.0
+        try:
+            acquired = await asyncio.get_running_loop().run_in_executor(self._threads, acquisition.acquire)
+            self._troubles.pop(shard, None)
+            await self._assignment.serve(incarnation, acquired)
+        except AcquireError as error:
+            pause_s = self._failed(shard, incarnation, error)
+        except Exception as error:
+            log.exception("acquisition_failed_unexpectedly", shard=shard)
+            pause_s = self._failed(shard, incarnation, AcquireError("acquiring", repr(error)))
+        attempts.claimed = (attempts.claimed or acquisition.claimed) and not incarnation.holds(shard)
+        return pause_s
+
+    def _failed(self, shard: int, incarnation: Incarnation, error: AcquireError) -> float:
+        """Remember a failure, unless nobody wants the shard any more, and return how long to pause."""
+        if not self._assignment.wants(incarnation, shard):
+            return 0.0
+        if error.outdated:
+            self._assignment.outdated(str(error))
+        before = self._troubles.get(shard)
+        since, tries = (time.time(), 0) if before is None else (before.since, before.tries)
+        pause_s = max(pause_after(tries), self._fenced_pause_s if error.fenced else 0.0)
+        trouble = ShardTrouble(shard=shard, since=since, tries=tries + 1, error=str(error), remedy=error.remedy)
+        self._troubles[shard] = trouble
+        log.warning(
+            "acquisition_failed",
+            shards=[shard],
+            error=trouble.error,
+            remedy=trouble.remedy,
+            tries=trouble.tries,
+            for_s=round(time.time() - since, 1),
+            again_in_s=round(pause_s, 1),
+        )
+        return pause_s

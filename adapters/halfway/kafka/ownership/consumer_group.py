@@ -1,0 +1,174 @@
+"""Membership of the consumer group `<prefix>members`: liveness and balance, never safety (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, Protocol
+
+import structlog
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+
+from halfway.kafka.clients.config import KafkaConfig
+
+log = structlog.get_logger()
+
+_POLL_S: Final = 0.1
+_HEARTBEATS: Final = 6
+_SAY_AGAIN_S: Final = 30.0
+_PAUSE_S: Final = 1.0
+
+Command = Literal["join", "leave"]
+
+
+class GroupEvents(Protocol):
+    """What a member is told, on its own thread."""
+
+    def assigned(self, shards: set[int]) -> None:
+        """Take these shards in addition."""
+
+    def revoked(self, shards: set[int]) -> None:
+        """Give these shards back; the group waits until this returns."""
+
+    def dropped(self, shards: set[int]) -> None:
+        """These shards were lost: others may have them already."""
+
+
+class GroupMember:
+    """A thread that polls a consumer which never fetches. It joins and leaves as it is told."""
+
+    def __init__(self, config: KafkaConfig, events: GroupEvents) -> None:
+        """Nothing is asked of Kafka before `start`."""
+        self._config = config
+        self._events = events
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._joined = False
+        self._wanted = False
+        self._said: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._run, name="halfway-members", daemon=True)
+        self.polls = 0
+        """Counts the polls, so that others can wait for a fresh one."""
+
+    @property
+    def joined(self) -> bool:
+        """Whether the group has given an assignment since the last join."""
+        return self._joined
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between two heartbeats."""
+        return self._config.session_timeout_s / _HEARTBEATS
+
+    def start(self) -> None:
+        """Start the thread; it ends with `close`."""
+        self._thread.start()
+
+    def join_group(self) -> None:
+        """Subscribe; assignments follow."""
+        self._commands.put("join")
+
+    def leave_group(self) -> None:
+        """Unsubscribe: the other members get the shards at once."""
+        self._commands.put("leave")
+
+    def close(self) -> None:
+        """Leave and end the thread; `join` waits for it."""
+        self._closed.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end; whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._be_member()
+            except Exception:
+                log.exception("membership_thread_failed")
+                self._closed.wait(_PAUSE_S)
+
+    def _be_member(self) -> None:
+        consumer = Consumer(
+            self._config.consumer(
+                **{
+                    "group.id": self._config.members_group,
+                    "group.protocol": "classic",
+                    "partition.assignment.strategy": "cooperative-sticky",
+                    "session.timeout.ms": round(self._config.session_timeout_s * 1000),
+                    "heartbeat.interval.ms": round(self.heartbeat_s * 1000),
+                }
+            )
+        )
+        subscribed = False
+        try:
+            while not self._closed.is_set():
+                wanted = self._is_wanted()
+                if wanted and not subscribed:
+                    consumer.subscribe(
+                        [self._config.half_topic],
+                        on_assign=self._on_assign,
+                        on_revoke=self._on_revoke,
+                        on_lost=self._on_lost,
+                    )
+                elif subscribed and not wanted:
+                    consumer.unsubscribe()
+                    self._joined = False
+                subscribed = wanted
+                message = consumer.poll(_POLL_S)
+                self.polls += 1
+                error = None if message is None else message.error()
+                if error is not None:
+                    self._say(error)
+        finally:
+            self._joined = False
+            consumer.close()
+
+    def _is_wanted(self) -> bool:
+        while not self._commands.empty():
+            self._wanted = self._commands.get() == "join"
+        return self._wanted
+
+    def _say(self, error: KafkaError) -> None:
+        now = time.monotonic()
+        if now - self._said.get(error.code(), -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+            self._said[error.code()] = now
+            log.warning("group_error", code=error.name(), detail=error.str())
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # From the end, and paused: it is for membership only, a separate consumer tails.
+        partitions = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
+        consumer.incremental_assign(partitions)
+        if partitions:
+            consumer.pause(partitions)
+        self._joined = True
+        self._tell(self._events.assigned, self._shards(partitions))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_back(consumer, partitions, self._events.revoked)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._joined = False
+        self._give_back(consumer, partitions, self._events.dropped)
+
+    def _give_back(
+        self, consumer: Consumer, partitions: list[TopicPartition], event: Callable[[set[int]], None]
+    ) -> None:
+        self._tell(event, self._shards(partitions))
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException as error:
+            log.info("unassign_failed", error=str(error))
+
+    def _shards(self, partitions: Iterable[TopicPartition]) -> set[int]:
+        """Return the shards that the group has given: partitions that somebody has added to half are none."""
+        return {entry.partition for entry in partitions if entry.partition < self._config.shards}
+
+    def _tell(self, event: Callable[[set[int]], None], shards: Iterable[int]) -> None:
+        try:
+            event(set(shards))
+        except Exception:
+            log.exception("membership_event_failed")

@@ -1,0 +1,215 @@
+"""An incarnation: one start of an instance, and one more after each time its lane failed (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError
+
+from halfway.domain.errors import LaneLostError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop, settle
+from halfway.kafka.clients.transactional_ids import lane_ids, rehearsal_id
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.lane.lane import LaneThread
+from halfway.kafka.lane.preflight import LaneContext
+from halfway.kafka.lane.queue import Release, Submission
+from halfway.kafka.lane.rehearsal import Rehearsal
+from halfway.kafka.lane.suspect_lane import SuspectLane
+from halfway.kafka.log.tail import OnAppended, Tail
+from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.service.ports import Observer
+
+log = structlog.get_logger()
+
+INITIALISE_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.05
+_ID_BYTES: Final = 8
+
+
+def new_incarnation_id() -> str:
+    """Return a random id."""
+    return secrets.token_hex(_ID_BYTES)
+
+
+def lane_producers(
+    config: KafkaConfig, incarnation_id: str, cancelled: Callable[[], bool]
+) -> list[TransactionalProducer]:
+    """Initialise the producers of a new incarnation's lane ids: the only time that it does so. Blocks.
+
+    Raises:
+        ProducerFailedError: Kafka did not answer in time, or refused, or it was cancelled.
+
+    """
+    ids = lane_ids(config.prefix, incarnation_id)
+    producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled, of_a_lane=True)
+    if cancelled():  # whoever waited for them may have gone
+        for producer in producers:
+            producer.abandon()
+        raise ProducerFailedError("init_transactions", "they are no longer wanted")
+    return producers
+
+
+class Incarnation:
+    """The lane, its producers, the suspects' lane and the tail of one incarnation; ended by its first failure.
+
+    Its lane ids are `<prefix><incarnation>.0`, `.1` and `.q`. Each was initialised exactly once, here, before any owner
+    record names it. Everything but what says otherwise is called on the loop's thread.
+    """
+
+    def __init__(
+        self,
+        incarnation_id: str,
+        producers: Sequence[TransactionalProducer],
+        context: LaneContext,
+        on_appended: OnAppended,
+        on_failed: Callable[[Incarnation, ProducerFailedError], None],
+    ) -> None:
+        """Take over the initialised producers of the lane ids, in their order."""
+        first, second, for_suspects = producers
+        self.id = incarnation_id
+        self.lane_ids = tuple(producer.transactional_id for producer in producers)
+        self.shards = context.shards
+        self.fences = Fences(incarnation_id)
+        self._leaving: set[int] = set()
+        self._loop: Loop = context.loop
+        self._observer: Observer = context.observer
+        self._on_failed = on_failed
+        self._failure: ProducerFailedError | None = None
+        self._closed = False
+        rehearsal = Rehearsal(context.config, rehearsal_id(context.config.prefix, incarnation_id))
+        self._suspects = SuspectLane(context, for_suspects, rehearsal, self._lane_failed)
+        self.lane = LaneThread(context, (first, second), self._suspects, self._lane_failed)
+        self.tail = Tail(
+            context.config,
+            incarnation_id,
+            context.loop,
+            on_appended,
+            context.listener.holds,
+            self._foreign_barrier,
+            self._tail_failed,
+            self._record_skipped,
+        )
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._suspects.start()
+        self.lane.start()
+        self.tail.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended by a failure."""
+        return self._failure is not None
+
+    def holds(self, shard: int) -> bool:
+        """Whether it serves a shard, or has dropped it and not yet released it; on any thread."""
+        return shard in self.shards or shard in self._leaving
+
+    def serve(self, shard: int, position: int) -> None:
+        """Take writes for an acquired shard, and tail it from a position on."""
+        self.shards.add(shard)
+        self.tail.add(shard, position)
+
+    def drop(self, shard: int) -> bool:
+        """Take no more writes for a shard: what still waits for it is NotWrittenError.
+
+        Until `release` is confirmed, a write of the lane may still be on its way. Whoever dropped it releases it, and
+        nobody else, who gets False here: a second tombstone could land behind the claim of the next owner.
+        """
+        if shard not in self.shards:
+            return False
+        self.shards.discard(shard)
+        self._leaving.add(shard)
+        self.tail.remove(shard)
+        return True
+
+    async def release(self, shards: Sequence[int], deadline: float) -> bool:
+        """Release dropped shards so that their next owner need not fence; whether Kafka has confirmed it.
+
+        `deadline` is on the loop's clock. If the release is not confirmed by then, the incarnation ends: the tombstones
+        may still land, and must not land behind a later claim of the same incarnation (docs/fencing.md, step 3).
+        """
+        if self.failed or self._closed:
+            return False
+        self._leaving.update(shards)
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not await self._written(Release(shards=shards)):  # noqa: ASYNC110 - suspects are at work on a thread
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except ProducerFailedError as error:
+            self.fail(error)
+            return False
+        except (TimeoutError, asyncio.CancelledError):
+            self.fail(ProducerFailedError("release", f"the release of shards {list(shards)} was not confirmed in time"))
+            return False
+        self._leaving.difference_update(shards)
+        return True
+
+    async def _written(self, release: Release) -> bool:
+        """Have the lane write a release; False if it must wait for the suspects of these shards."""
+        if not self.lane.queue.put(release):
+            raise ProducerFailedError("release", "the lane has ended")
+        return await asyncio.wrap_future(release.done)
+
+    def fail(self, error: ProducerFailedError, submissions: Sequence[Submission] = ()) -> None:
+        """End it: nothing is written any more. The owner hears of the first failure before any caller does.
+
+        What a lane is at is lost too, even if its thread hangs: whoever acquires the shards next fences it, and the
+        fold tells what became of it.
+        """
+        first = self._failure is None and not self._closed
+        if first:
+            self._failure = error
+        left = self._close_queues()
+        if first:
+            log.warning(
+                "incarnation_failed", incarnation=self.id, step=error.step, error=str(error), fenced=error.fenced
+            )
+            self._observer.lane_failed("fenced" if error.fenced else error.step)
+            self._on_failed(self, error)
+        lost = (*submissions, *left, *self.lane.under_way, *self._suspects.under_way)
+        settle((submission.future, LaneLostError(f"the lane ended: {error}")) for submission in lost)
+
+    def close(self) -> None:
+        """End it in good order: the threads end after what they are at."""
+        self._closed = True
+        left = self._close_queues()
+        settle((submission.future, LaneLostError("the lane was closed")) for submission in left)
+
+    def join(self, deadline: float) -> bool:
+        """Wait for the threads until `deadline` (monotonic); whether all have ended. Blocks."""
+        threads = (self.lane, self._suspects, self.tail)
+        ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in threads]
+        return all(ended)
+
+    def _close_queues(self) -> list[Submission]:
+        left = self.lane.queue.close() + self._suspects.queue.close()
+        self.tail.stop()
+        for item in left:
+            if isinstance(item, Release):
+                item.done.cancel()
+        return [item for item in left if isinstance(item, Submission)]
+
+    def _lane_failed(self, error: ProducerFailedError, submissions: Sequence[Submission]) -> None:
+        """Called on a lane's thread."""
+        self._loop.post(self.fail, error, submissions)
+
+    def _foreign_barrier(self, shard: int) -> None:
+        if shard in self.shards:
+            self.fail(
+                ProducerFailedError(
+                    "tail", f"shard {shard} was acquired by another incarnation", code=KafkaError.PRODUCER_FENCED
+                )
+            )
+
+    def _tail_failed(self, error: str) -> None:
+        self.fail(ProducerFailedError("tail", error))
+
+    def _record_skipped(self, topic: str, reason: str) -> None:
+        self._loop.post(self._observer.skipped_record, topic, reason)

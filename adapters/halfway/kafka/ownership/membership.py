@@ -1,0 +1,386 @@
+"""The life of an instance in the cluster: incarnations, acquisitions, releases (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar, TypeVarTuple, Unpack
+
+import structlog
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from halfway.domain.records import Foreign, Half
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.lane.lane import KafkaLane
+from halfway.kafka.lane.preflight import Destinations, LaneContext
+from halfway.kafka.lane.quarantine import Quarantine
+from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
+from halfway.kafka.ownership.concurrent_acquisition import Acquisitions, ShardTrouble
+from halfway.kafka.ownership.consumer_group import GroupMember
+from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new_incarnation_id
+from halfway.kafka.ownership.release import give_back, leaving_time
+from halfway.kafka.ownership.retry_backoff import Setbacks
+from halfway.kafka.ownership.unserved_time import Absences
+from halfway.service.ports import Observer, ShardListener
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_FENCED_HEARTBEATS: Final = 1.5
+_FRESH_POLLS: Final = 2
+_LOOK_AGAIN_S: Final = 0.05
+_REACH_S: Final = 2.0
+_WATCH_S: Final = 1.0
+_STALL_FACTOR: Final = 2
+_STOP_ACQUIRING_S: Final = 2.0
+
+
+def _reachable(config: KafkaConfig) -> bool:
+    """Whether a broker answers; blocks for a short time."""
+    try:
+        AdminClient(config.admin()).list_topics(config.half_topic, timeout=_REACH_S)
+    except KafkaException:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MembershipStatus:
+    """Where an instance stands, for its health port."""
+
+    joined: bool
+    """The group has given it an assignment, perhaps of nothing."""
+    incarnation: str | None
+    """None while there is none, such as when Kafka cannot be reached."""
+    owned: tuple[int, ...]
+    acquiring: tuple[int, ...]
+    """Assigned but not served yet."""
+    last_error: str | None
+    """Why the last incarnation failed; None since a shard was acquired, unless the log needs a newer release."""
+    troubles: tuple[ShardTrouble, ...] = ()
+    """Those of `acquiring` that were tried in vain, with the reason."""
+
+
+class KafkaMembership:
+    """The port `service.ports.Membership`. Its state is changed on the loop's thread only.
+
+    Whatever blocks runs on owned threads: the group member's, the lane's, the suspects', the tail's, those of the
+    acquisitions, and two workers for beginning and for waiting.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        lane: KafkaLane,
+        observer: Observer,
+        destinations: Destinations,
+        cursors: CursorLoader,
+    ) -> None:
+        """Nothing happens before `start`."""
+        self._config = config
+        self._lane = lane
+        self._observer = observer
+        self._destinations = destinations
+        self._quarantine = Quarantine()
+        self._group = GroupMember(config, self)
+        self._workers = ThreadPoolExecutor(2, "halfway-membership")
+        self._assigned: frozenset[int] = frozenset()
+        self._absences = Absences()
+        self._changed = asyncio.Event()
+        self._incarnation: Incarnation | None = None
+        self._ended: list[Incarnation] = []
+        fenced_pause_s = _FENCED_HEARTBEATS * self._group.heartbeat_s
+        self._setbacks = Setbacks(fenced_pause_s)
+        self._acquisitions = Acquisitions(config, cursors, self, fenced_pause_s)
+        self._stalled = False
+        self._outdated: str | None = None
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listener: ShardListener
+        self._loop: Loop
+
+    @property
+    def status(self) -> MembershipStatus:
+        """Where this instance stands now."""
+        incarnation = self._incarnation
+        owned = frozenset() if incarnation is None else frozenset(incarnation.shards)
+        return MembershipStatus(
+            joined=self._group.joined,
+            incarnation=None if incarnation is None else incarnation.id,
+            owned=tuple(sorted(owned)),
+            acquiring=tuple(sorted(self._assigned - owned)),
+            last_error=self._outdated or self._setbacks.last_error,
+            troubles=self._acquisitions.troubles,
+        )
+
+    # --- the port
+
+    async def start(self, listener: ShardListener) -> None:
+        """Begin an incarnation, join, and acquire what is assigned; returns as soon as that is under way."""
+        self._listener = listener
+        self._loop = Loop(asyncio.get_running_loop())
+        self._group.start()
+        self._tasks = [
+            asyncio.create_task(self._keep(), name="halfway-keep"),
+            asyncio.create_task(self._watch(), name="halfway-watch"),
+        ]
+
+    async def stop(self, *, deadline: float) -> None:
+        """Release every shard and leave; what is not finished by `deadline` (on the loop's clock) is dropped."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._changed.set()
+        owned = () if self._incarnation is None else self._incarnation.shards
+        shards = self._assigned | frozenset(owned)
+        self._on_revoked(shards)
+        await self._give_back(shards, leaving_time(deadline))
+        self._group.close()
+        if self._incarnation is not None:
+            self._lane.detach()
+            self._incarnation.close()
+            self._ended.append(self._incarnation)
+            self._incarnation = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not await self._blocking(self._join, self._loop.monotonic(deadline)):
+            log.warning("threads_still_running")
+        await self._acquisitions.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
+    def _join(self, deadline: float) -> bool:
+        parts = [incarnation.join(deadline) for incarnation in self._ended]
+        return all([*parts, self._group.join(max(0.0, deadline - time.monotonic()))])
+
+    # --- events of the group, on its thread
+
+    def assigned(self, shards: set[int]) -> None:
+        """Take shards in addition."""
+        self._loop.post(self._on_assigned, shards)
+
+    def revoked(self, shards: set[int]) -> None:
+        """Give shards back, within a session's time; the group waits for it."""
+        within = self._config.session_timeout_s
+        self._loop.post(self._on_revoked, frozenset(shards))  # before the group can assign one of them again
+        returned = self._give_back(frozenset(shards), self._loop.asyncio.time() + within)
+        try:
+            asyncio.run_coroutine_threadsafe(returned, self._loop.asyncio).result(within + 1)
+        except TimeoutError:
+            # The loop is busy. They are dropped all the same once it gets there; whoever has them by then has fenced.
+            log.warning("revoke_out_of_time", shards=sorted(shards))
+        except RuntimeError:  # the loop has been closed
+            returned.close()
+
+    def dropped(self, shards: set[int]) -> None:
+        """Give shards up: others may have them already."""
+        self._loop.post(self._on_dropped, frozenset(shards))
+
+    def _on_assigned(self, shards: set[int]) -> None:
+        if not self._stopping:
+            self._assigned |= shards
+            self._absences.begin(shards)
+            self._changed.set()
+
+    def _on_revoked(self, shards: frozenset[int]) -> None:
+        self._assigned -= shards
+        self._absences.forget(shards)
+
+    def _on_dropped(self, shards: frozenset[int]) -> None:
+        self._on_revoked(shards)
+        incarnation = self._incarnation
+        if incarnation is None:
+            return
+        if any(incarnation.holds(shard) for shard in shards) or shards & self._acquisitions.shards:
+            incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
+
+    async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
+        """Stop taking ends of shards, finish those in flight, then release, all of it by `deadline` (of the loop)."""
+        until = min(deadline, self._loop.asyncio.time() + _STOP_ACQUIRING_S) if self._stopping else deadline
+        await self._acquisitions.end(shards, until)
+        if self._incarnation is not None:
+            await give_back(self._incarnation, shards, self._listener, self._tell_lost, deadline)
+        self._changed.set()
+
+    # --- keeping an incarnation, and the shards that are assigned
+
+    async def _keep(self) -> None:
+        while not self._stopping:
+            self._changed.clear()
+            try:
+                if self._outdated is not None:
+                    await self._stay_out()
+                elif self._stalled:
+                    self._stalled = False
+                    await self._leave()
+                elif self._setbacks.pause_s:
+                    await self._pause()
+                elif self._incarnation is None:
+                    await self._begin()
+                else:
+                    held = filter(self._incarnation.holds, self._assigned)
+                    self._acquisitions.begin(self._incarnation, self._assigned.difference(held))
+                    await self._changed.wait()
+            except Exception as error:
+                log.exception("membership_failed")
+                self._setbacks.failed(repr(error))
+
+    async def _watch(self) -> None:
+        """End an incarnation whose lane hangs so that its own watchdog does not wake up."""
+        limit = _STALL_FACTOR * self._config.lane_stall_s
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            incarnation = self._incarnation
+            if incarnation is not None and incarnation.lane.busy_for() > limit:
+                incarnation.fail(ProducerFailedError("lane", f"one batch took more than {limit:g} s", stalled=True))
+
+    async def _begin(self) -> None:
+        """Begin an incarnation: a new random id, its producers, its threads; then be in the group."""
+        incarnation_id = new_incarnation_id()
+        try:
+            producers = await self._blocking(lane_producers, self._config, incarnation_id, self._is_stopping)
+        except ProducerFailedError as error:
+            self._setbacks.failed(str(error))
+            log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._setbacks.pause_s, 1))
+            await self._leave()
+            return
+        if self._stopping:
+            for producer in producers:
+                producer.abandon()
+            return
+        incarnation = self._started(incarnation_id, producers)
+        self._incarnation = incarnation
+        self._setbacks.begun()
+        self._lane.attach(incarnation.lane, incarnation.shards, self._loop)
+        self._group.join_group()
+        log.info("incarnation_begun", incarnation=incarnation_id)
+
+    def _started(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+        """Return an incarnation whose threads all run; where one cannot be started there is none, and nothing is left.
+
+        Half of one would acquire shards for which nothing can be written.
+        """
+        incarnation: Incarnation | None = None
+        try:
+            incarnation = self._made(incarnation_id, producers)
+            incarnation.start()
+        except Exception:
+            if incarnation is not None:
+                incarnation.close()
+            for producer in producers:
+                producer.abandon()
+            raise
+        return incarnation
+
+    def _made(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+        context = LaneContext(
+            config=self._config,
+            loop=self._loop,
+            listener=self._listener,
+            observer=self._observer,
+            destinations=self._destinations,
+            quarantine=self._quarantine,
+            shards=set(),
+            largest=int(self._config.producer()["message.max.bytes"]),
+        )
+
+        def on_appended(shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
+            if self._incarnation is incarnation and shard in incarnation.shards:
+                self._listener.appended(shard, records, position)
+
+        incarnation = Incarnation(incarnation_id, producers, context, on_appended, self._on_incarnation_failed)
+        return incarnation
+
+    def _on_incarnation_failed(self, incarnation: Incarnation, error: ProducerFailedError) -> None:
+        """Give up every shard; `_keep` begins a new incarnation, and acquires what the group still assigns then."""
+        if self._incarnation is not incarnation:
+            return
+        self._incarnation = None
+        self._ended = [ended for ended in self._ended if not ended.join(time.monotonic())]
+        self._ended.append(incarnation)
+        self._lane.detach()
+        self._tell_lost(sorted(incarnation.shards))
+        incarnation.shards.clear()
+        self._setbacks.failed(str(error), fenced=error.fenced)
+        self._stalled = error.stalled
+        self._changed.set()
+
+    async def _leave(self) -> None:
+        """Leave the group until there is an incarnation again: others may be able to serve the shards.
+
+        Where Kafka answers nobody they are not, and leaving would only cost the time of a session when it is back.
+        """
+        if await self._blocking(_reachable, self._config):
+            self._group.leave_group()
+
+    async def _stay_out(self) -> None:
+        """Leave the group for good: the log holds what this release cannot read, and others may be able to."""
+        log.error("release_too_old", error=self._outdated)
+        self._group.leave_group()
+        while not self._stopping:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _pause(self) -> None:
+        """Wait as long as the last failure asks for, and for a fresh poll of the group."""
+        polls = self._group.polls
+        await asyncio.sleep(self._setbacks.take_pause())
+        while self._group.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    # --- what acquisitions ask and tell
+
+    @property
+    def polls(self) -> int:
+        """Counts the polls of the group."""
+        return self._group.polls
+
+    def wants(self, incarnation: Incarnation, shard: int) -> bool:
+        """Whether a shard is still to be acquired for an incarnation; called on any thread."""
+        current = incarnation is self._incarnation and not incarnation.failed and not self._stopping
+        return current and shard in self._assigned and not incarnation.holds(shard)
+
+    async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
+        """Step 6: serve a shard if it is still assigned to this very incarnation."""
+        if self.wants(incarnation, acquired.shard):
+            incarnation.serve(acquired.shard, acquired.barrier + 1)
+            self._listener.acquired(acquired.shard, acquired.state)
+            self._observer.shard_moved(self._absences.end(acquired.shard, acquired.released_at))
+            self._setbacks.succeeded()
+
+    def look_again(self) -> None:
+        """Acquire what is assigned now: an acquisition has ended."""
+        self._changed.set()
+
+    def outdated(self, error: str) -> None:
+        """Leave the group: others may be able to read the log."""
+        self._outdated = error
+        self._changed.set()
+
+    def count_skipped(self, topic: str, reason: str) -> None:
+        """Count a record that cannot be decoded; called on any thread."""
+        self._loop.post(self._observer.skipped_record, topic, reason)
+
+    # --- for all of these
+
+    def _tell_lost(self, shards: Collection[int]) -> None:
+        self._absences.begin(self._assigned.intersection(shards))
+        for shard in shards:
+            try:
+                self._listener.lost(shard)
+            except Exception:
+                log.exception("listener_failed", shard=shard)
+
+    async def _blocking(self, call: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+        return await self._loop.asyncio.run_in_executor(self._workers, call, *args)

@@ -1,0 +1,1 @@
+"""The records of the internal topics: encoded, decoded, validated. May import clients."""

@@ -1,0 +1,268 @@
+"""The records of the internal topics as bytes, and the headers that each carries (DESIGN section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from halfway.domain.records import Barrier, Group, Half, Message, Op, OpKind, Origin, Owner, Parked
+from halfway.domain.transaction import Cause
+from halfway.kafka.records.avro import (
+    UndecodableError,
+    UnknownSchemaError,
+    boolean,
+    label,
+    long,
+    optional_bytes,
+    optional_long,
+    optional_string,
+    registry,
+    string,
+    time,
+)
+
+__all__ = [
+    "BARRIER_KEY",
+    "HEADER_GROUP",
+    "HEADER_KIND",
+    "HEADER_STATE",
+    "KIND_BARRIER",
+    "KIND_GROUP",
+    "KIND_HALF",
+    "KIND_LAYOUT",
+    "KIND_OP",
+    "KIND_OWNER",
+    "KIND_PARKED",
+    "LAYOUT_KEY",
+    "LAYOUT_PARTITION",
+    "Headers",
+    "Layout",
+    "UndecodableError",
+    "UnknownSchemaError",
+    "decode_barrier",
+    "decode_group",
+    "decode_half",
+    "decode_layout",
+    "decode_op",
+    "decode_owner",
+    "decode_parked",
+    "encode_barrier",
+    "encode_group",
+    "encode_half",
+    "encode_layout",
+    "encode_op",
+    "encode_owner",
+    "encode_parked",
+    "kind_of",
+    "record_headers",
+]
+
+Headers = list[tuple[str, str | bytes | None]]
+"""Headers as `produce` takes them."""
+
+HEADER_KIND: Final = "halfway-kind"
+HEADER_GROUP: Final = "halfway-group"
+HEADER_STATE: Final = "halfway-state"
+
+KIND_HALF: Final = "half"
+KIND_OP: Final = "op"
+KIND_PARKED: Final = "parked"
+KIND_GROUP: Final = "group"
+KIND_OWNER: Final = "owner"
+KIND_BARRIER: Final = "barrier"
+KIND_LAYOUT: Final = "layout"
+
+# No transaction id and no shard number can be equal to these: neither may hold an exclamation mark.
+BARRIER_KEY: Final = b"!barrier"
+LAYOUT_KEY: Final = b"!layout"
+LAYOUT_PARTITION: Final = 0
+"""Of owners, where the layout is written down."""
+
+_KIND_BYTES: Final = {
+    kind: kind.encode() for kind in (KIND_HALF, KIND_OP, KIND_PARKED, KIND_GROUP, KIND_OWNER, KIND_BARRIER, KIND_LAYOUT)
+}
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided when the topics were created and never changes; `created_at` in ms since the epoch."""
+
+    shards: int
+    created_at: int
+
+
+def record_headers(kind: str, group: str, state: str) -> Headers:
+    """Return the headers that every record carries, tombstones too, so that tools need not decode."""
+    return [(HEADER_KIND, _KIND_BYTES[kind]), (HEADER_GROUP, group.encode()), (HEADER_STATE, state.encode())]
+
+
+def kind_of(headers: Sequence[tuple[str, bytes | str | None]] | None) -> str | None:
+    """Return what the header `halfway-kind` says, None where there is none."""
+    for name, value in headers or ():
+        if name == HEADER_KIND and value is not None:
+            return value.decode(errors="replace") if isinstance(value, bytes) else value
+    return None
+
+
+# --- half, op and parked: on the path of every transaction
+
+_ORIGIN: Final = {Origin.PREPARE: long(0), Origin.LANE: long(1)}
+_CAUSE: Final = {cause: long(1 + index) for index, cause in enumerate(Cause)}
+_OP_KIND: Final = {kind: long(1 + index) for index, kind in enumerate(OpKind)}
+
+
+def encode_half(half: Half) -> bytes:
+    """Return the value of a half record."""
+    parts: list[bytes] = [registry("half").header]
+    _half_body(parts, half)
+    return b"".join(parts)
+
+
+def _half_body(parts: list[bytes], half: Half) -> None:
+    parts += (string(half.id), label(half.group))
+    if half.messages:
+        parts.append(long(len(half.messages)))
+        for message in half.messages:
+            _message_body(parts, message)
+    parts += (
+        b"\0",
+        time(half.prepared_at),
+        time(half.since),
+        long(len(half.fingerprint)),
+        half.fingerprint,
+        optional_long(half.check_after_ms),
+        _ORIGIN[half.origin],
+        long(half.checks),
+        optional_long(half.checked_at),
+        boolean(half.commit_verdict),
+        optional_string(half.remark),
+    )
+
+
+def _message_body(parts: list[bytes], message: Message) -> None:
+    parts += (label(message.topic), optional_bytes(message.key), optional_bytes(message.value))
+    if message.headers:
+        parts.append(long(len(message.headers)))
+        for name, value in message.headers:
+            parts += (string(name), optional_bytes(value))
+    parts += (b"\0", optional_long(message.partition))
+
+
+def decode_half(data: bytes | None) -> Half:
+    """Return the half record of a value; UndecodableError where it is none."""
+    fields = registry("half").decode(data)
+    _headers_as_pairs(fields)
+    return _convert(fields, Half, "half")
+
+
+def _headers_as_pairs(half: dict[str, Any]) -> None:
+    for message in half["messages"]:
+        message["headers"] = [(header["name"], header["value"]) for header in message["headers"]]
+
+
+def encode_op(op: Op) -> bytes:
+    """Return the value of an op record."""
+    parts: list[bytes] = [
+        registry("op").header,
+        _OP_KIND[op.kind],
+        string(op.id),
+        label(op.group),
+        long(op.half_offset),
+        _CAUSE[op.cause],
+        time(op.prepared_at),
+        time(op.at),
+        long(len(op.fingerprint)),
+        op.fingerprint,
+        long(op.checks),
+        optional_long(op.checked_at),
+        boolean(op.commit_verdict),
+        optional_string(op.remark),
+    ]
+    if op.messages:
+        parts.append(long(len(op.messages)))
+        for message in op.messages:
+            parts += (
+                label(message.topic),
+                optional_bytes(message.key_hash),
+                optional_bytes(message.value_hash),
+                long(message.size),
+            )
+    parts.append(b"\0")
+    return b"".join(parts)
+
+
+def decode_op(data: bytes | None) -> Op:
+    """Return the op record of a value; UndecodableError where it is none."""
+    return _convert(registry("op").decode(data), Op, "op")
+
+
+def encode_parked(parked: Parked) -> bytes:
+    """Return the value of a parked record."""
+    parts: list[bytes] = [registry("parked").header]
+    _half_body(parts, parked.half)
+    parts += (string(parked.reason), long(parked.parked_at), long(parked.checks))
+    return b"".join(parts)
+
+
+def decode_parked(data: bytes | None) -> Parked:
+    """Return the parked record of a value; UndecodableError where it is none."""
+    fields = registry("parked").decode(data)
+    _headers_as_pairs(fields["half"])
+    return _convert(fields, Parked, "parked")
+
+
+# --- the others: rare
+
+
+def encode_group(group: Group) -> bytes:
+    """Return the value of a group record."""
+    fields = msgspec.structs.asdict(group)
+    fields["policy"] = msgspec.structs.asdict(group.policy)
+    return registry("group").encode(fields)
+
+
+def decode_group(data: bytes | None) -> Group:
+    """Return the group record of a value; UndecodableError where it is none."""
+    return _convert(registry("group").decode(data), Group, "group")
+
+
+def encode_owner(owner: Owner) -> bytes:
+    """Return the value of an owner record."""
+    return registry("owner").encode(msgspec.structs.asdict(owner))
+
+
+def decode_owner(data: bytes | None) -> Owner:
+    """Return the owner record of a value; UndecodableError where it is none."""
+    return _convert(registry("owner").decode(data), Owner, "owner")
+
+
+def encode_barrier(barrier: Barrier) -> bytes:
+    """Return the value of a barrier record."""
+    return registry("barrier").encode(msgspec.structs.asdict(barrier))
+
+
+def decode_barrier(data: bytes | None) -> Barrier:
+    """Return the barrier record of a value; UndecodableError where it is none."""
+    return _convert(registry("barrier").decode(data), Barrier, "barrier")
+
+
+def encode_layout(layout: Layout) -> bytes:
+    """Return the value of the layout record."""
+    return registry("layout").encode(msgspec.structs.asdict(layout))
+
+
+def decode_layout(data: bytes | None) -> Layout:
+    """Return the layout record of a value; UndecodableError where it is none."""
+    return _convert(registry("layout").decode(data), Layout, "layout")
+
+
+_T = TypeVar("_T")
+
+
+def _convert(fields: dict[str, Any], kind: type[_T], record: str) -> _T:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        # An enum's fallback symbol, for one: written by a version whose records this one cannot act on.
+        raise UnknownSchemaError(f"{record} record that this version cannot use: {error}") from error

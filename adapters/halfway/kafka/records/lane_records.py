@@ -1,0 +1,134 @@
+"""A lane write as the records that it becomes, encoded before its Kafka transaction begins."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from halfway.domain.records import Op
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.records.codec import (
+    KIND_HALF,
+    KIND_OP,
+    KIND_PARKED,
+    encode_half,
+    encode_op,
+    encode_parked,
+    record_headers,
+)
+from halfway.service.ports import LaneWrite, Tombstone
+
+log = structlog.get_logger(__name__)
+
+ANY_PARTITION = -1
+_FRAMING = 512
+"""Bytes that librdkafka counts for a record beyond its key, value and headers, generously."""
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+class Real(msgspec.Struct, frozen=True, gc=False):
+    """A real message as it is produced."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    partition: int
+    headers: Headers
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """A record of an internal topic; None as value is a tombstone."""
+
+    value: bytes | None
+    headers: Headers
+
+
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """All records of one write; the internal ones have the id as key and the shard as partition."""
+
+    key: bytes
+    real: list[Real]
+    op: Kept | None
+    half: Kept | None
+    parked: Kept | None
+
+
+def encode(write: LaneWrite, op_record_bytes: int) -> Encoded:
+    """Encode a write: messages with halfway's headers, and internal records (docs/protocol.md#topics).
+
+    An op marker has at most `op_record_bytes`, which its topic certainly takes.
+    """
+    group, state = write.group, write.state
+    op = half = parked = None
+    if write.op is not None:
+        op = Kept(_op_value(write.op, op_record_bytes), record_headers(KIND_OP, group, state))
+    if write.half is not None:
+        value = None if isinstance(write.half, Tombstone) else encode_half(write.half)
+        half = Kept(value, record_headers(KIND_HALF, group, state))
+    if write.parked is not None:
+        value = None if isinstance(write.parked, Tombstone) else encode_parked(write.parked)
+        parked = Kept(value, record_headers(KIND_PARKED, group, state))
+    key = write.id.encode()
+    return Encoded(key, real_messages(write, key) if write.messages else [], op, half, parked)
+
+
+def _op_value(op: Op, most: int) -> bytes:
+    """Encode an op marker, without the digests of its messages where it would be larger than `most`.
+
+    Only a transaction that was accepted when a prepare could have more messages has such a marker: it must be ended
+    all the same.
+    """
+    value = encode_op(op)
+    if len(value) <= most:
+        return value
+    log.warning(
+        "op_marker_shortened",
+        id=op.id,
+        messages=len(op.messages),
+        bytes=len(value),
+        limit=most,
+        remedy="set HALFWAY_MAX_MESSAGES to as many messages as transactions that are pending have",
+    )
+    return encode_op(msgspec.structs.replace(op, messages=()))
+
+
+def real_messages(write: LaneWrite, key: bytes) -> list[Real]:
+    """Return the messages of a commit, each told apart from its equals by `halfway-message: i/n`, i from 1."""
+    total = len(write.messages)
+    prepared_at = b"%d" % write.prepared_at
+    return [
+        Real(
+            message.topic,
+            message.value,
+            message.key,
+            ANY_PARTITION if message.partition is None else message.partition,
+            [
+                *message.headers,
+                ("halfway-transaction-id", key),
+                ("halfway-message", b"%d/%d" % (index, total)),
+                ("halfway-prepared-at", prepared_at),
+            ],
+        )
+        for index, message in enumerate(write.messages, 1)
+    ]
+
+
+def oversized(write: LaneWrite, encoded: Encoded, config: KafkaConfig, largest: int) -> str | None:
+    """Name the topic of a record above `largest`, the `message.max.bytes` of the producer, or None."""
+    limit = largest - _FRAMING - len(encoded.key)
+    for topic, kept in (
+        (config.op_topic, encoded.op),
+        (config.half_topic, encoded.half),
+        (config.parked_topic, encoded.parked),
+    ):
+        if kept is not None and kept.value is not None and len(kept.value) > limit:
+            return topic
+    if write.size + _FRAMING * len(encoded.real) <= limit:
+        return None
+    return next((message.topic for message in encoded.real if _size(message) > limit), None)
+
+
+def _size(message: Real) -> int:
+    size = len(message.value or b"") + len(message.key or b"")
+    return size + sum(len(name) + len(content or b"") + 16 for name, content in message.headers)

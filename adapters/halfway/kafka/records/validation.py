@@ -1,0 +1,205 @@
+"""What the records of the internal topics say, judged before it is used.
+
+Anybody who may write to these topics can put anything there. A record that halfway cannot have written is refused here,
+whatever its key or value looks like; whoever reads it notes where it stands and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+import structlog
+from confluent_kafka import Message
+
+from halfway.domain.ids import CLIENT_ID, shard_of
+from halfway.domain.records import Barrier, Group, Half, Op, Owner, Parked
+from halfway.kafka.records.codec import (
+    KIND_BARRIER,
+    KIND_GROUP,
+    KIND_HALF,
+    KIND_OWNER,
+    KIND_PARKED,
+    LAYOUT_KEY,
+    LAYOUT_PARTITION,
+    UndecodableError,
+    UnknownSchemaError,
+    decode_barrier,
+    decode_group,
+    decode_half,
+    decode_op,
+    decode_owner,
+    decode_parked,
+    kind_of,
+)
+
+log = structlog.get_logger(__name__)
+
+_LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
+
+Count = Callable[[str, str], None]
+"""Counts a record that was skipped: topic, reason."""
+
+
+class WrongKeyError(UndecodableError):
+    """The key is none, or is not that of the value."""
+
+    reason: ClassVar[str] = "wrong_key"
+
+
+class ForeignTombstoneError(UndecodableError):
+    """A null value without halfway's headers: it must neither end a transaction nor release a shard."""
+
+    reason: ClassVar[str] = "foreign_tombstone"
+
+
+class NewerReleaseError(Exception):
+    """A record was written by a newer release: without it nothing must be said of its shard."""
+
+
+def demand_no_newer(message: Message, error: UndecodableError) -> None:
+    """Raise NewerReleaseError where a record that could not be decoded is halfway's own, as its headers say.
+
+    To skip it could lose a prepare, or resolve a transaction a second time; what others wrote may be skipped.
+    """
+    if isinstance(error, UnknownSchemaError) and marked(message):
+        place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+        raise NewerReleaseError(f"{place}: {error}, written by a newer release: upgrade this instance")
+
+
+def note_skipped(message: Message, error: UndecodableError, count: Count) -> None:
+    """Log and count a record that is skipped."""
+    topic = message.topic() or ""
+    log.warning(
+        "record_skipped", topic=topic, partition=message.partition(), offset=message.offset(), reason=str(error)
+    )
+    count(topic, error.reason)
+
+
+def id_of(message: Message, shards: int) -> str:
+    """Return the transaction id that is the key of a record; WrongKeyError where it is none of this partition."""
+    name = _text_key(message)
+    if CLIENT_ID.match(name) is None:
+        raise WrongKeyError("the key is no transaction id")
+    shard = shard_of(name, shards)
+    if shard != message.partition():
+        raise WrongKeyError(f"the key is an id of shard {shard}")
+    return name
+
+
+def marked(message: Message) -> bool:
+    """Whether a record has halfway's headers: one that cannot be read all the same may be a later release's."""
+    return kind_of(_headers(message)) is not None
+
+
+def overwritten_id(message: Message, shards: int) -> str | None:
+    """Return the id over whose records a refused one stands; None where it is over none, or not to be replaced."""
+    try:
+        return None if marked(message) else id_of(message, shards)
+    except WrongKeyError:
+        return None
+
+
+def half_in(message: Message, shards: int) -> tuple[str, Half | None]:
+    """Return the id and the half of a record of half, None for a tombstone; UndecodableError where it is neither."""
+    name, value = id_of(message, shards), message.value()
+    if value is None:
+        _demand_tombstone(message, KIND_HALF)
+        return name, None
+    half = decode_half(value)
+    _demand_same(name, half.id)
+    _demand_times(half.prepared_at, half.since)
+    return name, half
+
+
+def op_in(message: Message, shards: int) -> Op:
+    """Return the op marker of a record of op; UndecodableError where it is none."""
+    name = id_of(message, shards)
+    op = decode_op(message.value())
+    _demand_same(name, op.id)
+    _demand_times(op.prepared_at, op.at)
+    return op
+
+
+def parked_in(message: Message, shards: int) -> tuple[str, Parked | None]:
+    """Return what `half_in` does, of a record of parked."""
+    name, value = id_of(message, shards), message.value()
+    if value is None:
+        _demand_tombstone(message, KIND_PARKED)
+        return name, None
+    parked = decode_parked(value)
+    _demand_same(name, parked.half.id)
+    _demand_times(parked.half.prepared_at, parked.half.since, parked.parked_at)
+    return name, parked
+
+
+def group_in(message: Message) -> tuple[str, Group | None]:
+    """Return the name and the group of a record of groups, None for a tombstone; UndecodableError for neither."""
+    name, value = _text_key(message), message.value()
+    if value is None:
+        _demand_tombstone(message, KIND_GROUP)
+        return name, None
+    group = decode_group(value)
+    _demand_same(name, group.name)
+    return name, group
+
+
+def owner_in(message: Message) -> Owner | None:
+    """Return the owner of a record of owners, None for a release; UndecodableError where it is neither."""
+    shard, value = message.partition() or 0, message.value()
+    if message.key() != owner_key(shard):
+        raise WrongKeyError("the key is not the shard's")
+    if value is None:
+        _demand_tombstone(message, KIND_OWNER)
+        return None
+    owner = decode_owner(value)
+    _demand_same(str(shard), str(owner.shard))
+    return owner
+
+
+def is_layout(message: Message) -> bool:
+    """Whether a record of owners stands where the layout does."""
+    return message.key() == LAYOUT_KEY and message.partition() == LAYOUT_PARTITION
+
+
+def barrier_in(message: Message) -> Barrier:
+    """Return the barrier of a record under the barriers' key; UndecodableError where it is none."""
+    if kind_of(_headers(message)) != KIND_BARRIER:
+        raise UndecodableError("a barrier without halfway's headers")
+    return decode_barrier(message.value())
+
+
+def owner_key(shard: int) -> bytes:
+    """Return the key of a shard's owner records."""
+    return b"%d" % shard
+
+
+def _text_key(message: Message) -> str:
+    key = message.key()
+    if not key:
+        raise WrongKeyError("there is no key")
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise WrongKeyError("the key is not UTF-8") from None
+
+
+def _demand_same(name: str, inside: str) -> None:
+    if name != inside:
+        raise WrongKeyError(f"the key is {name!r}, the value is of {inside!r}")
+
+
+def _demand_times(*times: int) -> None:
+    if not all(0 <= at <= _LAST_MS for at in times):
+        raise UndecodableError("a time that no clock gives")
+
+
+def _demand_tombstone(message: Message, kind: str) -> None:
+    if kind_of(_headers(message)) != kind:
+        raise ForeignTombstoneError("a null value without halfway's headers")
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | str | None]]:
+    # The stub allows for what `produce` takes; what was consumed is a list of pairs.
+    return message.headers() or []  # type: ignore[return-value]

@@ -1,0 +1,404 @@
+"""Creates the internal topics, or verifies them against what is needed; never alters one (DESIGN section 1)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from math import inf
+from typing import Any, Final, TypeVar
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_ids import verify_transactional_ids
+from halfway.kafka.records.validation import Count
+from halfway.kafka.topics.required_config import (
+    FoundTopic,
+    Problem,
+    TopicPlan,
+    demand_few_shards,
+    plans,
+    problems,
+    surplus,
+)
+from halfway.kafka.topics.shard_count_record import LayoutRecord
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_LOOK_S: Final = 0.02
+_AGAIN_S: Final = 0.2
+_GROUP_S: Final = 2.0
+_LONGER_THAN_ANY_CLIENT_S: Final = 3600.0
+_REFUSED: Final = frozenset(
+    {
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 - the names of librdkafka's own errors start so
+        KafkaError._SSL,  # noqa: SLF001
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+    }
+)
+_NOT_ALLOWED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+_NOT_POSSIBLE: Final = frozenset(
+    {
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+_MISSING: Final = KafkaError.UNKNOWN_TOPIC_OR_PART
+_EXISTS: Final = KafkaError.TOPIC_ALREADY_EXISTS
+_VERIFICATION: Final = "transaction.partition.verification.enable"
+_LONGEST_TRANSACTION: Final = "transaction.max.timeout.ms"
+_NEEDED_OPERATIONS: Final = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
+
+
+def _not_counted(_topic: str, _reason: str) -> None:
+    """Count nothing: for the command line, which has no metrics."""
+
+
+def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
+    """Return an admin client, which connects later; ConfigurationError if librdkafka refuses one of the properties."""
+    try:
+        return AdminClient(config.admin(**over))
+    except KafkaException as exception:
+        raise ConfigurationError(
+            f"a Kafka property cannot be used: {exception.args[0].str()}: correct HALFWAY_KAFKA__…"
+        ) from exception
+
+
+class InternalTopics:
+    """The internal topics of one prefix; every call to Kafka runs on one owned thread."""
+
+    def __init__(self, config: KafkaConfig, skipped: Count = _not_counted) -> None:
+        """Take the configuration, and what counts records that are skipped; nothing is connected yet."""
+        self._config = config
+        self._skipped = skipped
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-topics")
+        self._closed = threading.Event()
+        self._ignored: dict[str, int] = {}
+        """Topics that have more partitions than are used, and how many, as far as that was said."""
+
+    async def ensure(self, *, timeout_s: float = 30.0) -> None:
+        """Create what is missing and verify everything else.
+
+        Raises:
+            ConfigurationError: credentials, a missing ACL, an old broker, another shard count, or each unsafe setting.
+            KafkaUnavailableError: no broker answered in time; try again.
+
+        """
+        await self._call(lambda session: session.ensure(), timeout_s)
+
+    async def watch(self, *, timeout_s: float = 10.0) -> list[Problem]:
+        """Verify the topics while running, create nothing, and return what has become unsafe.
+
+        Raises:
+            ConfigurationError, KafkaUnavailableError: as for `ensure`; the topics could not be looked at.
+
+        """
+        return await self._call(lambda session: session.watch(), timeout_s)
+
+    def close(self) -> None:
+        """End the thread; a call that is under way ends within about a second, with KafkaUnavailableError."""
+        self._closed.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, call: Callable[[_Session], T], timeout_s: float) -> T:
+        def run() -> T:
+            deadline = time.monotonic() + timeout_s
+            return call(_Session(self._config, self._skipped, deadline, self._closed.is_set, self._ignored))
+
+        return await asyncio.wrap_future(self._thread.submit(run))
+
+
+class _Told:
+    """The errors that a client told of, apart from who holds it: a cycle would keep it and its threads alive."""
+
+    def __init__(self) -> None:
+        self.refusal: KafkaError | None = None
+        self.last: KafkaError | None = None
+
+    def note(self, error: KafkaError) -> None:
+        self.last = error
+        if error.code() in _REFUSED:
+            self.refusal = error
+
+
+class _Session:
+    """One look at the topics, with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        skipped: Count,
+        deadline: float,
+        cancelled: Callable[[], bool],
+        ignored: dict[str, int],
+    ) -> None:
+        self._config = config
+        self._ignored = ignored
+        self._skipped = skipped
+        self._cancelled = cancelled
+        self._deadline = deadline
+        self._told = _Told()
+        self._admin = self._client()
+
+    def _client(self) -> AdminClient:
+        return admin_client(self._config, error_cb=self._told.note)
+
+    def ensure(self) -> None:
+        """Create what is missing, verify all, and write the layout down."""
+        cluster = self._result(self._admin.describe_cluster(request_timeout=self._left()), "Describe", "the cluster")
+        self._verify_brokers([node.id for node in cluster.nodes])
+        planned = plans(self._config, len(cluster.nodes))
+        found = self._describe(planned)
+        record = LayoutRecord(self._config, self._skipped, self._deadline, self._check)
+        layout, overwritten = record.read() if self._config.owners_topic in found else (None, False)
+        if layout is not None:
+            record.verify(layout)
+        demand_few_shards(self._config, found, recorded=layout is not None)
+        missing = [plan for plan in planned if plan.name not in found]
+        if missing:
+            if layout is not None:
+                log.warning("topics_lost", topics=[plan.name for plan in missing], remedy="they are created empty")
+            self._create(missing)
+            found = self._describe_created(planned)
+        unsafe = self._problems(planned, found, recorded=layout is not None)
+        if unsafe:
+            raise ConfigurationError(
+                "unsafe topics:\n" + "\n".join(f"  {problem}" for problem in unsafe), problems=unsafe
+            )
+        self._verify_groups()
+        verify_transactional_ids(self._config, time.monotonic() + self._left(), self._cancelled)
+        if layout is None or overwritten:
+            record.write()
+
+    def watch(self) -> list[Problem]:
+        """Verify only."""
+        cluster = self._result(self._admin.describe_cluster(request_timeout=self._left()), "Describe", "the cluster")
+        planned = plans(self._config, len(cluster.nodes))
+        return self._problems(planned, self._describe(planned), recorded=True)
+
+    def _problems(
+        self, planned: Sequence[TopicPlan], found: Mapping[str, FoundTopic], *, recorded: bool
+    ) -> list[Problem]:
+        if recorded:
+            for name, used in surplus(planned, found).items():
+                if self._ignored.get(name) != found[name].partitions:
+                    self._ignored[name] = found[name].partitions
+                    log.warning(
+                        "partitions_ignored",
+                        topic=name,
+                        partitions=found[name].partitions,
+                        used=used,
+                        reason="the number of shards was written down when the topics were created",
+                    )
+        return problems(planned, found, bootstrap=self._bootstrap, recorded=recorded)
+
+    # --- asking
+
+    @property
+    def _bootstrap(self) -> str:
+        return self._config.properties["bootstrap.servers"]
+
+    def _left(self) -> float:
+        return max(0.5, self._deadline - time.monotonic())
+
+    def _check(self) -> None:
+        if self._cancelled():
+            raise KafkaUnavailableError("the internal topics are no longer wanted")
+
+    def _wait(self, future: Future[T], admin: AdminClient, until: float) -> T:
+        """Return a request's result; serve the client's events meanwhile, which tell of refused credentials."""
+        while not future.done():
+            self._check()
+            if time.monotonic() > until:
+                cause = "no answer in time" if self._told.last is None else self._told.last.str()
+                raise KafkaUnavailableError(f"Kafka at {self._bootstrap} did not answer: {cause}")
+            wait([future], _LOOK_S)
+            admin.poll(0)
+            if self._told.refusal is not None:
+                raise ConfigurationError(
+                    f"Kafka at {self._bootstrap} refuses the connection: {self._told.refusal.str()}: check the "
+                    "credentials, HALFWAY_KAFKA__SECURITY_PROTOCOL and the "
+                    "HALFWAY_KAFKA__SASL_… and HALFWAY_KAFKA__SSL_… settings"
+                )
+        return future.result()
+
+    def _result(
+        self, future: Future[Any], operation: str, thing: str, admin: AdminClient | None = None, until: float = inf
+    ) -> Any:
+        """Return a request's result, with what went wrong as an error of ours; KafkaException for a missing topic."""
+        try:
+            return self._wait(future, admin or self._admin, until)
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() in (_MISSING, _EXISTS):
+                raise
+            if error.code() in _NOT_ALLOWED:
+                raise ConfigurationError(
+                    f"Kafka does not let halfway do this: {operation} on {thing} ({error.str()}): allow it with "
+                    f"kafka-acls.sh --bootstrap-server {self._bootstrap} --add --operation {operation}"
+                ) from exception
+            if error.code() in _NOT_POSSIBLE:
+                raise ConfigurationError(
+                    f"Kafka refuses {operation} on {thing}: {error.str()}: create it by hand, or change "
+                    "HALFWAY_REPLICATION_FACTOR, HALFWAY_SHARDS or HALFWAY_KAFKA_PREFIX"
+                ) from exception
+            cause = self._told.last or error
+            raise KafkaUnavailableError(
+                f"Kafka at {self._bootstrap} did not answer: {cause.str()}", operation=operation
+            ) from exception
+
+    # --- brokers and groups
+
+    def _verify_brokers(self, brokers: Iterable[int]) -> None:
+        """Refuse brokers without KIP-890's verification, which stands for releases before 3.6."""
+        for broker in brokers:
+            resource = ConfigResource(ResourceType.BROKER, str(broker))
+            request = self._admin.describe_configs([resource], request_timeout=self._left())[resource]
+            try:
+                settings = self._result(request, "DescribeConfigs", "the cluster")
+            except ConfigurationError as error:
+                # Not needed for anything else, so it is not demanded.
+                log.warning("brokers_not_verified", reason=error.detail)
+                return
+            check_broker(broker, {name: entry.value for name, entry in settings.items()}, self._config)
+
+    def _verify_groups(self) -> None:
+        for group in (self._config.cursors_group, self._config.members_group):
+            described = self._described_group(group)
+            self._demand((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
+
+    def _described_group(self, group: str) -> Any:
+        """Describe a group; in a new cluster its coordinator is made by the first question, which then goes astray.
+
+        Each question has a client of its own and ends with it, long before its time-out. librdkafka forgets a question
+        to a coordinator when it times out, but not that it waits for the coordinator: the next broker that comes or
+        goes ends the process (`Assertion eonce->refcnt > 0`).
+        """
+        while True:
+            admin = self._client()
+            request = admin.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=_LONGER_THAN_ANY_CLIENT_S
+            )[group]
+            until = time.monotonic() + min(self._left(), _GROUP_S)
+            try:
+                return self._result(request, "Describe", f"consumer group {group}", admin, until)
+            except KafkaUnavailableError:
+                if self._cancelled() or time.monotonic() > self._deadline:
+                    raise
+                time.sleep(_AGAIN_S)
+
+    def _demand(self, needed: Sequence[Any], allowed: Sequence[Any] | None, thing: str) -> None:
+        """Refuse to start where an operation is not allowed; a broker that does not tell allows it until it is used."""
+        if not allowed:
+            return
+        lacking = [operation.name.title() for operation in needed if operation not in allowed]
+        if lacking:
+            raise ConfigurationError(
+                f"Kafka does not let halfway {' or '.join(lacking)} on {thing}: allow it with kafka-acls.sh "
+                f"--bootstrap-server {self._bootstrap} --add "
+                + " ".join(f"--operation {operation}" for operation in lacking)
+            )
+
+    # --- topics
+
+    def _describe(self, planned: Iterable[TopicPlan]) -> dict[str, FoundTopic]:
+        names = [plan.name for plan in planned]
+        requests = self._admin.describe_topics(
+            TopicCollection(names), include_authorized_operations=True, request_timeout=self._left()
+        )
+        shapes: dict[str, Any] = {}
+        for name, request in requests.items():
+            try:
+                shapes[name] = self._result(request, "Describe", f"topic {name}")
+            except KafkaException:
+                continue
+            self._demand(_NEEDED_OPERATIONS, shapes[name].authorized_operations, f"topic {name}")
+        settings = self._settings(shapes)
+        return {
+            name: FoundTopic(
+                partitions=len(shape.partitions),
+                replication=min(len(partition.replicas) for partition in shape.partitions),
+                settings=settings[name],
+            )
+            for name, shape in shapes.items()
+            if name in settings
+        }
+
+    def _settings(self, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        if not resources:
+            return {}
+        settings: dict[str, Mapping[str, str]] = {}
+        for resource, request in self._admin.describe_configs(resources, request_timeout=self._left()).items():
+            try:
+                entries = self._result(request, "DescribeConfigs", f"topic {resource.name}")
+            except KafkaException:
+                continue
+            settings[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+        return settings
+
+    def _create(self, missing: Iterable[TopicPlan]) -> None:
+        new = [NewTopic(plan.name, plan.partitions, plan.replication, config=plan.settings) for plan in missing]
+        left = self._left()
+        for name, request in self._admin.create_topics(new, request_timeout=left, operation_timeout=left).items():
+            try:
+                self._result(request, "Create", f"topic {name}")
+            except KafkaException:
+                continue  # another instance was faster: what it made is verified like any other
+            log.info("topic_created", topic=name)
+
+    def _describe_created(self, planned: Sequence[TopicPlan]) -> dict[str, FoundTopic]:
+        """Describe topics as soon as the brokers tell of all of them."""
+        while True:
+            found = self._describe(planned)
+            if len(found) == len(planned):
+                return found
+            self._check()
+            if time.monotonic() > self._deadline:
+                raise KafkaUnavailableError("Kafka does not tell of the topics that it has just created")
+            time.sleep(_AGAIN_S)
+
+
+def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaConfig) -> None:
+    """Raise ConfigurationError where a broker's settings tell that it cannot carry halfway's transactions."""
+    verification = settings.get(_VERIFICATION)
+    if verification is None:
+        raise ConfigurationError(
+            f"broker {broker} is older than Kafka 3.6, whose transactions can hang or lose their order (KIP-890): "
+            "upgrade it"
+        )
+    if verification != "true":
+        raise ConfigurationError(
+            f"broker {broker}: {_VERIFICATION} is {verification}, needed true (KIP-890): set it in its configuration"
+        )
+    longest = settings.get(_LONGEST_TRANSACTION)
+    if longest is not None and int(longest) < config.transaction_timeout_s * 1000:
+        raise ConfigurationError(
+            f"broker {broker}: {_LONGEST_TRANSACTION} is {longest}, needed at least the "
+            f"{config.transaction_timeout_s * 1000:.0f} ms of HALFWAY_TRANSACTION_TIMEOUT_S: change one of them"
+        )

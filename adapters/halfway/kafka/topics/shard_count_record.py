@@ -1,0 +1,126 @@
+"""The record in owners that says for how many shards the topics were made (DESIGN section 1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.records.codec import (
+    KIND_LAYOUT,
+    LAYOUT_KEY,
+    LAYOUT_PARTITION,
+    Layout,
+    UndecodableError,
+    decode_layout,
+    encode_layout,
+    record_headers,
+)
+from halfway.kafka.records.validation import Count, note_skipped
+
+log = structlog.get_logger(__name__)
+
+_POLL_S: Final = 0.1
+_FLUSH_S: Final = 0.5
+_LEAST_S: Final = 0.5
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+
+
+class LayoutRecord:
+    """Reads, verifies and writes it; blocks until `deadline` at most, which is on `time.monotonic()`."""
+
+    def __init__(self, config: KafkaConfig, skipped: Count, deadline: float, check: Callable[[], None]) -> None:
+        """Keep the parts; `check` raises where the answer is no longer wanted."""
+        self._config = config
+        self._skipped = skipped
+        self._deadline = deadline
+        self._check = check
+
+    def verify(self, layout: Layout) -> None:
+        """Raise ConfigurationError where the topics were made for another number of shards."""
+        if layout.shards != self._config.shards:
+            raise ConfigurationError(
+                f"HALFWAY_SHARDS is {self._config.shards}, but the topics {self._config.prefix}* were created for "
+                f"{layout.shards} shards, over which ids are hashed: set HALFWAY_SHARDS={layout.shards}, "
+                "or use another HALFWAY_KAFKA_PREFIX"
+            )
+
+    def read(self) -> tuple[Layout | None, bool]:
+        """Return what was written down, from partition 0 of owners, and whether something else stands over it.
+
+        Compaction will remove what is overwritten: it must be written again. None where nothing was written.
+
+        Raises:
+            ConfigurationError: there is one that cannot be read.
+            KafkaUnavailableError: owners could not be read to its end in time.
+
+        """
+        consumer = Consumer(
+            self._config.consumer(
+                **{
+                    "enable.partition.eof": True,
+                    "isolation.level": "read_uncommitted",
+                    # The end of the partition is told after an empty fetch, which takes this long.
+                    "fetch.wait.max.ms": 10,
+                }
+            )
+        )
+        layout: Layout | None = None
+        refused: UndecodableError | None = None
+        try:
+            consumer.assign([TopicPartition(self._config.owners_topic, LAYOUT_PARTITION, 0)])
+            while time.monotonic() < self._deadline:
+                self._check()
+                message = consumer.poll(_POLL_S)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is not None and error.code() == _EOF:
+                    if layout is None and refused is not None:
+                        raise self._not_ours(refused)
+                    return layout, refused is not None
+                if error is None and message.key() == LAYOUT_KEY:
+                    try:
+                        layout, refused = decode_layout(message.value()), None
+                    except UndecodableError as undecodable:
+                        refused = undecodable
+                        note_skipped(message, undecodable, self._skipped)
+        finally:
+            consumer.close()
+        raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
+
+    def write(self) -> None:
+        """Write it down as the settings are now; KafkaUnavailableError where that was not confirmed in time."""
+        failures: list[KafkaError | None] = []
+        producer = Producer(self._config.producer(**{"message.timeout.ms": round(self._left() * 1000)}))
+        layout = Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
+        producer.produce(
+            self._config.owners_topic,
+            encode_layout(layout),
+            LAYOUT_KEY,
+            LAYOUT_PARTITION,
+            on_delivery=lambda error, _message: failures.append(error),
+            headers=record_headers(KIND_LAYOUT, "", "created"),
+        )
+        until = time.monotonic() + self._left()
+        while producer.flush(_FLUSH_S) and time.monotonic() < until:
+            self._check()
+        if not failures or failures[0] is not None:
+            reason = failures[0].str() if failures and failures[0] else "no answer in time"
+            raise KafkaUnavailableError(f"the layout could not be written to {self._config.owners_topic}: {reason}")
+        log.info("layout_written", topic=self._config.owners_topic, shards=layout.shards)
+
+    def _left(self) -> float:
+        return max(_LEAST_S, self._deadline - time.monotonic())
+
+    def _not_ours(self, error: UndecodableError) -> ConfigurationError:
+        return ConfigurationError(
+            f"the layout record of {self._config.owners_topic} cannot be read ({error}): this prefix belongs to "
+            f"something else, or to a later release. Where neither is so, make sure that no instance runs and delete "
+            f"{self._config.owners_topic}"
+        )

@@ -1,0 +1,303 @@
+"""Check-back: asks producer groups what became of their transactions (DESIGN section 6).
+
+Groups are isolated: each has its own places for checks in flight, its own bounded queue and its own circuit breaker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from halfway.domain.errors import AlreadyEndedError, HalfwayError
+from halfway.domain.records import CheckMode
+from halfway.domain.shard import Pending
+from halfway.domain.transaction import Action, Cause, Outcome, transition
+from halfway.service.checkback.host_rate_limit import HostRates
+from halfway.service.checkback.queue import RETRY_MS, Desk
+from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.query.views import view
+from halfway.service.resolve.commit_verdicts import CommitVerdicts
+from halfway.service.resolve.effects import ACTIONS, Act
+from halfway.service.resolve.resolver import WRITE_LIMIT_S, limit
+from halfway.service.shards.check_schedule import look_at
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from halfway.domain.shard import Entry
+    from halfway.service.ports import CheckCaller, Clock, Observer
+    from halfway.service.query.lookup import Finding
+    from halfway.service.requests import ServiceLimits, TransactionView
+    from halfway.service.resolve.resolver import Ending
+    from halfway.service.shards.groups import Groups
+    from halfway.service.shards.shard_table import Shard, ShardTable
+
+log = structlog.get_logger(__name__)
+
+_LOST_MS = 60_000
+"""A check of which nothing is heard for this long, longer than any call may take, is looked at again."""
+
+
+class CheckDesk:
+    """Sends checks and takes their verdicts, which go the way of any end."""
+
+    def __init__(
+        self,
+        limits: ServiceLimits,
+        shards: ShardTable,
+        groups: Groups,
+        finding: Finding,
+        ending: Ending,
+        caller: CheckCaller,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        """Keep the parts; nothing is started."""
+        self._limits = limits
+        self._shards = shards
+        self._groups = groups
+        self._finding = finding
+        self._ending = ending
+        self._caller = caller
+        self._clock = clock
+        self._observer = observer
+        self._desks: dict[str, Desk] = {}
+        self._asking_bytes = 0
+        """Payloads of the checks that are under way."""
+        self._rates = HostRates(limits.check_host_rate)
+        self._floor_ms = round(limits.min_check_interval_s * 1000)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.verdicts = CommitVerdicts(shards, ending, self.spawn, limits.outcome_horizon_s)
+        self.closed = False
+
+    def desk(self, group: str) -> Desk:
+        """Return the desk of a group."""
+        desk = self._desks.get(group)
+        if desk is None:
+            desk = self._desks[group] = Desk(self._limits)
+        return desk
+
+    # --- push
+
+    def offer(self, shard: Shard, entry: Pending, *, first: bool = False) -> None:
+        """Take a check that is due: send it as soon as its group has a free place, or look at it again later."""
+        desk = self.desk(entry.group)
+        now = self._clock.now_ms()
+        group = self._groups.find(entry.group)
+        if self.closed or (len(desk.due) >= self._limits.check_queue and not first):
+            shard.agenda.put(entry.id, desk.defer(now + RETRY_MS))
+        elif now < entry.leased_until <= now + round(self._limits.lease_s * 1000):
+            shard.agenda.put(entry.id, entry.leased_until)  # a worker has it, whoever asks for another check
+        elif group is not None and group.mode is CheckMode.PULL:
+            # It is looked at again whatever becomes of the queue: its age may end, or its group change its mode.
+            self._queue(desk, shard, entry, now, first=first)
+        elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
+            shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was asked about just now
+        elif desk.breaker.open and now < (again := desk.breaker.retry_at(now)) and not first:
+            shard.agenda.put(entry.id, desk.defer(again))
+        else:
+            self._queue(desk, shard, entry, now, first=first)
+            self._run(entry.group, desk)
+
+    async def check_now(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
+        """Ask about a prepared transaction now, before its time; a conflict for any other state."""
+        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
+        self._groups.allow(entry.group, credential=credential, action="check")
+        transition(transaction_id, entry.state, Action.CHECK)
+        if isinstance(entry, Pending):
+            shard.agenda.discard(transaction_id)
+            self.offer(shard, entry, first=True)
+        return view(self._groups, entry)
+
+    def _queue(self, desk: Desk, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
+        """Queue a check, and have the scan look at its transaction again even if nothing more is heard of it."""
+        entry.offered_at = now
+        if entry.offered_since is None or entry.offered_since > now:  # by a clock that was set back
+            entry.offered_since = now
+        desk.add(shard.number, entry.id, first=first)
+        policy = self._groups.policy(entry.group)
+        shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
+
+    def _run(self, name: str, desk: Desk) -> None:
+        """Start checks while the group has both free places and checks that are due.
+
+        All checks under way have `check_bytes` of payload at most; one of each group is sent all the same.
+        """
+        while desk.due and desk.running < self._limits.check_concurrency and not self.closed:
+            number, transaction_id = desk.take()
+            shard = self._shards.find(number)
+            entry = None if shard is None else shard.state.find(transaction_id)
+            if shard is None or not isinstance(entry, Pending) or transaction_id in self._shards.claims:
+                continue
+            now = self._clock.now_ms()
+            if desk.running and self._asking_bytes + entry.size > self._limits.check_bytes:
+                shard.agenda.put(transaction_id, desk.defer(now + RETRY_MS))
+                continue
+            group = self._groups.find(name)
+            if group is not None and not self._rates.admits(name, group.urls, now):
+                shard.agenda.put(transaction_id, desk.defer(now + RETRY_MS))
+                continue
+            if not desk.breaker.admits(now):
+                shard.agenda.put(transaction_id, desk.defer(desk.breaker.retry_at(now)))
+                continue
+            desk.running += 1
+            self._asking_bytes += entry.size
+            desk.asked.add(transaction_id)
+            self.spawn(self._check(name, desk, shard, entry))
+
+    async def _check(self, name: str, desk: Desk, shard: Shard, entry: Pending) -> None:
+        reply: CheckReply | None = None
+        try:
+            reply = await self._ask(desk, shard, entry)
+        except HalfwayError as error:
+            entry.last_error = f"{error.code}: {error.detail}"
+        finally:
+            now = self._clock.now_ms()
+            desk.running -= 1
+            self._asking_bytes -= entry.size
+            if reply is None:
+                desk.breaker.not_tried()
+            elif reply.reachable:
+                desk.breaker.reached()
+            else:
+                desk.breaker.failed(now)
+            try:
+                self._run(name, desk)
+                if reply is not None:
+                    await self._judge(shard.number, entry, reply, now)
+            finally:
+                desk.asked.discard(entry.id)
+                self._again(shard.number, entry.id)
+
+    async def _ask(self, desk: Desk, shard: Shard, entry: Pending) -> CheckReply | None:
+        """Send one check, to the group's endpoints in turn; None where it was overtaken before it could be sent."""
+        loop = asyncio.get_running_loop()
+        half = await self._finding.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
+        if not self.is_open(shard.number, entry.id):
+            return None
+        group = self._groups.find(entry.group)
+        urls = () if group is None else group.urls
+        desk.turn += 1
+        start = desk.turn % len(urls) if urls else 0
+        attempt = entry.checks + 1
+        request = CheckRequest(
+            check_id=check_id(entry.id, attempt),
+            id=entry.id,
+            group=entry.group,
+            prepared_at=entry.prepared_at,
+            attempt=attempt,
+            messages=half.messages,
+        )
+        began = loop.time()
+        if group is None or not urls:
+            reply = CheckReply(
+                outcome=Outcome.UNKNOWN,
+                sent=False,
+                answered=False,
+                reachable=True,
+                detail=f"group {entry.group!r} has no endpoint to ask: PUT it with check.urls",
+            )
+        else:
+            reply = await self._caller.call(group, urls[start:] + urls[:start], request)
+        if reply.outcome is Outcome.COMMIT:
+            self.verdicts.keep(entry, shard.number, attempt)
+        verdict = reply.outcome.value if reply.answered else "none"
+        self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - began)
+        return reply
+
+    def is_open(self, number: int, transaction_id: str) -> bool:
+        """Whether a transaction is prepared and nobody resolves it at this moment."""
+        return self.pending(number, transaction_id) is not None and transaction_id not in self._shards.claims
+
+    def pending(self, number: int, transaction_id: str) -> Pending | None:
+        """Return a transaction that is prepared in the shard as it is served now, None otherwise."""
+        shard = self._shards.find(number)
+        entry = None if shard is None else shard.state.find(transaction_id)
+        return entry if isinstance(entry, Pending) else None
+
+    async def _judge(self, number: int, asked: Pending, reply: CheckReply, now: int) -> None:
+        """Take what came back: a verdict goes through the lane, anything else is counted where it was sent.
+
+        The shard may have been recovered while the check was under way: what counts is how it is served now. The id may
+        be that of another transaction by now, if its client uses ids again: nothing was asked about that one.
+        """
+        transaction_id = asked.id
+        try:
+            await self._shards.serving(number, deadline=limit())
+        except HalfwayError:
+            return  # whoever serves the shard next asks again
+        entry = self.pending(number, transaction_id)
+        if entry is not None and self.verdicts.is_of_another(asked, entry):
+            log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
+            return
+        if entry is not None:
+            entry.attempts += 1
+            entry.checked_at = now
+            entry.asked_here = entry.asked_here or reply.sent
+            entry.last_error = None if reply.answered else reply.detail
+            if reply.sent and reply.outcome is Outcome.UNKNOWN:
+                await self.note(entry, entry.checks + 1, now, reply.remark)
+        if reply.outcome is Outcome.UNKNOWN:
+            return
+        checks = None if entry is None else entry.checks + 1
+        act = Act(action=ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
+        failed: HalfwayError | None = None
+        try:
+            await self._ending.act(transaction_id, act, deadline=limit())
+        except AlreadyEndedError as error:
+            failed = error
+            log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
+        except HalfwayError as error:
+            failed = error
+            log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
+        if reply.outcome is Outcome.COMMIT:
+            self.verdicts.settle(transaction_id, failed)
+
+    async def note(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
+        """Write the op CHECKED of a check that was sent; where it cannot be written, it was not counted."""
+        act = Act(action=Action.CHECK, cause=Cause.CHECK, remark=remark, checks=checks, checked_at=now)
+        try:
+            await self._ending.act(entry.id, act, deadline=limit())
+        except HalfwayError as error:
+            log.info("check_not_noted", id=entry.id, error=error.code)
+
+    def awaits(self, entry: Pending) -> bool:
+        """Whether a check is under way, or said commit and that is not written down yet: policy must not decide."""
+        return self.verdicts.keeps(entry.id) or self.asks(entry)
+
+    def asks(self, entry: Entry) -> bool:
+        """Whether a check of a transaction is under way."""
+        return entry.id in self.desk(entry.group).asked
+
+    def _again(self, number: int, transaction_id: str) -> None:
+        """Put a transaction that is still pending back on the agenda of its shard as it is served now."""
+        shard, entry = self._shards.find(number), self.pending(number, transaction_id)
+        if shard is not None and entry is not None:
+            shard.agenda.put(transaction_id, look_at(self._groups, entry, self._clock.now_ms()))
+
+    async def close(self) -> None:
+        """Send no more checks, answer waiting polls, and let those in flight go."""
+        self.closed = True
+        for desk in self._desks.values():
+            desk.arrival.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Do something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("check_failed", exc_info=error)
+
+
+def check_id(transaction_id: str, attempt: int) -> str:
+    """Return the id of a check: the same for every try to send the same one."""
+    return f"{transaction_id}:{attempt}"

@@ -1,0 +1,1 @@
+"""Several instances: calls forwarded to a shard's owner, or sent to all. May import every neighbour."""

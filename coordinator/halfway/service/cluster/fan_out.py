@@ -1,0 +1,174 @@
+"""What needs every shard: lists, the deletion of a group, and checks to be fetched; never a part taken for all."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from heapq import merge
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from halfway.domain.errors import HalfwayError
+from halfway.service.checkback.pull import always
+from halfway.service.cluster.forward import together
+from halfway.service.peer_calls import CountCall, Counted, Due, DueCall, LeaseCall, ListCall
+from halfway.service.query.get_and_list import encode_cursor, order_of
+from halfway.service.requests import LeasedCheck, ListQuery, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from halfway.service.checkback.pull import Leases, Wanted
+    from halfway.service.cluster.forward import Forwarding
+    from halfway.service.ports import OwnerHint
+    from halfway.service.query.get_and_list import Queries
+    from halfway.service.requests import TransactionView
+    from halfway.service.shards.groups import Groups
+
+_ASK_S = 2.0
+"""How long another owner may wait for a check that comes due, before it is asked again."""
+_PAUSE_S = 0.05
+_COUNT_S = 5.0
+_PAGE_TOPICS = 20_000
+"""On one page of a list, beyond those of its last transaction."""
+
+
+class Gathering:
+    """Asks this instance's shards and every other owner, and puts their answers together."""
+
+    def __init__(self, forwarding: Forwarding, queries: Queries, groups: Groups, leases: Leases) -> None:
+        """Keep the parts."""
+        self._forwarding = forwarding
+        self._queries = queries
+        self._groups = groups
+        self._leases = leases
+        self._waiting: dict[tuple[str, str], asyncio.Task[bool]] = {}
+
+    async def list(self, query: ListQuery, *, deadline: float, credential: str | None) -> Page:
+        """List transactions of all shards in one order; an error where a shard cannot be asked.
+
+        The cursor is the last transaction's place in that order, which is the same for all shards: it holds wherever
+        shards move meanwhile.
+        """
+        here, elsewhere = self._forwarding.parts()
+        calls = [_task(self._queries.list(query, here, deadline=deadline, credential=credential))]
+        calls += [
+            self._asked(owner, ListCall(query=query, shards=tuple(shards)), deadline, credential)
+            for owner, shards in elsewhere.items()
+        ]
+        parts = await together(calls)
+        ordered = list(islice(merge(*(part.transactions for part in parts), key=order_of), query.limit + 1))
+        shown = _page(ordered, query.limit)
+        more = len(ordered) > len(shown) or any(part.more for part in parts)
+        return Page(transactions=shown, next=encode_cursor(shown[-1]) if more and shown else None)
+
+    async def delete_group(self, name: str, *, deadline: float, credential: str | None) -> None:
+        """Remove a group that has no pending or parked transaction in any shard."""
+
+        async def count_all(group: str, hold_s: float) -> Counted:
+            until = min(deadline, asyncio.get_running_loop().time() + _COUNT_S)
+            here, elsewhere = self._forwarding.parts()
+            found = [self._groups.count(group, here, hold_s=hold_s)]
+            found += await together(
+                [
+                    self._asked(owner, CountCall(group=group, shards=tuple(shards), hold_s=hold_s), until, credential)
+                    for owner, shards in elsewhere.items()
+                ]
+            )
+            return Counted(pending=sum(part.pending for part in found), parked=sum(part.parked for part in found))
+
+        await self._groups.delete(name, count_all, deadline=deadline, credential=credential)
+
+    async def lease(
+        self, group: str, *, at_most: int, wait_s: float, credential: str | None, wanted: Wanted = always
+    ) -> Sequence[LeasedCheck]:
+        """Hand out due checks of all shards, waiting for the first, wherever it comes due.
+
+        Nothing is leased by an answer that nobody takes: owners are waited for by a call that hands out nothing.
+        """
+        if not self._forwarding.others():
+            return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential, wanted=wanted)
+        until = asyncio.get_running_loop().time() + wait_s
+        found = await self._lease_now(group, at_most, credential, wanted)
+        if found or not wait_s:
+            return found
+        with self._leases.polling(group):
+            while not found and not self._leases.closed and asyncio.get_running_loop().time() < until:
+                await self._until_due(group, until, credential)
+                found = await self._lease_now(group, at_most, credential, wanted)
+        return found
+
+    async def _lease_now(
+        self, group: str, at_most: int, credential: str | None, wanted: Wanted
+    ) -> Sequence[LeasedCheck]:
+        found = await self._leases.lease(group, at_most=at_most, wait_s=0, credential=credential, wanted=wanted)
+        return [*found, *await self._fetched(group, at_most - len(found), credential, wanted)]
+
+    async def _fetched(self, group: str, at_most: int, credential: str | None, wanted: Wanted) -> Sequence[LeasedCheck]:
+        found: Sequence[LeasedCheck] = ()
+        for owner in self._forwarding.others():
+            if len(found) >= at_most or not wanted():
+                break
+            call = LeaseCall(group=group, at_most=at_most - len(found))
+            # An owner that is away has its checks fetched later.
+            with suppress(HalfwayError):
+                deadline = asyncio.get_running_loop().time() + _COUNT_S
+                answer = await self._forwarding.ask(owner, call, deadline=deadline, credential=credential)
+                found = (*found, *answer.checks)
+        return found
+
+    async def _until_due(self, group: str, until: float, credential: str | None) -> None:
+        """Return once a check may be due at any owner, or the time is over."""
+        loop = asyncio.get_running_loop()
+        here = asyncio.create_task(self._leases.due(group, until=until))
+        try:
+            while (left := until - loop.time()) > 0 and not self._leases.closed:
+                others = [self._due_at(owner, group, credential) for owner in self._forwarding.others()]
+                done, _ = await asyncio.wait([here, *others], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if here in done or any(not task.cancelled() and task.result() for task in done):
+                    break
+            await asyncio.sleep(min(_PAUSE_S, max(0.0, until - loop.time())))
+        finally:
+            here.cancel()
+
+    def _due_at(self, owner: OwnerHint, group: str, credential: str | None) -> asyncio.Task[bool]:
+        """Wait for a check at another owner; all who wait for the same here share one call."""
+        key = (owner.incarnation, group)
+        task = self._waiting.get(key)
+        if task is None:
+            task = self._waiting[key] = asyncio.create_task(self._ask_due(owner, group, credential))
+            task.add_done_callback(lambda _: self._waiting.pop(key, None))
+        return task
+
+    async def _ask_due(self, owner: OwnerHint, group: str, credential: str | None) -> bool:
+        deadline = asyncio.get_running_loop().time() + 2 * _ASK_S
+        try:
+            answer: Due = await self._forwarding.ask(
+                owner, DueCall(group=group, wait_s=_ASK_S), deadline=deadline, credential=credential
+            )
+        except HalfwayError:
+            await asyncio.sleep(_ASK_S / 2)
+            return False
+        return answer.due
+
+    async def close(self) -> None:
+        """Wait for no other owner any more."""
+        for task in list(self._waiting.values()):
+            task.cancel()
+
+    def _asked(self, owner: OwnerHint, call: Any, deadline: float, credential: str | None) -> asyncio.Task[Any]:
+        return _task(self._forwarding.ask(owner, call, deadline=deadline, credential=credential))
+
+
+def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionView, ...]:
+    """Return as many as may be on one page; fewer where they have many messages."""
+    topics = 0
+    for number, one in enumerate(ordered[:limit], 1):
+        topics += len(one.topics)
+        if topics > _PAGE_TOPICS:
+            return tuple(ordered[:number])
+    return tuple(ordered[:limit])
+
+
+def _task(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    return asyncio.create_task(call)

@@ -1,0 +1,191 @@
+"""Asking the owner of a shard that is not served here: one hop, never more (DESIGN section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from halfway.domain.errors import (
+    EndUnconfirmedError,
+    HalfwayError,
+    NotServedError,
+    OutcomeUnknownError,
+    PeerLostError,
+    ShardUnavailableError,
+)
+from halfway.service.peer_calls import EndCall, PeerCall, PrepareCall, ResumeCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from halfway.service.ports import Observer, OwnerHint, Owners, Peers
+    from halfway.service.shards.shard_table import ShardTable
+
+_HELD_BACK_S = 0.25
+"""How much earlier than its caller's the deadline of a forwarded call is: its answer must still come back."""
+
+T = TypeVar("T")
+
+
+class NoOwners:
+    """The port `Owners` of an instance that is alone."""
+
+    def find(self, shard: int) -> OwnerHint | None:  # noqa: ARG002 - the port's
+        """Know nobody."""
+        return None
+
+
+class NoPeers:
+    """The port `Peers` of an instance that may ask nobody."""
+
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:  # noqa: ARG002
+        """Ask nobody."""
+        raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
+
+
+class Forwarding:
+    """Finds owners and asks them; what is not known of the outcome is said as for a call to this very instance."""
+
+    def __init__(self, shards: ShardTable, owners: Owners, peers: Peers, observer: Observer) -> None:
+        """Keep the parts."""
+        self._shards = shards
+        self._owners = owners
+        self._peers = peers
+        self._observer = observer
+        self._alone = isinstance(peers, NoPeers)
+        self._turn = 0
+
+    async def instead(self, error: NotServedError, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+        """Have a call done by the owner of the shard that `error` names, any owner where it names none."""
+        owner = self._any() if error.shard is None else self._owners.find(error.shard)
+        if owner is None:
+            raise error
+        return await self.ask(owner, call, deadline=deadline, credential=credential)
+
+    def or_instead(
+        self, begun: asyncio.Future[T], call: Callable[[], PeerCall], deadline: float, credential: str | None
+    ) -> asyncio.Future[T]:
+        """Return the answer of what was begun here, or the owner's where the shard is not served here.
+
+        Where nobody is to be asked it is the same future: an instance that is alone pays nothing for the others.
+        """
+        if (self._alone and not begun.done()) or (begun.done() and not _not_served(begun)):
+            return begun
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def settle(done: asyncio.Future[T]) -> None:
+            if answer.done() or not _not_served(done):
+                _pass_on(answer, done)
+                return
+            asking = asyncio.ensure_future(
+                self.instead(done.exception(), call(), deadline=deadline, credential=credential)  # type: ignore[arg-type] # it is one
+            )
+            answer.add_done_callback(lambda _: asking.cancel())
+            asking.add_done_callback(partial(_pass_on, answer))
+
+        answer.add_done_callback(lambda _: begun.cancel())
+        if begun.done():
+            settle(begun)
+        else:
+            begun.add_done_callback(settle)
+        return answer
+
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+        """Have a call done by an owner.
+
+        Raises:
+            OutcomeUnknownError, EndUnconfirmedError: no answer came, and it may have been done.
+            ShardUnavailableError: it was not done, or changes nothing.
+            HalfwayError: whatever else the owner answers.
+
+        """
+        loop = asyncio.get_running_loop()
+        began, result = loop.time(), "done"
+        # A share of a short time, so that there is some left for the owner.
+        until = deadline - min(_HELD_BACK_S, max(0.0, deadline - began) / 4)
+        try:
+            return await self._peers.ask(owner, call, deadline=until, credential=credential)
+        except PeerLostError as error:
+            result = error.code
+            raise _unknown(call, error) from None
+        except HalfwayError as error:
+            result = error.code
+            raise
+        finally:
+            self._observer.forwarded(str(type(call).__struct_config__.tag), result, loop.time() - began)
+
+    def others(self) -> list[OwnerHint]:
+        """Return every other owner that is known, each time beginning with another."""
+        found = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self._owners.find(shard))))
+        self._turn += 1
+        at = self._turn % len(found) if found else 0
+        return [*found[at:], *found[:at]]
+
+    def parts(self) -> tuple[list[int], dict[OwnerHint, list[int]]]:
+        """Return the shards served here, and by owner those that are not: together all there are.
+
+        Raises:
+            ShardUnavailableError: a shard has no owner now: nothing can be said of all.
+
+        """
+        here: list[int] = []
+        elsewhere: dict[OwnerHint, list[int]] = {}
+        for number in range(self._shards.count):
+            if self._shards.serves(number):
+                here.append(number)
+                continue
+            owner = self._owners.find(number)
+            if owner is None:
+                raise ShardUnavailableError(
+                    f"shard {number} is being recovered or moved, and this needs all shards: try again", shard=number
+                )
+            elsewhere.setdefault(owner, []).append(number)
+        return here, elsewhere
+
+    def _any(self) -> OwnerHint | None:
+        return next(iter(self.others()), None)
+
+
+def _not_served(done: asyncio.Future[Any]) -> bool:
+    return not done.cancelled() and isinstance(done.exception(), NotServedError)
+
+
+def _pass_on(answer: asyncio.Future[T], done: asyncio.Future[T]) -> None:
+    """Answer as `done` was answered, if somebody still waits."""
+    if done.cancelled():
+        answer.cancel()
+        return
+    error = done.exception()  # looked at in any case, or asyncio reports that nobody did
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
+
+
+def _unknown(call: PeerCall, error: PeerLostError) -> HalfwayError:
+    if isinstance(call, PrepareCall):
+        known = {} if call.request.id is None else {"id": call.request.id}
+        return OutcomeUnknownError(
+            f"the owner of its shard gave no answer ({error.detail}): roll back, or send the same prepare with the "
+            "same id again",
+            **known,
+        )
+    if isinstance(call, EndCall | ResumeCall):
+        name = call.request.id if isinstance(call, EndCall) else call.id
+        return EndUnconfirmedError(
+            f"the owner of {name!r} gave no answer ({error.detail}): send the same again, it is never done twice",
+            id=name,
+        )
+    return ShardUnavailableError(f"the owner of a shard gave no answer ({error.detail}): try again")
+
+
+async def together(calls: Sequence[asyncio.Task[T]]) -> list[T]:
+    """Return what all give; the first error ends the others."""
+    try:
+        return list(await asyncio.gather(*calls))
+    finally:
+        for call in calls:
+            call.cancel()

@@ -1,0 +1,98 @@
+"""Doing what another instance asks for: with the shards served here, and by asking nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from halfway.domain.errors import NotServedError, ShardUnavailableError
+from halfway.service.peer_calls import (
+    CheckCall,
+    CountCall,
+    Due,
+    DueCall,
+    EndCall,
+    GetCall,
+    LeaseCall,
+    Leased,
+    ListCall,
+    PeerCall,
+    PrepareCall,
+    ResumeCall,
+)
+
+if TYPE_CHECKING:
+    from halfway.service.checkback.dispatcher import CheckDesk
+    from halfway.service.checkback.pull import Leases
+    from halfway.service.prepare.prepare import Preparing
+    from halfway.service.query.get_and_list import Queries
+    from halfway.service.resolve.caller_requests import Acting
+    from halfway.service.shards.groups import Groups
+
+_LONGEST_WAIT_S = 10.0
+
+
+class Answering:
+    """The other side of the port `Peers`."""
+
+    def __init__(
+        self,
+        preparing: Preparing,
+        acting: Acting,
+        queries: Queries,
+        groups: Groups,
+        checks: CheckDesk,
+        leases: Leases,
+    ) -> None:
+        """Keep the parts."""
+        self._preparing = preparing
+        self._acting = acting
+        self._queries = queries
+        self._groups = groups
+        self._checks = checks
+        self._leases = leases
+
+    async def answer(self, call: PeerCall, *, deadline: float, credential: str | None) -> msgspec.Struct:
+        """Do a call and return what `peer_calls.ANSWERS` says.
+
+        Raises:
+            ShardUnavailableError: its shard is not served here; nothing was done.
+            HalfwayError: whatever the same call by a client is answered.
+
+        """
+        try:
+            return await self._answer(call, deadline, credential)
+        except NotServedError as error:
+            raise ShardUnavailableError(error.detail, **error.fields) from None
+
+    async def _answer(self, call: PeerCall, deadline: float, credential: str | None) -> msgspec.Struct:
+        match call:
+            case PrepareCall():
+                done: msgspec.Struct = await self._preparing.begin(
+                    call.request, deadline=deadline, credential=credential
+                )
+            case EndCall():
+                done = await self._acting.begin_end(call.request, deadline=deadline, credential=credential)
+            case GetCall():
+                done = await self._queries.get(call.id, deadline=deadline, credential=credential)
+            case CheckCall():
+                done = await self._checks.check_now(call.id, deadline=deadline, credential=credential)
+            case ResumeCall():
+                done = await self._acting.resume(call.id, deadline=deadline, credential=credential)
+            case ListCall():
+                done = await self._queries.list(call.query, call.shards, deadline=deadline, credential=credential)
+            case CountCall():
+                await self._groups.required(call.group, credential=credential, action="delete_group", deadline=deadline)
+                done = self._groups.count(call.group, call.shards, hold_s=call.hold_s)
+            case DueCall():
+                await self._groups.required(call.group, credential=credential, action="lease_checks", deadline=deadline)
+                until = min(deadline, asyncio.get_running_loop().time() + min(call.wait_s, _LONGEST_WAIT_S))
+                done = Due(due=await self._leases.due(call.group, until=until))
+            case LeaseCall():
+                checks = await self._leases.lease(call.group, at_most=call.at_most, wait_s=0, credential=credential)
+                done = Leased(checks=tuple(checks))
+            case _:
+                assert_never(call)
+        return done

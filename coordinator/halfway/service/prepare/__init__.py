@@ -1,0 +1,1 @@
+"""Prepare: the rules, the shard, the half message. May import query and shards."""

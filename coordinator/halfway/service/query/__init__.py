@@ -1,0 +1,1 @@
+"""Transactions found by id, shown and listed; nothing here changes one. May import shards."""

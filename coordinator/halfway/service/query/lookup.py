@@ -1,0 +1,76 @@
+"""Finding a transaction by its id, and its payload; nothing here changes a transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from halfway.domain.errors import HalfwayError, OutcomeExpiredError, UnknownTransactionError
+from halfway.domain.ids import server_made
+from halfway.domain.shard import ParkedEntry
+
+if TYPE_CHECKING:
+    from halfway.domain.records import Half
+    from halfway.domain.shard import Entry, Unresolved
+    from halfway.service.ports import Clock, HalfLog
+    from halfway.service.requests import ServiceLimits
+    from halfway.service.shards.shard_table import Shard, ShardTable
+
+
+class Finding:
+    """Looks in the shard that owns an id, and reads on where that may not be enough."""
+
+    def __init__(self, limits: ServiceLimits, shards: ShardTable, half_log: HalfLog, clock: Clock) -> None:
+        """Keep the parts."""
+        self._limits = limits
+        self._shards = shards
+        self._half_log = half_log
+        self._clock = clock
+
+    def known(self, transaction_id: str) -> tuple[Shard, Entry] | None:
+        """Find an id in the shard that owns it, None where it is not known there or not served here now."""
+        try:
+            shard = self._shards.get(self._shards.number_of(transaction_id))
+        except HalfwayError:
+            return None
+        entry = shard.state.find(transaction_id)
+        return None if entry is None else (shard, entry)
+
+    async def locate(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
+        """Find an id in the shard that owns it.
+
+        An id that is not known is looked for once more after a read barrier: the tail has then reached the end of
+        half[s] as it was when this was called (DESIGN section 5).
+
+        Raises:
+            UnknownTransactionError, OutcomeExpiredError: it is certainly not pending; neither means "rolled back".
+            ShardUnavailableError: its shard is not served here now.
+
+        """
+        shard = self._shards.get(self._shards.number_of(transaction_id))
+        entry = shard.state.find(transaction_id)
+        if entry is not None:
+            return shard, entry
+        end = await self._half_log.half_end(shard.number, deadline=deadline)
+        await self._shards.get(shard.number).tailed(end, deadline=deadline)
+        shard = self._shards.get(shard.number)
+        entry = shard.state.find(transaction_id)
+        if entry is not None:
+            return shard, entry
+        made = server_made(transaction_id)
+        horizon_s = self._limits.outcome_horizon_s
+        if made is not None and made[1] < self._clock.now_ms() - horizon_s * 1000:
+            raise OutcomeExpiredError(transaction_id, horizon_s=horizon_s)
+        raise UnknownTransactionError(transaction_id)
+
+    async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
+        """Return the half of a prepared or parked transaction, read back by offset where it is not held in memory."""
+        half = self._shards.payloads.get(entry.id, entry.fingerprint)
+        if half is not None:
+            return half
+        if isinstance(entry, ParkedEntry):
+            record = await self._half_log.read_parked(shard.number, entry.offset, entry.id, deadline=deadline)
+            half = record.half
+        else:
+            half = await self._half_log.read_half(shard.number, entry.offset, entry.id, deadline=deadline)
+        self._shards.payloads.put(half)
+        return half

@@ -1,0 +1,32 @@
+"""When each pending transaction is looked at next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from halfway.domain.policy import is_of_wrong_clock, next_check_at, next_look_at
+
+if TYPE_CHECKING:
+    from halfway.domain.shard import Pending
+    from halfway.service.shards.groups import Groups
+
+
+def jitter(entry: Pending) -> float:
+    """Return this attempt's place in the jitter, in [0, 1): the same for every look, so that a due time holds."""
+    return crc32(f"{entry.id}:{entry.attempts}".encode()) / 2**32
+
+
+def look_at(groups: Groups, entry: Pending, now: int) -> int:
+    """Return when the policy next has something to say about a transaction, in ms since the epoch.
+
+    That is at once where the clock was set right while something was written by its former time.
+    """
+    if is_of_wrong_clock(entry, now):
+        return 0
+    return next_look_at(groups.policy(entry.group), entry, jitter=jitter(entry))
+
+
+def check_at(groups: Groups, entry: Pending) -> int:
+    """Return when the next check of a transaction is due, in ms since the epoch."""
+    return next_check_at(groups.policy(entry.group), entry, jitter=jitter(entry))

@@ -1,0 +1,291 @@
+"""The shards that this instance serves now, and the claims on the ids that are being resolved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from halfway.domain.errors import (
+    KafkaUnavailableError,
+    NotServedError,
+    ShardUnavailableError,
+    UnknownTransactionError,
+)
+from halfway.domain.ids import shard_of
+from halfway.domain.offsets import OffsetIndex
+from halfway.domain.shard import Pending
+from halfway.domain.transaction import Cause
+from halfway.service.shards.payload_cache import PayloadCache
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from halfway.domain.records import Foreign, Half
+    from halfway.domain.shard import ShardState
+    from halfway.service.ports import Clock, LaneWrite, Observer
+    from halfway.service.requests import ServiceLimits
+
+log = structlog.get_logger(__name__)
+
+
+class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one shard for metrics; ages in seconds, lags in records."""
+
+    shard: int
+    pending: int
+    parked: int
+    ended: int
+    oldest_pending_s: float
+    half_lag: int
+    op_lag: int
+    due: int
+    strays: int
+
+
+class Shard:
+    """One shard while it is served: its fold, when each pending transaction is looked at next, and who waits."""
+
+    def __init__(self, number: int, state: ShardState) -> None:
+        """Take over the fold that an acquisition made; everything pending is looked at by the first scan."""
+        self.number = number
+        self.state = state
+        self.agenda = OffsetIndex()
+        self.leaving = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+        self.agenda.put_all((entry.id for entry in state.pending()), 0)
+
+    def advance(self, position: int) -> None:
+        """Note that the tail has come to `position`, and wake who waited for it."""
+        self.state.advance_tail(position)
+        while self._waiting and self._waiting[0][0] <= self.state.half_tail:
+            waiter = heappop(self._waiting)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def tailed(self, position: int, *, deadline: float) -> None:
+        """Return once the tail has come to `position`: everything before it has been applied."""
+        if self.state.half_tail >= position:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (position, next(self._order), waiter))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiter
+        except TimeoutError:
+            self._waiting = [waiting for waiting in self._waiting if waiting[2] is not waiter]
+            heapify(self._waiting)
+            raise KafkaUnavailableError(
+                f"shard {self.number} was not read up to offset {position} in time: try again"
+            ) from None
+
+    def close(self) -> None:
+        """Wake who waits: this shard is no longer served here."""
+        for _, _, waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(not_served(self.number))
+        self._waiting.clear()
+
+
+class SaidCommit(msgspec.Struct, frozen=True, gc=False):
+    """A commit that a check said and that is not written yet: of which shard, and how many checks were sent by then."""
+
+    shard: int
+    checks: int
+    prepared_at: int
+    fingerprint: bytes
+
+
+class ShardTable:
+    """The served shards by number. It is the `ShardListener` that the membership tells of every change."""
+
+    def __init__(self, limits: ServiceLimits, clock: Clock, observer: Observer) -> None:
+        """Start with no shard."""
+        self.payloads = PayloadCache(limits.payload_cache_bytes)
+        self.claims: dict[str, asyncio.Future[None]] = {}
+        self.said_commit: dict[str, SaidCommit] = {}
+        """By id; policy resolves none of these."""
+        self._limits = limits
+        self._clock = clock
+        self._observer = observer
+        self._served: dict[int, Shard] = {}
+        self.preparing: Counter[str] = Counter()
+        """Prepares by group that are on their way to the log."""
+        self._change = asyncio.Event()
+        self._next = 0
+
+    # --- finding
+
+    @property
+    def served(self) -> Sequence[int]:
+        """The numbers of the shards served now."""
+        return sorted(self._served)
+
+    @property
+    def count(self) -> int:
+        """How many shards there are in all."""
+        return self._limits.shards
+
+    def number_of(self, transaction_id: str) -> int:
+        """Return the shard that an id belongs to; UnknownTransactionError where there is no such shard."""
+        number = shard_of(transaction_id, self._limits.shards)
+        if number is None:
+            raise UnknownTransactionError(transaction_id)
+        return number
+
+    def get(self, number: int) -> Shard:
+        """Return a shard that is served and not being given up; NotServedError otherwise."""
+        shard = self._served.get(number)
+        if shard is None or shard.leaving:
+            raise not_served(number)
+        return shard
+
+    def serves(self, number: int) -> bool:
+        """Whether a shard is served and not being given up."""
+        shard = self._served.get(number)
+        return shard is not None and not shard.leaving
+
+    def find(self, number: int) -> Shard | None:
+        """Return a shard that is served, None otherwise."""
+        return self._served.get(number)
+
+    def all(self) -> list[Shard]:
+        """Return every shard that is served."""
+        return [self._served[number] for number in self.served]
+
+    def choose(self) -> Shard:
+        """Return one of the shards served here for a new transaction, in turn."""
+        numbers = [number for number, shard in self._served.items() if not shard.leaving]
+        if not numbers:
+            raise NotServedError("this instance serves no shard now: try again")
+        self._next += 1
+        return self._served[numbers[self._next % len(numbers)]]
+
+    async def serving(self, number: int, *, deadline: float) -> Shard:
+        """Wait for a shard to be served here; ShardUnavailableError past the deadline."""
+        while (shard := self._served.get(number)) is None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._change.wait()
+            except TimeoutError:
+                raise ShardUnavailableError(str(not_served(number)), shard=number) from None
+        return shard
+
+    @property
+    def pending(self) -> int:
+        """How many transactions are pending in the shards served here."""
+        return sum(shard.state.counts[0] for shard in self._served.values())
+
+    def stats(self) -> list[ShardStats]:
+        """Return the figures of every shard served."""
+        now = self._clock.now_ms()
+        return [_stats(shard, now) for shard in self.all()]
+
+    def group_counts(self) -> dict[str, tuple[int, int]]:
+        """Return pending and parked by group, over the shards served here."""
+        totals: dict[str, tuple[int, int]] = {}
+        for shard in self._served.values():
+            for group, (pending, parked) in shard.state.group_counts.items():
+                before = totals.get(group, (0, 0))
+                totals[group] = (before[0] + pending, before[1] + parked)
+        return totals
+
+    def counts_of(self, group: str, numbers: Collection[int]) -> tuple[int, int]:
+        """Return pending (also on their way) and parked of a group in shards served here; NotServedError otherwise."""
+        pending, parked = self.preparing[group], 0
+        for number in numbers:
+            found = self.get(number).state.group_counts.get(group, (0, 0))
+            pending += found[0]
+            parked += found[1]
+        return pending, parked
+
+    # --- ShardListener
+
+    def acquired(self, shard: int, state: ShardState) -> None:
+        """Serve a shard from now on."""
+        self._served[shard] = Shard(shard, state)
+        pending, parked, ended = state.counts
+        log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
+        """Apply what the tail has read of half[s]."""
+        served = self._served.get(shard)
+        if served is None:
+            return
+        state = served.state
+        for offset, transaction_id, half in records:
+            if half is None and transaction_id in self.claims:
+                # The tail sees no op, and it may be here before the lane's answer. Until whoever claimed the id applies
+                # both, the id stays known: one that is being resolved must never be taken for unknown.
+                continue
+            known = state.find(transaction_id) is not None
+            state.apply_half(offset, transaction_id, half)
+            if half is not None and not known and state.find(transaction_id) is not None:
+                served.agenda.put(transaction_id, 0)
+        served.advance(position)
+
+    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
+        """Whether a transaction is pending by the half record at an offset."""
+        served = self._served.get(shard)
+        entry = None if served is None else served.state.unresolved(transaction_id)
+        return isinstance(entry, Pending) and entry.offset == offset
+
+    def current(self, write: LaneWrite) -> bool:
+        """Whether a write's id is still claimed and, where it resolves something, pending or parked.
+
+        An act of policy is no longer current once a check has said commit.
+        """
+        served = self._served.get(write.shard)
+        if served is None or write.id not in self.claims:
+            return False
+        if write.op is not None and write.op.cause is Cause.POLICY and write.id in self.said_commit:
+            return False
+        return write.op is None or served.state.unresolved(write.id) is not None
+
+    async def revoked(self, shard: int) -> None:
+        """Take no more ends of a shard and return once those in flight are finished; then it is gone."""
+        served = self._served.get(shard)
+        if served is None:
+            return
+        served.leaving = True
+        while mine := [claim for key, claim in self.claims.items() if self.number_of(key) == shard]:
+            await asyncio.wait(mine)
+        if self._served.get(shard) is served:
+            self.lost(shard)
+
+    def lost(self, shard: int) -> None:
+        """Drop a shard at once."""
+        served = self._served.pop(shard, None)
+        if served is not None:
+            served.close()
+            log.info("shard_dropped", shard=shard)
+
+
+def not_served(number: int) -> NotServedError:
+    """Return the error for a shard that is not served here now."""
+    return NotServedError(f"shard {number} is being recovered or moved: try again", shard=number)
+
+
+def _stats(shard: Shard, now: int) -> ShardStats:
+    state = shard.state
+    pending, parked, ended = state.counts
+    oldest = state.oldest()
+    return ShardStats(
+        shard=shard.number,
+        pending=pending,
+        parked=parked,
+        ended=ended,
+        oldest_pending_s=0.0 if oldest is None else max(0, now - oldest.prepared_at) / 1000,
+        half_lag=state.half_tail - state.half_cursor,
+        op_lag=state.op_tail - state.op_cursor,
+        due=len(shard.agenda),
+        strays=len(state.strays()),
+    )
