@@ -14,7 +14,7 @@ from schemathesis.checks import load_all_checks, not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks as openapi
 
-from halfway.rest.routes import OPERATIONS
+from halfway.rest.handlers.routes import OPERATIONS
 from tests.acceptance.by_hand import total
 from tests.acceptance.coordinator_process import NewCoordinator
 from tests.acceptance.rest_client import NEVER_S, QUIET, Connect, message

@@ -1,1 +1,4 @@
-"""The HTTP interface: handlers, request and response models, problems, OpenAPI."""
+"""The HTTP interface.
+
+The folders import downwards only: server, handlers, requests, responses.
+"""

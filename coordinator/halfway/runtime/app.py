@@ -18,13 +18,13 @@ import structlog
 from aiohttp import web
 
 from halfway.domain.errors import ConfigurationError, ShardUnavailableError
-from halfway.rest.api import Api, ApiLimits
-from halfway.rest.calls import refusal
-from halfway.rest.peering import PATH, PeerPort
-from halfway.rest.problems import CONTENT_TYPE
-from halfway.rest.second_port import Reason, SecondPort, ShardNotAcquired
-from halfway.rest.server import HttpServer
-from halfway.rest.unsent import Unsent
+from halfway.rest.handlers.calls import refusal
+from halfway.rest.responses.problems import CONTENT_TYPE
+from halfway.rest.responses.unsent import Unsent
+from halfway.rest.server.api import Api, ApiLimits
+from halfway.rest.server.health_port import Reason, SecondPort, ShardNotAcquired
+from halfway.rest.server.peer_port import PATH, PeerPort
+from halfway.rest.server.server import HttpServer
 from halfway.runtime.backend import Backend, running
 from halfway.runtime.descriptors import HEALTH_CONNECTIONS, connections_to_hold
 from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from halfway.rest.server import MAX_CONNECTIONS
+from halfway.rest.server.server import MAX_CONNECTIONS
 
 _WANTED: Final = 65_536
 _KEPT: Final = 1_500

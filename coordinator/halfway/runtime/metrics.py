@@ -23,8 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from halfway.rest.api import Api
-    from halfway.rest.unsent import Unsent
+    from halfway.rest.responses.unsent import Unsent
+    from halfway.rest.server.api import Api
     from halfway.runtime.liveness import LoopPauses
     from halfway.service.shards.shard_table import ShardTable
 
@@ -184,7 +184,7 @@ class Metrics:
         """Count outcomes that were forgotten early."""
         self._shortened.labels(str(shard)).inc(outcomes)
 
-    # --- halfway.rest.api.RequestObserver
+    # --- halfway.rest.server.api.RequestObserver
 
     def answered(self, operation: str, status: int, seconds: float) -> None:  # noqa: ARG002 - by operation it is enough
         """Count a request."""

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from halfway.peers import HttpPeers
-from halfway.rest.server import HttpServer
+from halfway.rest.server.server import HttpServer
 from halfway.service.ports import OwnerHint
 from tests.unit.peers.owner import HOST, SECRET, Serve
 

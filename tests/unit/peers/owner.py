@@ -10,7 +10,7 @@ from aiohttp import web
 from halfway.domain.errors import HalfwayError
 from halfway.domain.transaction import Outcome, State
 from halfway.peers import HttpPeers
-from halfway.rest.peering import PeerPort
+from halfway.rest.server.peer_port import PeerPort
 from halfway.service.peer_calls import EndCall, PeerCall
 from halfway.service.ports import OwnerHint
 from halfway.service.requests import End, EndResult

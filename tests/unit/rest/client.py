@@ -11,9 +11,9 @@ from typing import Any, Self
 import aiohttp
 
 from halfway.memory import Memory
-from halfway.rest.api import Api, ApiLimits
-from halfway.rest.server import HttpServer
-from halfway.rest.unsent import Unsent
+from halfway.rest.responses.unsent import Unsent
+from halfway.rest.server.api import Api, ApiLimits
+from halfway.rest.server.server import HttpServer
 from halfway.service.coordinator import Coordinator
 from halfway.service.requests import ServiceLimits
 

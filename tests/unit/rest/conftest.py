@@ -6,8 +6,8 @@ from typing import Protocol
 
 import pytest
 
-from halfway.rest.api import ApiLimits
-from halfway.rest.unsent import Unsent
+from halfway.rest.responses.unsent import Unsent
+from halfway.rest.server.api import ApiLimits
 from tests.unit.rest.client import RestWorld
 
 

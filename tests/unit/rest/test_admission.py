@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from halfway.rest.admission import Admission
-from halfway.rest.api import ApiLimits
+from halfway.rest.server.admission import Admission
+from halfway.rest.server.api import ApiLimits
 from tests.unit.rest.client import HOST, RestWorld
 from tests.unit.rest.conftest import NewWorld
 

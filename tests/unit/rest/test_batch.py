@@ -2,7 +2,7 @@
 
 import json
 
-from halfway.rest.api import ApiLimits
+from halfway.rest.server.api import ApiLimits
 from tests.unit.rest.client import RestWorld
 from tests.unit.rest.conftest import NewWorld
 

@@ -11,10 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from halfway.domain.errors import ShuttingDownError
-from halfway.rest import bodies
-from halfway.rest.api import ApiLimits
-from halfway.rest.server import HttpServer
-from halfway.rest.unsent import SLOW_LOOKS, Unsent
+from halfway.rest.requests import bodies
+from halfway.rest.responses.unsent import SLOW_LOOKS, Unsent
+from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.server import HttpServer
 from halfway.service.requests import ServiceLimits
 from tests.unit.rest.client import HOST, RestWorld
 from tests.unit.rest.conftest import NewWorld

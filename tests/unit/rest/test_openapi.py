@@ -8,9 +8,9 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest.openapi import document
-from halfway.rest.problems import STATUS
-from halfway.rest.routes import OPERATIONS
+from halfway.rest.handlers.openapi import document
+from halfway.rest.handlers.routes import OPERATIONS
+from halfway.rest.responses.problems import STATUS
 from tests.unit.rest.client import RestWorld
 
 DOCUMENT = document(OPERATIONS)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from halfway.rest.structure import MAX_MEMBERS, demand_few_members
+from halfway.rest.requests.structure import MAX_MEMBERS, demand_few_members
 from tests.unit.rest.client import RestWorld
 from tests.worst_bodies import LIMIT, PREPARE, SMALL, WORST, filled
 

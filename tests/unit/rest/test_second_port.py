@@ -4,8 +4,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.rest.second_port import Reason, SecondPort, ShardNotAcquired
-from halfway.rest.server import HttpServer
+from halfway.rest.server.health_port import Reason, SecondPort, ShardNotAcquired
+from halfway.rest.server.server import HttpServer
 from halfway.runtime.liveness import LoopPauses
 from halfway.runtime.metrics import MAX_GROUPS, Metrics
 from tests.unit.rest.client import HOST, RestWorld

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest import convert, models
-from halfway.rest.problems import encoded, problem
-from halfway.rest.validation import Validation
+from halfway.rest.requests import convert, models
+from halfway.rest.requests.validation import Validation
+from halfway.rest.responses.problems import encoded, problem
 from tests.unit.rest.client import SHOP, RestWorld
 
 MESSAGE = {"topic": "orders", "value": "v"}

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from halfway.domain.errors import ConfigurationError
-from halfway.rest.server import HttpServer
+from halfway.rest.server.server import HttpServer
 from halfway.runtime import app
 
 

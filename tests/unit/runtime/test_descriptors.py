@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from halfway.rest.server import MAX_CONNECTIONS
+from halfway.rest.server.server import MAX_CONNECTIONS
 from halfway.runtime.descriptors import connections_to_hold, connections_within
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from halfway.domain import errors
 from halfway.domain.errors import HalfwayError, RetryableError
-from halfway.rest import errors as rest_errors
+from halfway.rest.responses import errors as rest_errors
 
 CONTENT_TYPE: Final = "application/problem+json"
 

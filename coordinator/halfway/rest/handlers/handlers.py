@@ -6,12 +6,12 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from halfway.rest import convert, models
-from halfway.rest.calls import Answer, answer, nothing_in, something_in
-from halfway.rest.validation import parameters, path_parameter
+from halfway.rest.handlers.calls import Answer, answer, nothing_in, something_in
+from halfway.rest.requests import convert, models
+from halfway.rest.requests.validation import parameters, path_parameter
 
 if TYPE_CHECKING:
-    from halfway.rest.calls import Call
+    from halfway.rest.handlers.calls import Call
 
 
 async def put_group(call: Call) -> Answer:

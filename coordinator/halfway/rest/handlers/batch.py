@@ -13,13 +13,13 @@ import msgspec
 import structlog
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest import convert, models
-from halfway.rest.calls import ENCODER, Answer, answer, refusal, something_in
-from halfway.rest.errors import InternalError, invalid
-from halfway.rest.validation import Explaining
+from halfway.rest.handlers.calls import ENCODER, Answer, answer, refusal, something_in
+from halfway.rest.requests import convert, models
+from halfway.rest.requests.validation import Explaining
+from halfway.rest.responses.errors import InternalError, invalid
 
 if TYPE_CHECKING:
-    from halfway.rest.calls import Call
+    from halfway.rest.handlers.calls import Call
     from halfway.service.requests import EndResult, Prepared
 
 log = structlog.get_logger(__name__)

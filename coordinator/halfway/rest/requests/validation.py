@@ -18,11 +18,11 @@ import msgspec
 from jsonschema.exceptions import ValidationError as SchemaError
 
 from halfway.domain.errors import InvalidRequestError
-from halfway.rest import models, schemas
-from halfway.rest.errors import EmptyBodyError, MalformedJsonError, invalid
-from halfway.rest.explain import SHOWN, short, told
-from halfway.rest.repeats import repeated, suspicious
-from halfway.rest.structure import weight
+from halfway.rest.requests import models, schemas
+from halfway.rest.requests.explain import SHOWN, short, told
+from halfway.rest.requests.repeats import repeated, suspicious
+from halfway.rest.requests.structure import weight
+from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, invalid
 
 MAX_ERRORS: Final = 50
 MAX_EXPLAINED_BYTES: Final = 64 * 1024

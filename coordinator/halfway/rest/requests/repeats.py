@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from halfway.rest import models
-from halfway.rest.data import TypedData
+from halfway.rest.requests import models
+from halfway.rest.requests.data import TypedData
 
 _DATA: Final = "data"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from aiohttp import web
 
-from halfway.rest.calls import refusal
-from halfway.rest.errors import MethodNotAllowedError, UnknownPathError
-from halfway.rest.problems import CONTENT_TYPE
+from halfway.rest.handlers.calls import refusal
+from halfway.rest.responses.errors import MethodNotAllowedError, UnknownPathError
+from halfway.rest.responses.problems import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from halfway.domain.errors import HalfwayError

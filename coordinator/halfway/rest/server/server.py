@@ -13,10 +13,10 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from halfway.rest.calls import refusal
-from halfway.rest.errors import BadHttpError, InternalError
-from halfway.rest.problems import CONTENT_TYPE
-from halfway.rest.unsent import Unsent
+from halfway.rest.handlers.calls import refusal
+from halfway.rest.responses.errors import BadHttpError, InternalError
+from halfway.rest.responses.problems import CONTENT_TYPE
+from halfway.rest.responses.unsent import Unsent
 
 log = structlog.get_logger(__name__)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from halfway.rest import schemas
-from halfway.rest.calls import CAUSE_HEADER
-from halfway.rest.problems import CONTENT_TYPE, Problem, retry_after, status_of
+from halfway.rest.handlers.calls import CAUSE_HEADER
+from halfway.rest.requests import schemas
+from halfway.rest.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
 
 if TYPE_CHECKING:
     from halfway.domain.errors import HalfwayError
-    from halfway.rest.routes import Operation
+    from halfway.rest.handlers.routes import Operation
 
 _JSON: Final = "application/json"
 _HEADERS: Final = {
@@ -31,14 +31,14 @@ _HEADERS: Final = {
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of a table of calls."""
-    from halfway.rest.routes import ALWAYS
+    from halfway.rest.handlers.routes import ALWAYS
 
     models = [Problem]
     for operation in operations:
         models += [model for _, model in operation.responses.values() if _is_struct(model)]
         if operation.body is not None:
             models.append(operation.body)
-    from halfway.rest import models as requests
+    from halfway.rest.requests import models as requests
 
     components = schemas.components([*dict.fromkeys([*models, requests.BatchEnd])])
     components["BatchItem"]["properties"]["body"] = {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 
 from halfway.domain.errors import OverloadedError
-from halfway.rest.errors import BodyTimeoutError, BodyTooLargeError, MalformedJsonError, UnsupportedMediaTypeError
-
-if TYPE_CHECKING:
-    from halfway.rest.routes import Operation
+from halfway.rest.responses.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MalformedJsonError,
+    UnsupportedMediaTypeError,
+)
 
 JSON: Final = "application/json"
 SMALL_BYTES: Final = 16 * 1024
@@ -32,9 +34,12 @@ class Bodies:
         self._timeout_s = timeout_s
         self.bytes = 0
 
-    async def read(self, operation: Operation, request: web.BaseRequest, deadline: float) -> bytes:
-        """Return a body, which counts until `release`; one that is refused does not count."""
-        self._judge_head(operation, request)
+    async def read(self, request: web.BaseRequest, deadline: float, *, expected: bool) -> bytes:
+        """Return a body, which counts until `release`; one that is refused does not count.
+
+        If the call expects a body, it must have a Content-Type.
+        """
+        self._judge_head(request, expected=expected)
         if not request.body_exists:
             return b""
         content = request.content
@@ -86,7 +91,7 @@ class Bodies:
         if size > SMALL_BYTES and in_flight > self._max_in_flight:
             raise OverloadedError(f"{in_flight} bytes of bodies are in flight here already: try again later")
 
-    def _judge_head(self, operation: Operation, request: web.BaseRequest) -> None:
+    def _judge_head(self, request: web.BaseRequest, *, expected: bool) -> None:
         """Refuse a body by its headers, before it is read."""
         headers = request.headers
         self._demand_fitting(request.content_length or 0, self.bytes)
@@ -94,7 +99,7 @@ class Bodies:
             return
         media_type = headers.get("Content-Type")
         if media_type is None:
-            if operation.body is not None:
+            if expected:
                 raise UnsupportedMediaTypeError(f"the body has no Content-Type: send it as {JSON}")
         elif media_type != JSON and media_type.partition(";")[0].strip().lower() != JSON:
             raise UnsupportedMediaTypeError(f"Content-Type {media_type[:100]!r} is not taken: send {JSON}")

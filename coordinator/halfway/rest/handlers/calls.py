@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from halfway.domain.transaction import Cause
-from halfway.rest.errors import EmptyBodyError, MalformedJsonError, invalid
-from halfway.rest.problems import encoded, problem, retry_after
+from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, invalid
+from halfway.rest.responses.problems import encoded, problem, retry_after
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from halfway.domain.errors import HalfwayError
-    from halfway.rest.unsent import Unsent
-    from halfway.rest.validation import Validation
+    from halfway.rest.requests.validation import Validation
+    from halfway.rest.responses.unsent import Unsent
     from halfway.service.coordinator import Coordinator
 
 ENCODER = msgspec.json.Encoder()

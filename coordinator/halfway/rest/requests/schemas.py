@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 from yarl import URL
 
-from halfway.rest import models
-from halfway.rest.data import from_base64
+from halfway.rest.requests import models
+from halfway.rest.requests.data import from_base64
 
 REFERENCE: Final = "#/components/schemas/{name}"
 _INTERNAL_NAMES: Final = (".", "..")

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from halfway.domain import errors
 from halfway.domain.errors import HalfwayError
-from halfway.rest import batch, handlers, models
-from halfway.rest import errors as rest_errors
-from halfway.rest.calls import CAUSE_HEADER, Answer, Call
-from halfway.rest.errors import MethodNotAllowedError, UnknownPathError
+from halfway.rest.handlers import batch, handlers
+from halfway.rest.handlers.calls import CAUSE_HEADER, Answer, Call
+from halfway.rest.requests import models
+from halfway.rest.responses import errors as rest_errors
+from halfway.rest.responses.errors import MethodNotAllowedError, UnknownPathError
 
 Handler = Callable[[Call], Awaitable[Answer]]
 Errors = tuple[type[HalfwayError], ...]

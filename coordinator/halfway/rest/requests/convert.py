@@ -10,9 +10,9 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode
 from halfway.domain.records import Message as Payload
 from halfway.domain.transaction import Cause
-from halfway.rest import models, schemas
-from halfway.rest.data import Data, rfc3339, rfc3339_or_none, shown, to_bytes
-from halfway.rest.validation import FieldRefusedError
+from halfway.rest.requests import models, schemas
+from halfway.rest.requests.data import Data, rfc3339, rfc3339_or_none, shown, to_bytes
+from halfway.rest.requests.validation import FieldRefusedError
 from halfway.service.requests import End, GroupSpec, ListQuery, Prepare
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import asyncio
 import re
 from typing import Final
 
-from halfway.rest.errors import invalid
+from halfway.rest.responses.errors import invalid
 
 MAX_MEMBERS: Final = 25_000
 """A thousand messages with ten headers each."""

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from halfway.domain.policy import CheckPolicy, OnExhausted
 from halfway.domain.transaction import Cause, Outcome, State
-from halfway.rest.data import Data, ShownData
+from halfway.rest.requests.data import Data, ShownData
 
 # `$(?!\n)`: Python's `$` alone also matches before a last line feed.
 _END = r"$(?!\n)"

@@ -18,18 +18,18 @@ from aiohttp.web_exceptions import HTTPException
 from multidict import CIMultiDict
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, OverloadedError, ShuttingDownError
-from halfway.rest import bodies
-from halfway.rest.admission import Admission
-from halfway.rest.bodies import JSON, Bodies
-from halfway.rest.calls import Answer, Call, Site, refusal
-from halfway.rest.errors import InternalError, MethodNotAllowedError
-from halfway.rest.openapi import document
-from halfway.rest.problems import CONTENT_TYPE
-from halfway.rest.routes import OPERATIONS, Operation, Routes
-from halfway.rest.server import cancelled_when_lost
-from halfway.rest.structure import demand_few_members
-from halfway.rest.unsent import Unsent
-from halfway.rest.validation import Validation
+from halfway.rest.handlers.calls import Answer, Call, Site, refusal
+from halfway.rest.handlers.openapi import document
+from halfway.rest.handlers.routes import OPERATIONS, Operation, Routes
+from halfway.rest.requests import bodies
+from halfway.rest.requests.bodies import JSON, Bodies
+from halfway.rest.requests.structure import demand_few_members
+from halfway.rest.requests.validation import Validation
+from halfway.rest.responses.errors import InternalError, MethodNotAllowedError
+from halfway.rest.responses.problems import CONTENT_TYPE
+from halfway.rest.responses.unsent import Unsent
+from halfway.rest.server.admission import Admission
+from halfway.rest.server.server import cancelled_when_lost
 
 if TYPE_CHECKING:
     from halfway.service.coordinator import Coordinator
@@ -182,7 +182,7 @@ class Api:
         self._demand_place()
         if operation.body is None and not operation.takes_body:
             return await self._placed(operation, parameter, request, b"", deadline)
-        body = await self.bodies.read(operation, request, deadline)
+        body = await self.bodies.read(request, deadline, expected=operation.body is not None)
         try:
             if len(body) > bodies.SMALL_BYTES:
                 await demand_few_members(body)

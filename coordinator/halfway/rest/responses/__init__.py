@@ -1,0 +1,1 @@
+"""What goes out: errors, as problem documents, and answers that are not read. Imports no neighbour."""
