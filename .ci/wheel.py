@@ -16,8 +16,9 @@ DATA_SUFFIXES = {".avsc", ".html", ".md", ".py", ".typed"}
 LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all"}
 CLIENT = "halfway/client/"
 CLIENT_PROJECT = ROOT / "packaging" / "client"
+CONSUMER = "halfway.client.consumer"
 CLIENT_TRIAL = """
-import importlib.util, sqlite3
+import importlib, importlib.util, sqlite3
 from halfway.client import Message, PrepareUnconfirmedError, SyncHalfway
 from halfway.client.barrier import Barrier
 
@@ -30,6 +31,10 @@ try:
             raise AssertionError("nothing runs without a prepare")
 except PrepareUnconfirmedError:
     pass
+try:
+    importlib.import_module("halfway.client.consumer")
+except ModuleNotFoundError as error:
+    assert "halfway-client[consumer]" in str(error)
 """
 UV = Path(sys.executable).with_name("uv")
 
@@ -103,13 +108,14 @@ def try_client(wheel: Path, files: set[str], there: Path) -> None:
     check_contents(wheel, files)
     bin_folder = environment(there / "client-venv")
     constraint = ROOT / "requirements" / "runtime.txt"
-    run(
-        *(UV, "pip", "install", "--quiet", "--python", bin_folder / "python", "--constraint", constraint, wheel),
-        cwd=there,
-    )
+    install = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python", "--constraint", constraint)
+    run(*install, wheel, cwd=there)
     modules = sorted(module_name(file) for file in files if file.endswith(".py"))
-    run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
+    alone = [module for module in modules if not module.startswith(CONSUMER)]
+    run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(alone)}", cwd=there)
     run(bin_folder / "python", "-I", "-W", "error", "-c", CLIENT_TRIAL, cwd=there)
+    run(*install, f"{wheel}[consumer]", cwd=there)
+    run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
 
 
 def main() -> None:

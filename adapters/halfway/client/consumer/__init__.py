@@ -1,0 +1,28 @@
+"""The consumer of a service: each message takes effect in the service's own database once.
+
+It needs confluent-kafka: `pip install 'halfway-client[consumer]'`. docs/consuming.md is the tutorial.
+"""
+
+try:
+    import confluent_kafka as _needed  # noqa: F401 - the remedy is told here, once
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "halfway.client.consumer needs confluent-kafka: pip install 'halfway-client[consumer]'", name=error.name
+    ) from None
+
+from halfway.client.consumer.consumer import Consumer, InvalidSettingError
+from halfway.client.consumer.inbox import Inbox
+from halfway.client.consumer.record import Record
+from halfway.client.consumer.retention import RetentionTooShortError, UnknownTopicError
+from halfway.client.consumer.retries import RejectedMessageError, Retries
+
+__all__ = [
+    "Consumer",
+    "Inbox",
+    "InvalidSettingError",
+    "Record",
+    "RejectedMessageError",
+    "RetentionTooShortError",
+    "Retries",
+    "UnknownTopicError",
+]

@@ -1,0 +1,114 @@
+"""What the inbox does to its table, as steps of SQL that any driver can carry out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from halfway.client.barrier.dialect import Dialect
+from halfway.client.barrier.table import Statement, Steps
+
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Statements:
+    """`{p}` stands for a driver's placeholder, `{table}` for the table's name."""
+
+    create: tuple[str, ...]
+    insert: str
+    """Parameters: consumer, message. A row that stands is left as it is, and no row is counted."""
+    clean: str
+    """Parameters: seconds, limit. Deletes the oldest rows that are older, through the index."""
+    elect: str | None = None
+    """Returns 1 if this connection is the one that cleans now; None if `clean` sees to it or only one can write."""
+    resign: str | None = None
+
+
+_INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_processed_at ON {table} (processed_at)"
+_INSERT_ONCE: Final = (
+    "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
+)
+
+_STATEMENTS: Final = {
+    Dialect.POSTGRESQL: _Statements(
+        create=(
+            (
+                'CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) COLLATE "C" NOT NULL,'
+                ' message varchar(300) COLLATE "C" NOT NULL,'
+                " processed_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (consumer, message))"
+            ),
+            _INDEX,
+        ),
+        insert=_INSERT_ONCE,
+        clean="WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
+        " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND (consumer, message) IN (SELECT consumer, message"
+        " FROM {table} WHERE processed_at < now() - {p} * interval '1 second' ORDER BY processed_at LIMIT {p})",
+    ),
+    Dialect.MYSQL: _Statements(
+        create=(
+            (
+                "CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) NOT NULL, message varchar(300) NOT NULL,"
+                " processed_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), PRIMARY KEY (consumer, message),"
+                " KEY {table}_processed_at (processed_at)) ENGINE=InnoDB CHARACTER SET ascii COLLATE ascii_bin"
+            ),
+        ),
+        insert="INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})",
+        clean="DELETE FROM {table} WHERE processed_at < NOW(3) - INTERVAL {p} SECOND ORDER BY processed_at LIMIT {p}",
+        elect="SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)",
+        resign="SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))",
+    ),
+    Dialect.SQLITE: _Statements(
+        create=(
+            (
+                "CREATE TABLE IF NOT EXISTS {table} (consumer text NOT NULL, message text NOT NULL,"
+                " processed_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),"
+                " PRIMARY KEY (consumer, message)) WITHOUT ROWID"
+            ),
+            _INDEX,
+        ),
+        insert=_INSERT_ONCE,
+        clean="DELETE FROM {table} WHERE (consumer, message) IN (SELECT consumer, message FROM {table}"
+        " WHERE processed_at < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY processed_at LIMIT {p})",
+    ),
+}
+
+
+class InboxTable:
+    """The inbox's table in one dialect; `insert` belongs into the transaction of the effect."""
+
+    def __init__(self, dialect: Dialect | str, name: str) -> None:
+        """Choose the table's name."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
+        self._sql = _STATEMENTS[Dialect(dialect)]
+        self._name = name
+
+    def migration(self) -> list[str]:
+        """Return the statements that make the table."""
+        return [sql.replace("{table}", self._name) for sql in self._sql.create]
+
+    def create(self) -> Steps[None]:
+        """Make the table and its index, unless they are there."""
+        for sql in self.migration():
+            yield Statement(sql)
+
+    def insert(self, consumer: str, message: str) -> Steps[bool]:
+        """Take note of a message; False if that was done before."""
+        done = yield self._statement(self._sql.insert, consumer, message)
+        return done.written > 0
+
+    def clean(self, older_than_s: float, limit: int) -> Steps[int]:
+        """Delete at most `limit` rows, the oldest; none while another instance does it. How many were deleted."""
+        if self._sql.elect is not None and (yield self._statement(self._sql.elect)).rows[0][0] != 1:
+            return 0
+        try:
+            done = yield self._statement(self._sql.clean, older_than_s, limit)
+        finally:
+            if self._sql.resign is not None:
+                yield self._statement(self._sql.resign)
+        return done.written
+
+    def _statement(self, sql: str, *parameters: object) -> Statement:
+        return Statement(sql.replace("{table}", self._name), parameters)

@@ -1,0 +1,71 @@
+"""The inbox on real servers: of two transactions that take note of one message, one is first."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+
+from halfway.client.consumer import Inbox
+from tests.barrier.test_drivers import Servers, servers, url
+
+__all__ = ["servers"]
+
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+
+GENEROUS_S = 60.0
+AGE = {
+    "postgresql": "UPDATE {table} SET processed_at = processed_at - interval '16 days'",
+    "mysql": "UPDATE {table} SET processed_at = processed_at - INTERVAL 16 DAY",
+}
+
+
+def inbox_of(servers: Servers, driver: str, name: str) -> Inbox:
+    dialect = driver.partition("+")[0]
+    connect: Callable[[], AbstractContextManager[Any]]
+    connect = servers["postgresql"].psycopg
+    if driver != "postgresql":
+        connect = sessionmaker(create_engine(**url(servers, driver), isolation_level="READ COMMITTED")).begin
+    inbox = Inbox(dialect, connect, table=name)
+    inbox.create()
+    return inbox
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg", "mysql+pymysql"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_second_consumer_of_a_message_waits_for_the_first(servers: Servers, driver: str, commits: bool) -> None:
+    """It passes over the message if the first one commits, and takes it if that one fails."""
+    inbox = inbox_of(servers, driver, f"inbox_{'c' if commits else 'f'}")
+    message = f"{driver}-{commits}/1".replace("+", "-")
+    noted: list[bool] = []
+
+    def second() -> None:
+        with inbox.connect() as connection:
+            noted.append(inbox.insert(connection, "points", message))
+
+    other = threading.Thread(target=second)
+    with suppress(ZeroDivisionError), inbox.connect() as connection:
+        assert inbox.insert(connection, "points", message)
+        other.start()
+        other.join(0.2)
+        assert noted == []
+        1 / int(commits)
+    other.join(GENEROUS_S)
+    assert noted == [not commits]
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
+def test_old_rows_are_deleted_in_batches(servers: Servers, driver: str) -> None:
+    inbox = inbox_of(servers, driver, "inbox_aged")
+    with inbox.connect() as session:
+        for number in range(5):
+            assert inbox.insert(session, "points", f"old/{number + 1}")
+    with inbox.connect() as session:
+        session.connection().exec_driver_sql(AGE[driver.partition("+")[0]].format(table="inbox_aged"))
+        assert inbox.insert(session, "points", "young/1")
+    assert [inbox.clean(3), inbox.clean(3), inbox.clean(3)] == [3, 2, 0]
+    with inbox.connect() as session:
+        assert not inbox.insert(session, "points", "young/1")

@@ -1,0 +1,350 @@
+"""The client's consumer on a real broker, with an SQLite database."""
+
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # public, but not for mypy
+
+from halfway.client.consumer import (
+    Consumer,
+    Inbox,
+    Record,
+    RejectedMessageError,
+    RetentionTooShortError,
+    Retries,
+    UnknownTopicError,
+)
+from tests.fixtures_kafka import Kafka
+
+GENEROUS_S = 60.0
+QUICK = Retries(attempts=3, first_pause_s=0.01, max_pause_s=0.05)
+
+
+class Shop:
+    """One topic of two partitions and one for dead letters, a database, and consumers in threads."""
+
+    def __init__(self, kafka: Kafka, folder: Path, stack: ExitStack) -> None:
+        self.bootstrap_servers = kafka.bootstrap_servers
+        self.settings = {"bootstrap.servers": kafka.bootstrap_servers, "fetch.wait.max.ms": 20}
+        self.group = f"points-{uuid4().hex[:8]}"
+        self.topic, self.dead = f"work-{uuid4().hex[:8]}", f"dead-{uuid4().hex[:8]}"
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        self.make_topic(self.topic, 2)
+        self.make_topic(self.dead, 1)
+        self._database = folder / "points.sqlite"
+        self._stack = stack
+        self.inbox = Inbox("sqlite", self.begin)
+        self.inbox.create()
+        with self.begin() as connection:
+            connection.execute("CREATE TABLE effects (what text)")
+
+    @contextmanager
+    def begin(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
+            yield connection
+
+    def make_topic(self, name: str, partitions: int, **config: str) -> None:
+        wanted = NewTopic(
+            name, num_partitions=partitions, config={key.replace("_", "."): it for key, it in config.items()}
+        )
+        for made in self._admin.create_topics([wanted]).values():
+            made.result(GENEROUS_S)
+
+    def produce(self, *values: str, partition: int = 0, topic: str | None = None, message: str | None = None) -> None:
+        """Write records; `message` is a place in a transaction, such as `3-01/1`."""
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers})
+        headers: list[tuple[str, str | bytes | None]] = [("mark", b"\xff")]
+        if message is not None:
+            transaction, _, number = message.partition("/")
+            headers += [("halfway-transaction-id", transaction), ("halfway-message", f"{number}/9")]
+        for value in values:
+            producer.produce(topic or self.topic, key="k", value=value, partition=partition, headers=headers)
+        assert producer.flush(GENEROUS_S) == 0
+
+    def consume(self, handle: Callable[[Record, Any], Any] | None = None, **changes: Any) -> "Running":
+        given: dict[str, Any] = {
+            "group": self.group,
+            "topics": [self.topic],
+            "inbox": self.inbox,
+            "retries": QUICK,
+            "dead_letter_topic": self.dead,
+            **changes,
+        }
+        return self._stack.enter_context(Running(Consumer(self.settings, handle=handle or note, **given)))
+
+    def effects(self) -> list[str]:
+        with self.begin() as connection:
+            return [row[0] for row in connection.execute("SELECT what FROM effects ORDER BY rowid")]
+
+    def wait_for(self, *effects: str) -> None:
+        eventually(lambda: sorted(self.effects()) == sorted(effects), self.effects)
+
+    def dead_letters(self, count: int) -> list[Record]:
+        reader = KafkaConsumer({**self.settings, "group.id": uuid4().hex})
+        reader.assign([TopicPartition(self.dead, 0, 0)])
+        try:
+            return [Record.of(letter) for letter in reader.consume(count, GENEROUS_S)]
+        finally:
+            reader.close()
+
+    def committed(self) -> list[int]:
+        reader = KafkaConsumer({**self.settings, "group.id": self.group})
+        try:
+            places = reader.committed([TopicPartition(self.topic, number) for number in (0, 1)], timeout=GENEROUS_S)
+            return [place.offset for place in places]
+        finally:
+            reader.close()
+
+
+class Running(threading.Thread):
+    """A consumer in a thread; `stop` raises what ended it."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        super().__init__(daemon=True)
+        self.error: BaseException | None = None
+        self._consumer = consumer
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.stop()
+        self.join(GENEROUS_S)
+        assert not self.is_alive()
+
+    def run(self) -> None:
+        try:
+            self._consumer.run()
+        except BaseException as error:  # noqa: BLE001 - shown by `stop`
+            self.error = error
+
+    def stop(self) -> None:
+        self.__exit__()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def shop(kafka: Kafka, tmp_path: Path) -> Iterator[Shop]:
+    with ExitStack() as stack:
+        yield Shop(kafka, tmp_path, stack)
+
+
+def note(record: Record, connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT INTO effects VALUES (?)", ((record.value or b"").decode(),))
+
+
+def eventually(there: Callable[[], bool], show: Callable[[], object]) -> None:
+    deadline = time.monotonic() + GENEROUS_S
+    while not there():
+        assert time.monotonic() < deadline, show()
+        time.sleep(0.02)
+
+
+def test_a_message_that_fails_delays_its_own_partition_only_and_is_set_aside(shop: Shop) -> None:
+    """Its partition goes on behind it, in order; its dead letter is the whole message and says why."""
+    tries: Counter[bytes | None] = Counter()
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        tries[record.value] += 1
+        note(record, connection)
+        if record.value == b"poison":
+            raise ValueError("no such parcel")
+
+    shop.produce("poison", "a2")
+    shop.produce("b1", "b2", partition=1)
+    consumer = shop.consume(handle, retries=Retries(attempts=3, first_pause_s=1, max_pause_s=1))
+    shop.wait_for("b1", "b2", "a2")
+    consumer.stop()
+    assert shop.effects() == ["b1", "b2", "a2"]
+    assert tries[b"poison"] == 3
+    (letter,) = shop.dead_letters(1)
+    assert (letter.key, letter.value, letter.header("mark")) == (b"k", b"poison", b"\xff")
+    assert {name: value for name, value in letter.headers if name.startswith("dead-letter-")} == {
+        "dead-letter-topic": shop.topic.encode(),
+        "dead-letter-partition": b"0",
+        "dead-letter-offset": b"0",
+        "dead-letter-group": shop.group.encode(),
+        "dead-letter-attempts": b"3",
+        "dead-letter-reason": b"ValueError: no such parcel",
+    }
+    assert shop.committed() == [2, 2]
+
+
+def test_a_message_that_comes_again_takes_effect_once(shop: Shop) -> None:
+    """From a sender that repeats, or because offsets were set back."""
+    shop.produce("one", message="3-01/1")
+    shop.produce("one again", message="3-01/1", partition=1)
+    shop.produce("two", message="3-01/2")
+    shop.produce("three", "three")
+    consumer = shop.consume()
+    eventually(lambda: len(shop.effects()) == 4, shop.effects)
+    consumer.stop()
+    assert [what.split()[0] for what in sorted(shop.effects())] == ["one", "three", "three", "two"]
+    reset = KafkaConsumer({**shop.settings, "group.id": shop.group})
+    reset.commit(offsets=[TopicPartition(shop.topic, number, 0) for number in (0, 1)], asynchronous=False)
+    reset.close()
+    shop.produce("last")
+    before = shop.effects()
+    consumer = shop.consume()
+    shop.wait_for(*before, "last")
+    consumer.stop()
+
+
+def test_another_group_has_effects_of_its_own(shop: Shop) -> None:
+    shop.produce("one", message="3-01/1")
+    shop.consume()
+    shop.consume(group=f"cart-{uuid4().hex[:8]}")
+    shop.wait_for("one", "one")
+
+
+def test_a_rejected_message_is_not_tried_again(shop: Shop) -> None:
+    tries: list[bytes | None] = []
+
+    def handle(record: Record, _: sqlite3.Connection) -> None:
+        tries.append(record.value)
+        raise RejectedMessageError("no order")
+
+    shop.produce("poison")
+    shop.consume(handle)
+    (letter,) = shop.dead_letters(1)
+    assert letter.header("dead-letter-reason") == b"RejectedMessageError: no order"
+    assert tries == [b"poison"]
+
+
+def test_a_dead_letter_that_is_sent_back_takes_effect(shop: Shop) -> None:
+    mended = threading.Event()
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        if not mended.is_set():
+            raise RejectedMessageError("not yet")
+        note(record, connection)
+
+    shop.produce("parcel", message="3-01/1")
+    shop.consume(handle)
+    (letter,) = shop.dead_letters(1)
+    mended.set()
+    producer = Producer({"bootstrap.servers": shop.bootstrap_servers})
+    producer.produce(shop.topic, key=letter.key, value=letter.value, headers=list(letter.headers))
+    assert producer.flush(GENEROUS_S) == 0
+    shop.wait_for("parcel")
+
+
+def test_a_database_that_is_away_sets_no_message_aside(shop: Shop) -> None:
+    """However long it lasts: the attempts are counted from where the handler is reached."""
+    refused: list[float] = []
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        if len(refused) < 3 * QUICK.attempts:
+            refused.append(time.monotonic())
+            raise sqlite3.OperationalError("the database is away")
+        with shop.begin() as connection:
+            yield connection
+
+    shop.produce("one", "two")
+    consumer = shop.consume(inbox=Inbox("sqlite", begin))
+    shop.wait_for("one", "two")
+    consumer.stop()
+    assert len(refused) == 3 * QUICK.attempts
+
+
+def test_a_message_that_cannot_be_set_aside_is_kept_and_others_go_on(shop: Shop) -> None:
+    """The dead-letter topic takes no record as large as that; an operator raises its limit."""
+    narrow = f"narrow-{uuid4().hex[:8]}"
+    shop.make_topic(narrow, 1, max_message_bytes="200")
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        if len(record.value or b"") > 100:
+            raise RejectedMessageError("too long")
+        note(record, connection)
+
+    shop.produce("x" * 300, "behind it")
+    shop.produce("b1", partition=1)
+    consumer = shop.consume(handle, dead_letter_topic=narrow)
+    shop.wait_for("b1")
+    consumer.stop()
+    assert shop.committed()[0] < 1
+    again = shop.consume(handle)
+    shop.wait_for("b1", "behind it")
+    again.stop()
+
+
+def test_without_a_dead_letter_topic_a_message_is_tried_for_ever(shop: Shop) -> None:
+    tries: list[bytes | None] = []
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        tries.append(record.value)
+        if len(tries) <= 4 * QUICK.attempts:
+            raise ValueError("not yet")
+        note(record, connection)
+
+    shop.produce("one")
+    shop.consume(handle, dead_letter_topic=None)
+    shop.wait_for("one")
+
+
+def test_partitions_change_hands_without_an_effect_lost_or_repeated(shop: Shop) -> None:
+    """Also while one of them waits for its next attempt."""
+    wanted = [f"m{number}" for number in range(60)]
+    failures: Counter[bytes | None] = Counter()
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        note(record, connection)
+        if int((record.value or b"m0")[1:]) % 7 == 0 and failures[record.value] < 1:
+            failures[record.value] += 1
+            raise ValueError("not at once")
+        time.sleep(0.01)
+
+    first = shop.consume(handle, retries=Retries(attempts=50, first_pause_s=0.2, max_pause_s=0.2))
+    for number, value in enumerate(wanted):
+        shop.produce(value, partition=number % 2)
+    eventually(lambda: len(shop.effects()) > 10, shop.effects)
+    second = shop.consume(handle)
+    eventually(lambda: len(shop.effects()) > 30, shop.effects)
+    first.stop()
+    shop.wait_for(*wanted)
+    second.stop()
+    in_order = shop.effects()
+    for partition in (0, 1):
+        assert [what for what in in_order if int(what[1:]) % 2 == partition] == wanted[partition::2]
+
+
+def test_what_follows_the_commit_is_called_after_it(shop: Shop) -> None:
+    """If it fails, the effect stands and the next message is taken."""
+    seen: list[Sequence[str]] = []
+
+    def handle(record: Record, connection: sqlite3.Connection) -> Callable[[], object]:
+        note(record, connection)
+
+        def afterwards() -> None:
+            seen.append(shop.effects())
+            raise ValueError("halfway is away")
+
+        return afterwards
+
+    shop.produce("one", "two")
+    shop.consume(handle)
+    shop.wait_for("one", "two")
+    eventually(lambda: seen == [["one"], ["one", "two"]], lambda: seen)
+
+
+def test_rows_that_would_go_before_the_topics_records_are_refused(shop: Shop) -> None:
+    with pytest.raises(RetentionTooShortError, match=f"the topic {shop.topic} holds records for up to 1209600 s"):
+        shop.consume(inbox=Inbox("sqlite", shop.begin, retention_s=3600)).stop()
+
+
+def test_a_topic_that_is_not_there_is_named(shop: Shop) -> None:
+    with pytest.raises(UnknownTopicError, match="no-such-topic"):
+        shop.consume(dead_letter_topic="no-such-topic").stop()

@@ -1,0 +1,161 @@
+"""What the consumer decides without Kafka: which record it is, what it refuses, how long it pauses."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfway.client.barrier import NoTransactionError
+from halfway.client.consumer import Consumer, Inbox, InvalidSettingError, Record, RetentionTooShortError, Retries
+from halfway.client.consumer.retention import _compare
+from halfway.client.consumer.settings import connection_settings
+
+KAFKA = {"bootstrap.servers": "127.0.0.1:1"}
+DAY_MS = 86_400_000
+
+
+def record(*headers: tuple[str, bytes | None], **changes: Any) -> Record:
+    place = {"topic": "orders", "partition": 1, "offset": 7, "timestamp_ms": 5, "key": None, "value": None}
+    return Record(**{**place, **changes}, headers=headers)
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Inbox:
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(tmp_path / "points.sqlite")) as connection, connection:
+            yield connection
+
+    inbox = Inbox("sqlite", begin)
+    inbox.create()
+    return inbox
+
+
+def test_a_message_of_halfway_is_recognised_wherever_it_stands() -> None:
+    headers: list[tuple[str, bytes | None]] = [("halfway-transaction-id", b"3-01"), ("halfway-message", b"2/4")]
+    assert record(*headers).id == record(*headers, topic="other", offset=9).id == "3-01/2"
+    assert record(*headers).transaction_id == "3-01"
+    headers.insert(0, ("halfway-transaction-id", b"of-the-producer-itself"))
+    assert record(*headers).id == "3-01/2"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("halfway-transaction-id", b"3-01")],
+        [("halfway-transaction-id", b"3 01"), ("halfway-message", b"1/1")],
+        [("halfway-transaction-id", None), ("halfway-message", b"1/1")],
+        [("halfway-transaction-id", b"3-01"), ("halfway-message", b"one")],
+    ],
+)
+def test_any_other_record_is_recognised_by_its_place(headers: list[tuple[str, bytes | None]]) -> None:
+    assert record(*headers).id == "orders/1/7/5"
+
+
+def test_a_message_is_noted_once_for_each_group(inbox: Inbox) -> None:
+    for group, first in [("points", True), ("points", False), ("cart", True)]:
+        with inbox.connect() as connection:
+            assert inbox.insert(connection, group, "3-01/1") is first
+
+
+def test_a_row_goes_with_its_transaction(inbox: Inbox) -> None:
+    def fail() -> None:
+        with inbox.connect() as connection:
+            assert inbox.insert(connection, "points", "3-01/1")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with inbox.connect() as connection:
+        assert inbox.insert(connection, "points", "3-01/1")
+
+
+def test_a_row_that_would_commit_by_itself_is_refused(inbox: Inbox) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection, pytest.raises(NoTransactionError):
+        inbox.insert(connection, "points", "3-01/1")
+
+
+def test_old_rows_are_deleted_in_batches(inbox: Inbox) -> None:
+    with inbox.connect() as connection:
+        for number in range(5):
+            inbox.insert(connection, "points", f"old/{number + 1}")
+        connection.execute("UPDATE halfway_inbox SET processed_at = processed_at - 16 * 86400")
+        inbox.insert(connection, "points", "young/1")
+    assert [inbox.clean(3), inbox.clean(3), inbox.clean(3)] == [3, 2, 0]
+    with inbox.connect() as connection:
+        assert not inbox.insert(connection, "points", "young/1")
+    inbox.retention_s = None
+    assert inbox.clean(3) == 0
+
+
+def test_cleaning_goes_through_the_index(inbox: Inbox) -> None:
+    sql = next(inbox._table.clean(1, 1)).sql
+    with inbox.connect() as connection:
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql.replace('{p}', '?')}", (1, 1))]
+    assert any("halfway_inbox_processed_at" in step for step in plan), plan
+    assert not any("TEMP B-TREE" in step for step in plan), plan
+
+
+@pytest.mark.parametrize(
+    "config, kept_s, remedy",
+    [
+        (
+            {"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS), "segment.ms": str(7 * DAY_MS)},
+            86_400,
+            "1209600",
+        ),
+        ({"cleanup.policy": "delete", "retention.ms": "-1", "segment.ms": "1"}, 86_400, "retention_s=None"),
+        ({"cleanup.policy": "compact", "retention.ms": "1", "segment.ms": "1"}, 86_400, "retention_s=None"),
+    ],
+)
+def test_rows_may_not_go_before_their_records(config: dict[str, str | None], kept_s: float, remedy: str) -> None:
+    with pytest.raises(RetentionTooShortError, match=remedy):
+        _compare("orders", config, kept_s)
+
+
+def test_rows_of_the_default_retention_outlive_a_topic_of_kafkas_default(inbox: Inbox) -> None:
+    defaults: dict[str, str | None] = {
+        "cleanup.policy": "delete",
+        "retention.ms": str(7 * DAY_MS),
+        "segment.ms": str(7 * DAY_MS),
+    }
+    assert inbox.retention_s is not None
+    _compare("orders", defaults, inbox.retention_s)
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"settings": {}}, "bootstrap.servers is missing"),
+        ({"settings": {**KAFKA, "enable.auto.commit": False}}, "enable.auto.commit: leave it out"),
+        ({"group": "points department"}, "give 1 to 128"),
+        ({"topics": []}, "at least one name"),
+        ({"topics": "orders"}, "give a list"),
+        ({"topics": ["^orders.*"]}, "no pattern"),
+        ({"dead_letter_topic": "orders"}, "a topic of its own"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_to_give(inbox: Inbox, changes: dict[str, Any], told: str) -> None:
+    given: dict[str, Any] = {"settings": KAFKA, "group": "points", "topics": ["orders"], "inbox": inbox}
+    given |= changes
+    with pytest.raises(InvalidSettingError, match=told):
+        Consumer(given.pop("settings"), handle=lambda _record, _connection: None, **given)
+
+
+def test_pauses_double_up_to_their_limit() -> None:
+    retries = Retries(first_pause_s=1, max_pause_s=10)
+    longest = [1, 2, 4, 8, 10, 10]
+    for failures, pause_s in enumerate(longest, 1):
+        assert pause_s / 2 <= retries.pause_s(failures) <= pause_s
+    assert retries.pause_s(10**6) <= 10
+    with pytest.raises(ValueError, match="at least 1 attempt"):
+        Retries(attempts=0)
+
+
+def test_what_only_consumers_know_is_not_given_to_producers() -> None:
+    given = {**KAFKA, "sasl.password": "x", "session.timeout.ms": 6000, "fetch.wait.max.ms": 20}
+    assert connection_settings(given) == {**KAFKA, "sasl.password": "x"}
