@@ -8,6 +8,8 @@ FAULTS ?=
 SEED ?=
 # How many interleavings `make barrier` plays for each database and isolation level.
 STORIES ?= 10000
+# How many orders `make effects` places.
+ORDERS ?= 100000
 # Where the Spark jobs are packed to.
 PACKED ?= dist
 # What is not packed: it is large, and no job uses it.
@@ -20,7 +22,7 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test barrier chaos model check bench pack format lock clean
+.PHONY: help demo dev test barrier effects chaos model check bench pack format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +38,9 @@ test: $(STAMP) ## Run all tests
 
 barrier: $(STAMP) ## Interleave local transactions and checks on real databases: make barrier STORIES=10000 SEED=1
 	HALFWAY_TEST_BARRIER_STORIES=$(STORIES) HALFWAY_TEST_BARRIER_SEED=$(SEED) $(BIN)/python -m pytest -n 0 tests/barrier/test_stories.py $(ARGS)
+
+effects: $(STAMP) ## Kill producers and consumers, and count effects against orders: make effects ORDERS=100000 SEED=1
+	HALFWAY_TEST_EFFECTS_ORDERS=$(ORDERS) HALFWAY_TEST_EFFECTS_SEED=$(SEED) $(BIN)/python -m pytest -n 0 -s tests/acceptance/effects $(ARGS)
 
 chaos: $(STAMP) ## Break everything under load and judge: make chaos TRANSACTIONS=100000 SEED=1
 	$(BIN)/python -m tests.chaos --transactions $(TRANSACTIONS) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)

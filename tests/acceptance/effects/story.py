@@ -1,0 +1,167 @@
+"""Producers and consumers that are killed, messages that come twice, and a count of effects against orders."""
+
+import asyncio
+import json
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+from confluent_kafka import Consumer, Producer
+
+from halfway.client import CheckWorker, Halfway, SyncHalfway
+from halfway.client.barrier import Barrier
+from halfway.client.consumer import Inbox, Record
+from halfway.embedded.process import SupervisedProcess
+from tests.acceptance.effects.services import MESSAGES, create, database
+
+PARTITIONS = 4
+PROCESSES = ("produce", "produce", "consume", "consume")
+OPEN: Final[tuple[Literal["prepared", "parked"], ...]] = ("prepared", "parked")
+COPY = "copy"
+COPIED = 0.1
+"""Of the messages that one process, such as a mirror, writes again."""
+REST_WITHIN_S = 120.0
+SERVICES = Path(__file__).with_name("services.py")
+SOON = {"first_check_after_s": 1, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 1000}
+
+
+class Story:
+    """Two processes of each service over one topic; `play` returns how many of each thing happened."""
+
+    def __init__(self, url: str, bootstrap_servers: str, topic: str, folder: Path, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._folder = folder
+        self._group = f"effects-{self._chance.getrandbits(32):08x}"
+        self._orders, self._effects = str(folder / "orders.sqlite"), str(folder / "effects.sqlite")
+        self._given = {
+            "url": url,
+            "bootstrap_servers": bootstrap_servers,
+            "topic": topic,
+            "group": self._group,
+            "orders": self._orders,
+            "effects": self._effects,
+        }
+        create(self._orders, "orders (id text)")
+        create(self._effects, "effects (message text)")
+        self._barrier = Barrier("sqlite", database(self._orders))
+        self._barrier.create()
+        Inbox("sqlite", database(self._effects)).create()
+        self._running: list[SupervisedProcess] = []
+        self._copies = 0
+
+    def play(self, orders: int, kills: int) -> Mapping[str, int]:
+        """Go on until so many orders have committed and so many processes were killed; then compare."""
+        with ExitStack() as stack:
+            client = stack.enter_context(SyncHalfway(self._given["url"], self._group))
+            client.register(topics=[self._topic], policy=SOON)
+            client.run_in_background(lambda inner: CheckWorker(inner, self._barrier.decide, wait_s=1).run())
+            copying = stack.enter_context(self._copying())
+            stack.callback(self._kill, range(len(PROCESSES)))
+            self._running = [self._start(service) for service in PROCESSES]
+            killed = 0
+            while killed < kills or len(self._orders_now()) < orders:
+                time.sleep(self._chance.uniform(0.5, 4))
+                slot = self._chance.randrange(len(PROCESSES))
+                self._kill([slot])
+                self._running[slot] = self._start(PROCESSES[slot])
+                killed += 1
+            self._kill([slot for slot, service in enumerate(PROCESSES) if service == "produce"])
+            self._until_ended()
+            copying.set()
+            self._until_read()
+        committed = self._orders_now()
+        self._compare(committed)
+        return {"orders": len(committed), "kills": killed, "copies": self._copies}
+
+    def _start(self, service: str) -> SupervisedProcess:
+        given = json.dumps({**self._given, "seed": self._chance.getrandbits(32)})
+        command = [sys.executable, "-m", "tests.acceptance.effects.services", service, given]
+        return SupervisedProcess(command, cwd=SERVICES.parents[3], log_path=self._folder / f"{service}.log")
+
+    def _kill(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._running[slot].kill()
+
+    @contextmanager
+    def _copying(self) -> Iterator[threading.Event]:
+        """Write some of the messages again, as they are, until the event is set and the topic is read to its end."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._copy, args=(stop, random.Random(self._chance.random())))
+        thread.start()
+        try:
+            yield stop
+        finally:
+            stop.set()
+            thread.join()
+
+    def _copy(self, stop: threading.Event, chance: random.Random) -> None:
+        kafka = {"bootstrap.servers": self._bootstrap_servers}
+        producer = Producer(kafka)
+        reader = Consumer({**kafka, "group.id": f"{self._group}-copies", "auto.offset.reset": "earliest"})
+        reader.subscribe([self._topic])
+        try:
+            while not stop.is_set():
+                for message in reader.consume(100, timeout=0.1):
+                    headers = Record.of(message).headers
+                    if (COPY, b"") not in headers and chance.random() < COPIED:
+                        partition = chance.randrange(PARTITIONS)
+                        producer.produce(
+                            self._topic, message.value(), message.key(), partition, headers=[*headers, (COPY, b"")]
+                        )
+                        self._copies += 1
+                producer.poll(0)
+        finally:
+            reader.close()
+            producer.flush(REST_WITHIN_S)
+            producer.close()
+
+    def _until_ended(self) -> None:
+        """Wait until check-back has ended what the killed producers left."""
+
+        async def none_open() -> bool:
+            async with Halfway(self._given["url"], self._group) as client:
+                return not [one for state in OPEN async for one in client.list_ids(state=state)]
+
+        self._wait(lambda: asyncio.run(none_open()), "transactions are still open")
+
+    def _until_read(self) -> None:
+        """Wait until the consumers have passed what stands in every partition now, copies included."""
+        last = [f"last/{partition}" for partition in range(PARTITIONS)]
+        producer = Producer({"bootstrap.servers": self._bootstrap_servers})
+        for partition, value in enumerate(last):
+            producer.produce(self._topic, value, partition=partition)
+        producer.flush(REST_WITHIN_S)
+        producer.close()
+        self._wait(lambda: set(last) <= set(self._effects_now()), "the consumers are not at the end")
+
+    def _compare(self, committed: Sequence[str]) -> None:
+        wanted = {f"{order}/{number}" for order in committed for number in range(MESSAGES)}
+        found = Counter(effect for effect in self._effects_now() if not effect.startswith("last/"))
+        assert {effect: times for effect, times in found.items() if times > 1} == {}
+        assert sorted(wanted - set(found)) == []
+        assert sorted(set(found) - wanted) == []
+
+    def _wait(self, there: Callable[[], bool], trouble: str) -> None:
+        deadline = time.monotonic() + REST_WITHIN_S
+        while not there():
+            logs = "".join(path.read_text()[-4000:] for path in self._folder.glob("*.log"))
+            assert time.monotonic() < deadline, f"{trouble}; the logs:\n{logs}"
+            time.sleep(0.2)
+
+    def _orders_now(self) -> list[str]:
+        return self._column(self._orders, "SELECT id FROM orders")
+
+    def _effects_now(self) -> list[str]:
+        return self._column(self._effects, "SELECT message FROM effects")
+
+    def _column(self, path: str, select: str) -> list[str]:
+        with database(path)() as connection:
+            return [str(row[0]) for row in connection.execute(select)]
