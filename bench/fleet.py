@@ -16,8 +16,8 @@ from confluent_kafka import KafkaException
 from bench.copies import Auditor
 from bench.plan import GROUP
 from bench.rig import Rig, RigError
-from tests.acceptance.coordinator_process import CoordinatorProcess
-from tests.acceptance.fleet import SHARDS, Fleet
+from tests.support.coordinator.fleet import SHARDS, Fleet
+from tests.support.coordinator.process import CoordinatorProcess
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "HALFWAY_SESSION_TIMEOUT_S": "10",

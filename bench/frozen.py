@@ -25,10 +25,10 @@ from bench.fleet import FleetRig, register, served, until, until_even
 from bench.plan import GROUP
 from bench.rig import RigError
 from halfway.domain.ids import shard_of
-from tests.acceptance.coordinator_process import CoordinatorProcess
-from tests.acceptance.faulty_coordinator import FaultyCoordinator
-from tests.acceptance.fleet import SHARDS
 from tests.faults.plan import Fault
+from tests.support.coordinator.faulty import FaultyCoordinator
+from tests.support.coordinator.fleet import SHARDS
+from tests.support.coordinator.process import CoordinatorProcess
 
 AT: Final = "lane.4.tombstones.after"
 """All is produced, and the commit not yet asked for."""

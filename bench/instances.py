@@ -12,7 +12,7 @@ from bench.copies import Auditor, Sent, judge
 from bench.fleet import FleetRig, owners, summed
 from bench.plan import PARTITIONS
 from bench.spread import Aim, SpreadPlan, SpreadResult
-from tests.acceptance.coordinator_process import CoordinatorProcess
+from tests.support.coordinator.process import CoordinatorProcess
 
 COUNTS: Final = (1, 2, 3)
 CALLERS: Final = 64

@@ -24,8 +24,8 @@ from bench.figures import percentile
 from bench.fleet import FleetRig, served
 from bench.plan import GROUP, VALUE_BYTES
 from halfway.domain.ids import shard_of
-from tests.acceptance.coordinator_process import CoordinatorProcess
-from tests.acceptance.fleet import SHARDS, Fleet
+from tests.support.coordinator.fleet import SHARDS, Fleet
+from tests.support.coordinator.process import CoordinatorProcess
 
 RATE_PER_S: Final = 60.0
 PAUSE_S: Final = 0.1

@@ -4,7 +4,12 @@ from hypothesis import HealthCheck, settings
 
 from halfway.embedded import ports
 
-pytest_plugins = ("pytester", "tests.skips", "tests.fixtures_kafka", "tests.fixtures_spark")
+pytest_plugins = (
+    "pytester",
+    "tests.support.skips",
+    "tests.support.brokers.fixtures",
+    "tests.support.pipeline.fixtures",
+)
 
 # Reproducible where `CI` is set, random elsewhere; a failure prints what reproduces it. A slow machine is no failure.
 settings.register_profile(

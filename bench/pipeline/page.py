@@ -17,7 +17,7 @@ from uuid import UUID
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
-from tests.acceptance.archives import PREFIX, write_records
+from tests.support.pipeline.archives import PREFIX, write_records
 
 START: Final = 1_750_000_000_000 // 60_000 * 60_000
 LASTS_MS: Final = 70 * 60_000

@@ -9,14 +9,14 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
-from tests.acceptance.coordinator_process import CoordinatorProcess, NewCoordinator
-from tests.acceptance.endpoints import CheckEndpoint, Endpoints
-from tests.acceptance.faulty_coordinator import FaultyCoordinator, NewFaultyCoordinator
-from tests.acceptance.guarded_kafka import GuardedKafka
-from tests.acceptance.rest_client import QUIET, Connect, Rest
-from tests.acceptance.topics import Cluster, InternalTopics
-from tests.fixtures_kafka import Kafka
-from tests.proxied_kafka import ProxiedKafka
+from tests.support.brokers.fixtures import Kafka
+from tests.support.brokers.guarded import GuardedKafka
+from tests.support.brokers.proxied import ProxiedKafka
+from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
+from tests.support.coordinator.faulty import FaultyCoordinator, NewFaultyCoordinator
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, Rest
+from tests.support.coordinator.topics import Cluster, InternalTopics
 
 # Where the log of each coordinator that a test uses began to be its own.
 _LOGS = pytest.StashKey[list[tuple[CoordinatorProcess, int]]]()

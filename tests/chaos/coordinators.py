@@ -8,8 +8,8 @@ from pathlib import Path
 
 from halfway.embedded.ports import HOST
 from halfway.embedded.process import SupervisedProcess
-from tests.acceptance.coordinator_process import CoordinatorProcess, halfway_command
 from tests.chaos.launcher import ClockFile
+from tests.support.coordinator.process import CoordinatorProcess, halfway_command
 
 
 class Instance(CoordinatorProcess):

@@ -7,11 +7,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.acceptance.rest_client import Json, Rest, message
-from tests.acceptance.topics import Cluster
-from tests.acceptance.waiting import until_true
 from tests.chaos.coordinators import Instance
-from tests.fixtures_kafka import Kafka
+from tests.support.brokers.fixtures import Kafka
+from tests.support.coordinator.rest_client import Json, Rest, message
+from tests.support.coordinator.topics import Cluster
+from tests.support.waiting import until_true
 
 SETTINGS = {"HALFWAY_SHARDS": "1"}
 AN_HOUR_S = 3600

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from tests.contract.instance import Backend, Instance, running
-from tests.contract.on_memory import MemoryBackend
+from tests.support.contract.instance import Backend, Instance, running
+from tests.support.contract.on_memory import MemoryBackend
 
 if TYPE_CHECKING:
     from halfway.kafka.clients.config import KafkaConfig
-    from tests.fixtures_kafka import Kafka
+    from tests.support.brokers.fixtures import Kafka
 
 
 @pytest.fixture(scope="session")
 def contract_config(kafka: "Kafka") -> "KafkaConfig":
     """Give the configuration whose internal topics this run's contract tests share."""
-    from tests.contract.on_kafka import new_config
+    from tests.support.contract.on_kafka import new_config
 
     return new_config(kafka.bootstrap_servers)
 
@@ -27,7 +27,7 @@ async def backend(request: pytest.FixtureRequest) -> Backend:
     """Give a log for the instances of a module."""
     if request.param == "memory":
         return MemoryBackend()
-    from tests.contract.on_kafka import KafkaBackend
+    from tests.support.contract.on_kafka import KafkaBackend
 
     kafka_backend = KafkaBackend(request.getfixturevalue("contract_config"))
     await kafka_backend.ensure()

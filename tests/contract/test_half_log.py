@@ -6,7 +6,7 @@ import pytest
 
 from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, RetryableError
 from halfway.domain.records import Message
-from tests.contract.instance import Backend, Instance, half_of, new_id
+from tests.support.contract.instance import Backend, Instance, half_of, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,7 +9,7 @@ from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.domain.transaction import Cause, State
 from halfway.service.resolve import lane_writes
-from tests.contract.instance import Backend, Instance, half_of, new_id
+from tests.support.contract.instance import Backend, Instance, half_of, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,7 +12,7 @@ from halfway.domain.records import CheckMode, Group, Message, OpKind
 from halfway.domain.transaction import Cause, State
 from halfway.service.ports import Cursors
 from halfway.service.resolve import lane_writes
-from tests.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, eventually, half_of, new_id, running
+from tests.support.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, eventually, half_of, new_id, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

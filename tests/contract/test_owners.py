@@ -3,7 +3,7 @@
 import pytest
 
 from halfway.service.ports import OwnerHint
-from tests.contract.instance import SHARDS, Backend, eventually, running
+from tests.support.contract.instance import SHARDS, Backend, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,7 +6,7 @@ import pytest
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.policy import OnExhausted, PolicyOverrides
 from halfway.domain.records import CheckMode, Group
-from tests.contract.instance import Backend, Instance, facts, new_id
+from tests.support.contract.instance import Backend, Instance, facts, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -4,7 +4,7 @@ import pytest
 
 from halfway.domain.transaction import State
 from halfway.service.resolve import lane_writes
-from tests.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id
+from tests.support.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.fixtures_kafka import Kafka
-from tests.integration.ledgers import Topics
+from tests.support.brokers.fixtures import Kafka
+from tests.support.pipeline.ledgers import Topics
 
 
 @pytest.fixture

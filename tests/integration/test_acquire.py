@@ -39,8 +39,8 @@ from halfway.kafka.records.codec import (
     record_headers,
 )
 from halfway.service.ports import Cursors
-from tests.fixtures_kafka import Kafka
-from tests.integration.cluster_harness import (
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     commit_of,
     config_for,
@@ -52,7 +52,7 @@ from tests.integration.cluster_harness import (
     read_topic,
     running,
 )
-from tests.integration.kafka_adapter import produce
+from tests.support.ownership.kafka_adapter import produce
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,7 +119,7 @@ async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_abor
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.integration.crashing_instance",
+        "tests.support.ownership.crashing_instance",
         config.properties["bootstrap.servers"],
         config.prefix,
         str(config.shards),

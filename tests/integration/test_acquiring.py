@@ -12,8 +12,8 @@ import pytest
 from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
 from halfway.kafka.ownership.concurrent_acquisition import AT_ONCE
 from halfway.kafka.records.codec import BARRIER_KEY
-from tests.fixtures_kafka import Kafka
-from tests.integration.cluster_harness import (
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     Instance,
     config_for,
@@ -21,7 +21,7 @@ from tests.integration.cluster_harness import (
     eventually,
     running,
 )
-from tests.integration.kafka_adapter import produce
+from tests.support.ownership.kafka_adapter import produce
 
 
 async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kafka: Kafka) -> None:

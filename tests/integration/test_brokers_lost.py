@@ -19,7 +19,7 @@ from halfway.kafka.log.end_offsets import PartitionEnds
 from halfway.kafka.topics.metadata import Destinations
 from halfway.kafka.topics.partition_availability import Openings
 from tests.chaos.brokers import BrokerCluster
-from tests.integration.cluster_harness import (
+from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     commit_of,
     config_for,

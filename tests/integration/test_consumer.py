@@ -24,7 +24,7 @@ from halfway.client.consumer import (
     Retries,
     UnknownTopicError,
 )
-from tests.fixtures_kafka import Kafka
+from tests.support.brokers.fixtures import Kafka
 
 GENEROUS_S = 60.0
 QUICK = Retries(attempts=3, first_pause_s=0.01, max_pause_s=0.05)

@@ -11,7 +11,7 @@ from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # public, but not for mypy
 
 from examples.orders.consumers import TopicConsumer, topic_ends
-from tests.fixtures_kafka import Kafka
+from tests.support.brokers.fixtures import Kafka
 
 GENEROUS_S = 60.0
 

@@ -16,8 +16,8 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.records.codec import encode_parked
 from halfway.kafka.topics.provisioning import InternalTopics
-from tests.fixtures_kafka import Kafka
-from tests.integration.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
 
 
 def half(name: str, size: int = 100) -> Half:

@@ -21,7 +21,7 @@ from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.metadata import Destinations
 from halfway.kafka.topics.provisioning import InternalTopics
-from tests.integration.kafka_adapter import PATIENCE_S, config_of
+from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
 
 USER = "User:halfway"
 BROKER = {

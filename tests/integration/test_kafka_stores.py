@@ -20,8 +20,8 @@ from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import Destinations
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.service.ports import Cursors
-from tests.fixtures_kafka import Kafka
-from tests.integration.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
 
 
 def patience() -> float:

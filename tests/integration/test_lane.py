@@ -32,8 +32,8 @@ from halfway.kafka.records.codec import KIND_HALF, decode_op, record_headers
 from halfway.kafka.topics.metadata import Destinations
 from halfway.kafka.topics.partition_availability import Openings
 from halfway.service.ports import Written
-from tests.fixtures_kafka import Kafka
-from tests.integration.cluster_harness import (
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     Instance,
     admin_of,

@@ -7,8 +7,8 @@ from halfway.pipeline import delta
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions, Progress
-from tests.fixtures_spark import Command
-from tests.integration.ledgers import SHARDS, Topics, ended_ids, parked_ids, pending_ids, run, unreadable
+from tests.support.pipeline.fixtures import Command
+from tests.support.pipeline.ledgers import SHARDS, Topics, ended_ids, parked_ids, pending_ids, run, unreadable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,10 +18,10 @@ from pyspark.errors import StreamingQueryException
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions
-from tests.fixtures_spark import QUICK, as_options, without_spark
-from tests.integration import dying_ledger
-from tests.integration.dying_ledger import Moment, dying
-from tests.integration.ledgers import (
+from tests.support.pipeline import dying_ledger
+from tests.support.pipeline.dying_ledger import Moment, dying
+from tests.support.pipeline.fixtures import QUICK, as_options, without_spark
+from tests.support.pipeline.ledgers import (
     CREATED,
     FORMATS,
     GARBAGE,

@@ -15,7 +15,7 @@ from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import Format, LedgerOptions, Span
-from tests.integration.ledgers import DiedError, Topics, ended_ids, pending_ids, run
+from tests.support.pipeline.ledgers import DiedError, Topics, ended_ids, pending_ids, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

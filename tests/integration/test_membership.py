@@ -16,8 +16,8 @@ from halfway.kafka.clients.transactional_producer import ProducerFailedError, in
 from halfway.kafka.ownership.acquisition import Acquisition
 from halfway.kafka.ownership.acquisition_deadline import AcquireError
 from halfway.kafka.ownership.fenced_owners import Fences
-from tests.fixtures_kafka import Kafka
-from tests.integration.cluster_harness import (
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     Instance,
     add_partitions,

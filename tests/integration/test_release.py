@@ -15,8 +15,8 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.records.codec import decode_owner
-from tests.fixtures_kafka import Kafka
-from tests.integration.cluster_harness import (
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     Instance,
     commit_of,

@@ -33,16 +33,27 @@ def _anchors(page: Path) -> set[str]:
     return found
 
 
+def _files(folder: str | None, name: str) -> list[Path]:
+    """Give the files of a name: in the folder that is named with it, anywhere in `tests/acceptance` without one."""
+    if folder:
+        return list((ROOT / folder).glob(name))
+    return list((ROOT / "tests" / "acceptance").rglob(name))
+
+
 @pages
 def test_every_test_that_is_named_exists(page: Path) -> None:
     """By its file, in `tests/acceptance` where no folder is named, and by its function."""
     missing = []
     everything = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for number, line in _lines(page):
-        for named in _TEST.finditer(line):
-            path = ROOT / (named["folder"] or "tests/acceptance/") / named["file"]
-            if not path.exists() or (named["name"] and f"def {named['name']}(" not in path.read_text(encoding="utf-8")):
-                missing.append(f"line {number}: {named[0]}")
+        missing += [
+            f"line {number}: {named[0]}"
+            for named in _TEST.finditer(line)
+            if not any(
+                not named["name"] or f"def {named['name']}(" in path.read_text(encoding="utf-8")
+                for path in _files(named["folder"], named["file"])
+            )
+        ]
         missing += [
             f"line {number}: {named['name']}"
             for named in _TEST_ALONE.finditer(line)

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.acceptance.by_hand import total
-from tests.acceptance.coordinator_process import CoordinatorProcess
-from tests.acceptance.hostile.sockets import HOST, MIB, bounded, exchanged, head, opened, post
-from tests.acceptance.malformed import send
-from tests.acceptance.rest_client import Rest, message, preparation
-from tests.acceptance.waiting import eventually
-from tests.worst_bodies import WORST
+from tests.support.coordinator.by_hand import total
+from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.coordinator.rest_client import Rest, message, preparation
+from tests.support.hostile.malformed import send
+from tests.support.hostile.sockets import HOST, MIB, bounded, exchanged, head, opened, post
+from tests.support.hostile.worst_bodies import WORST
+from tests.support.waiting import eventually
 
 ANNOUNCED = 8 * MIB
 SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_checks": 3}

@@ -11,7 +11,7 @@ from halfway.checkback import HttpCheckCaller
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply, CheckRequest
-from tests.unit.checkback.adversary import Adversary
+from tests.support.hostile.adversary import Adversary
 from tests.unit.checkback.conftest import GROUP
 from tests.unit.checkback.test_stray_answers import OTHER_GROUP
 

@@ -14,8 +14,8 @@ from halfway.checkback import AnyAddress, HttpCheckCaller
 from halfway.domain.records import Message
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckRequest
+from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
 from tests.unit.checkback.conftest import GROUP, QUESTION, Ask
-from tests.unit.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
 
 COMMIT = response(b'{"outcome": "commit"}')
 

@@ -10,8 +10,8 @@ import pytest
 
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply
+from tests.support.checkback.servers import Serve, endpoint, hangs, repeats, response, sends
 from tests.unit.checkback.conftest import QUESTION, Ask
-from tests.unit.checkback.servers import Serve, endpoint, hangs, repeats, response, sends
 
 COMMIT = b'{"outcome": "commit"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

@@ -13,8 +13,8 @@ from halfway.checkback import HttpCheckCaller
 from halfway.domain.records import Group, Message
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply, CheckRequest
+from tests.support.checkback.servers import Asked, echoes, endpoint, response, sends
 from tests.unit.checkback.conftest import GROUP, QUESTION, Ask
-from tests.unit.checkback.servers import Asked, echoes, endpoint, response, sends
 
 STRAY = response(b'{"outcome": "commit"}')
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

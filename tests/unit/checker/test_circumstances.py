@@ -20,7 +20,7 @@ from checker.history import (
 )
 from checker.judge import judge
 from checker.records import Op, Real
-from tests.unit.checker.forgeries import History, Topics, at_end, content, good, half, no_op, real, without
+from tests.support.checker.forgeries import History, Topics, at_end, content, good, half, no_op, real, without
 
 WALL = 1_000_000_000
 SECOND = 1_000

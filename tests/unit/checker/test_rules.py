@@ -8,7 +8,7 @@ import pytest
 from checker.history import Checked, HistoryWriter, Looked, Prepare, Prepared, Rest, Run, read_history
 from checker.judge import Verdict, judge
 from checker.records import read_records, write_records
-from tests.unit.checker.forgeries import FORGERIES, History, Topics, at_end, content, good, half, no_op, op, without
+from tests.support.checker.forgeries import FORGERIES, History, Topics, at_end, content, good, half, no_op, op, without
 
 
 def found(history: History, topics: Topics) -> set[tuple[str, str, str]]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import Shop
-from tests.unit.rest.client import RestWorld
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from halfway.client import (
     UnserialisableMessageError,
     WrongEventLoopError,
 )
-from tests.unit.rest.client import RestWorld
+from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace": b"\xff"})
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from halfway.client import Check, Halfway, InvalidRequestError, Message, Outcome, TransactionProducer, answer_check
+from tests.support.rest.client import RestWorld
 from tests.unit.client.test_checks import BODY
-from tests.unit.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
 

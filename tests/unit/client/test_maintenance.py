@@ -10,7 +10,7 @@ import pytest
 
 from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import Barrier, BarrierMaintenance, InvalidRetentionError
-from tests.unit.rest.client import RestWorld
+from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
 

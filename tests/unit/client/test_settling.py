@@ -6,9 +6,9 @@ import pytest
 
 from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier, InvalidRetentionError
+from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import Shop, asked
 from tests.unit.client.test_client import OperationalError
-from tests.unit.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
 

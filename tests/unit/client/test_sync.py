@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from halfway.client import ClientClosedError, InvalidUrlError, Message, NestedTransactionError, SyncHalfway
-from tests.unit.rest.client import RestWorld
+from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rest.client import RestWorld
+from tests.support.rest.client import RestWorld
 
 PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)

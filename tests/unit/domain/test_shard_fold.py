@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from halfway.domain.shard import ShardState
 from halfway.domain.transaction import State
-from tests.unit.domain import naive_fold
-from tests.unit.domain.histories import GROUP, PARTITIONS, Step, World, described, expected, steps
-from tests.unit.domain.naive_fold import Logs
+from tests.support.domain import naive_fold
+from tests.support.domain.histories import GROUP, PARTITIONS, Step, World, described, expected, steps
+from tests.support.domain.naive_fold import Logs
 
 moves = st.lists(st.tuples(st.sampled_from(PARTITIONS), st.integers(-6, 4)), max_size=60)
 """For each partition in turn: read on so many records, or go back and read again."""

@@ -2,8 +2,8 @@
 
 from halfway.domain.records import OpKind
 from halfway.domain.shard import ShardState
-from tests.unit.domain.histories import half_of
-from tests.unit.domain.shard_records import ID, A, op, parked_of
+from tests.support.domain.histories import half_of
+from tests.support.domain.shard_records import ID, A, op, parked_of
 
 
 class TestForgetting:

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfway.domain.shard import ShardState
-from tests.unit.domain import naive_fold
-from tests.unit.domain.histories import Step, World, described, expected, steps_with_later_lives
-from tests.unit.domain.naive_fold import Known
+from tests.support.domain import naive_fold
+from tests.support.domain.histories import Step, World, described, expected, steps_with_later_lives
+from tests.support.domain.naive_fold import Known
 from tests.unit.domain.test_shard_fold import Reader, moves
 
 HORIZON_MS = 5_000

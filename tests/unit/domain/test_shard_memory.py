@@ -13,7 +13,7 @@ import pytest
 from halfway.domain.ids import server_id
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, fingerprint
 from halfway.domain.shard import ShardState
-from tests.unit.domain.shard_records import op
+from tests.support.domain.shard_records import op
 
 T = TypeVar("T")
 

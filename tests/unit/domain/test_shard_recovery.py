@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfway.domain.shard import ShardState
-from tests.unit.domain import naive_fold
-from tests.unit.domain.histories import Step, World, described, expected, steps
-from tests.unit.domain.naive_fold import Known, Logs
+from tests.support.domain import naive_fold
+from tests.support.domain.histories import Step, World, described, expected, steps
+from tests.support.domain.naive_fold import Known, Logs
 
 HORIZON_MS = 1000
 

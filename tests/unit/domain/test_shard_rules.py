@@ -6,7 +6,7 @@ import pytest
 from halfway.domain.records import FOREIGN, MessageDigest, OpKind
 from halfway.domain.shard import Ended, Pending, ShardState, key_index
 from halfway.domain.transaction import State
-from tests.unit.domain.shard_records import A_LATER, ID, LANE_A, A, B, op, parked_of
+from tests.support.domain.shard_records import A_LATER, ID, LANE_A, A, B, op, parked_of
 
 
 def pending(state: ShardState, transaction_id: str = ID) -> Pending:

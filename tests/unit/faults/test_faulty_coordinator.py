@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.faulty_coordinator import FaultyCoordinator
-from tests.acceptance.waiting import until_true
 from tests.faults.plan import Fault
+from tests.support.coordinator.faulty import FaultyCoordinator
+from tests.support.waiting import until_true
 
 NOBODY = "127.0.0.1:1"
 

@@ -33,7 +33,7 @@ from halfway.service.ports import CheckRequest, Cursors, Lane, LaneWrite, Member
 from halfway.service.requests import End, GroupSpec, Prepare, ServiceLimits
 from halfway.service.resolve import lane_writes
 from halfway.service.resolve.lane_writes import Told
-from tests.contract.instance import Listener, half_of, new_id
+from tests.support.contract.instance import Listener, half_of, new_id
 
 SHARDS = 2
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from halfway.peers import HttpPeers
 from halfway.rest.server.server import HttpServer
 from halfway.service.ports import OwnerHint
-from tests.unit.peers.owner import HOST, SECRET, Serve
+from tests.support.peers.owner import HOST, SECRET, Serve
 
 
 @pytest.fixture

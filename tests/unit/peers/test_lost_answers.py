@@ -9,7 +9,7 @@ from halfway.domain.errors import AlreadyEndedError, PeerLostError, ShardUnavail
 from halfway.peers import HttpPeers
 from halfway.service.ports import OwnerHint
 from halfway.service.requests import EndResult
-from tests.unit.peers.owner import HOST, Owner, Serve, ask
+from tests.support.peers.owner import HOST, Owner, Serve, ask
 
 
 async def test_the_errors_of_an_owner_reach_the_caller(serve: Serve, peers: HttpPeers) -> None:

@@ -8,7 +8,7 @@ import pytest
 from halfway.domain.errors import OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.peers import HttpPeers, PeerLimits
 from halfway.service.peer_calls import DueCall, EndCall
-from tests.unit.peers.owner import SECRET, Owner, Serve, ask, within
+from tests.support.peers.owner import SECRET, Owner, Serve, ask, within
 
 
 async def test_what_is_asked_at_one_moment_goes_as_one_request(serve: Serve, peers: HttpPeers) -> None:

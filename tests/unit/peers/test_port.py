@@ -16,7 +16,7 @@ from halfway.domain.errors import ShardUnavailableError
 from halfway.peers import HttpPeers
 from halfway.rest.server.peer_port import PATH
 from halfway.service.peer_calls import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
-from tests.unit.peers.owner import SECRET, Owner, Serve, ask, end_of, within
+from tests.support.peers.owner import SECRET, Owner, Serve, ask, end_of, within
 
 
 async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncExitStack) -> None:

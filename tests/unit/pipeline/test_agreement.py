@@ -16,7 +16,7 @@ from checker.records import AnyRecord, Half, Op, Parked, Real
 from checker.rules import RULES, Finding
 from halfway.pipeline.records import content
 from halfway.pipeline.transforms.verdict import ANOMALIES, Limits, of_ops, verdicts
-from tests.unit.checker.forgeries import FORGERIES, good
+from tests.support.checker.forgeries import FORGERIES, good
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,7 +8,7 @@ import pytest
 
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import ApiLimits
-from tests.unit.rest.client import RestWorld
+from tests.support.rest.client import RestWorld
 
 
 class NewWorld(Protocol):

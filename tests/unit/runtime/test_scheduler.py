@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from halfway.runtime.scheduler import ScannedShards, ScanScheduler, SystemClock
-from tests.unit.service.world import SHARDS, World
+from tests.support.service.world import SHARDS, World
 
 
 class Scans:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.service.world import World
+from tests.support.service.world import World
 
 
 @pytest.fixture

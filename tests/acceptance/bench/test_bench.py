@@ -1,0 +1,78 @@
+"""The benchmark in short: every scenario through the same code, and what it tells. No figure is judged here."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from bench.__main__ import main
+from bench.plan import SCENARIOS, TOPIC
+from bench.report import write_json
+from bench.rig import Rig
+from bench.scenarios import Lengths, run_scenarios
+from bench.soak import Lasting, soak
+from tests.support.brokers.fixtures import Kafka
+
+KEYS = {
+    *("scenario", "tx_per_s", "p50_ms", "p99_ms", "coordinator_cpu_us", "broker_cpu_us", "raw_tx_per_s", "ratio"),
+    *("missing", "doubled"),
+}
+
+
+def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_path: Path) -> None:
+    """The file has a line a scenario with all that is promised; what was acknowledged stands once."""
+    said: list[str] = []
+    with Rig(say=said.append, bootstrap_servers=kafka.bootstrap_servers, name="bench-smoke") as rig:
+        lengths = Lengths(warm_up_s=0, lead_s=0, run_s=0.5, raw_s=0.5)
+        lines = run_scenarios(rig, SCENARIOS, lengths, say=said.append)
+        lasted = soak(rig, Lasting(minutes=1 / 60, share=0.5, warm_up_s=0, maximum_s=0.5, window_s=0.5))
+
+    write_json(tmp_path / "bench.json", lines)
+    told = json.loads((tmp_path / "bench.json").read_bytes())
+    assert [line["scenario"] for line in told] == ["single-1", "single-16", "single-64", "batch-100"]
+    for line in told:
+        assert line.keys() >= KEYS
+        assert line["raw_tx_per_s"] > 0
+        assert line["audited"] > 0
+        found = (line["missing"], line["doubled"], line["extra"], line["contradicted"], line["stuck"], line["failed"])
+        assert not any(found), line
+    assert len(lasted.lines) == 2
+    assert lasted.clean, lasted
+
+
+@contextmanager
+def foreign_messages(kafka: Kafka, topic: str) -> Iterator[None]:
+    """Somebody else writes into the topic, all the time."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    stopped = threading.Event()
+
+    def write() -> None:
+        while not stopped.wait(0.2):
+            producer.produce(topic, b"not halfway's")
+            producer.poll(0)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        writing.join()
+        producer.flush()
+
+
+def test_the_exit_status_follows_the_checker(kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 where it finds nothing; 1 where messages stand in the topic that nobody prepared, and the first is named."""
+    arguments = ["--only", "single-1", "--warm-up", "0", "--lead", "0", "--seconds", "1.5", "--raw-seconds", "0.5"]
+    arguments += ["--kafka", kafka.bootstrap_servers, "--json", str(tmp_path / "bench.json")]
+    assert main(arguments) == 0
+    with foreign_messages(kafka, TOPIC):
+        assert main(arguments) == 1
+    assert "leaked message_of_no_transaction" in capsys.readouterr().out
+    (line,) = json.loads((tmp_path / "bench.json").read_bytes())
+    assert line["extra"] > 0
+    assert line["missing"] == line["doubled"] == line["contradicted"] == line["stuck"] == line["failed"] == 0

@@ -1,0 +1,47 @@
+"""The benchmarks of several instances in short: the same code, and what it tells. No figure is judged here."""
+
+from bench.fleet import FleetRig
+from bench.frozen import Freezing, measure_frozen
+from bench.instances import Spread, measure_instances
+from bench.takeover import Taking, measure_takeovers
+from tests.support.brokers.fixtures import Kafka
+
+
+def test_several_instances_are_measured_and_their_audit_is_clean(kafka: Kafka) -> None:
+    """Nothing is forwarded where the owner is asked; where the other one is, everything is."""
+    with FleetRig(say=print, bootstrap_servers=kafka.bootstrap_servers, name="bench-instances") as rig:
+        spread = Spread(warm_up_s=0, lead_s=0, run_s=0.5, counts=(1, 2), callers=8)
+        found = measure_instances(rig, spread, say=print)
+    assert found.clean, found
+    shares = [(line.instances, line.asked, line.forwarded_share) for line in found.lines]
+    assert shares[:2] == [(1, "the owner", 0), (2, "the owner", 0)]
+    assert 0 < shares[2][2] < 1
+    assert shares[3:] == [(2, "the one owner", 0), (2, "the other one", 1)]
+    assert found.forwarded is not None
+    for line in found.lines:
+        assert line.transactions > 0
+        assert len(line.each_cpu_us) == line.instances
+
+
+def test_takeovers_are_measured_and_nothing_is_lost_or_doubled(kafka: Kafka) -> None:
+    with FleetRig(say=print, bootstrap_servers=kafka.bootstrap_servers, name="bench-takeover") as rig:
+        taking = Taking(sessions_s=(4,), rate_per_s=20, lead_s=1, after_s=1)
+        found = measure_takeovers(rig, taking, say=print)
+    assert [line.event.split(" (")[0] for line in found.lines] == [
+        "a fourth joins",
+        "one of four is stopped",
+        "one of three is killed",
+    ]
+    assert found.clean, found
+    for line in found.lines:
+        assert line.shards > 0
+        assert line.requests > 0
+        assert line.most_s > 0
+
+
+def test_how_long_a_frozen_instance_holds_consumers_back_is_measured(kafka: Kafka) -> None:
+    with FleetRig(say=print, bootstrap_servers=kafka.bootstrap_servers, name="bench-frozen") as rig:
+        [line] = measure_frozen(rig, Freezing(sessions_s=(4,), timeouts_s=()), say=print)
+    assert (line.instances, line.copies) == (2, 1)
+    assert line.held_back_s > 0
+    assert line.served_again_s is not None

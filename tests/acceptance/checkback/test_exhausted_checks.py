@@ -1,0 +1,151 @@
+"""What halfway does when asking led to nothing: it parks, which can be ended or resumed, or it rolls back."""
+
+from halfway.domain.records import OpKind
+from halfway.embedded.ports import HOST, pick_port
+from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
+from tests.support.coordinator.rest_client import QUIET, Rest, message, moment_ms
+from tests.support.coordinator.topics import Cluster, InternalTopics
+
+SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
+TWICE = {**SOON, "max_checks": 2}
+
+
+async def test_the_largest_number_of_checks_is_sent_and_then_it_is_parked(
+    rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
+) -> None:
+    """Parked is kept: listed with its reason, shown with its payload, not asked about, not delivered."""
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy={**SOON, "max_checks": 3})).expect(201)
+    transaction = await rest.prepared(group, [message(topic, "kept", key="k")])
+
+    shown = await rest.until(transaction, "parked")
+
+    assert [asked.attempt for asked in endpoint.asked_about(transaction)] == [1, 2, 3]
+    assert shown["checks"] == 3
+    assert "max_checks" in shown["reason"]
+    assert shown["messages"][0]["value"] == "kept"
+    listed = await rest.page(group=group, state="parked")
+    assert [one["id"] for one in listed["transactions"]] == [transaction]
+    *checked, parked = await internal.kinds(transaction)
+    assert checked == [(OpKind.CHECKED, "check")] * 3
+    assert parked == (OpKind.PARKED, "policy")
+    (record,) = await internal.parked(transaction)
+    assert record is not None
+    assert (record.checks, record.half.messages[0].value) == (3, b"kept")
+    assert (await internal.halves(transaction))[-1] is None
+    (await rest.check(transaction)).refused(409, "not_pending")
+    assert (await rest.end(transaction, "unknown")).expect(200)["state"] == "parked"
+    assert await cluster.read(topic) == []
+
+
+async def test_a_parked_one_can_still_be_ended(
+    rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
+) -> None:
+    """The producer's late commit is delivered once, its late rollback is taken; both are final."""
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=TWICE)).expect(201)
+    late_commit = await rest.prepared(group, [message(topic, "late")])
+    late_rollback = await rest.prepared(group, [message(topic, "never")])
+    for transaction in (late_commit, late_rollback):
+        await rest.until(transaction, "parked")
+
+    assert (await rest.commit(late_commit))["changed"] is True
+    assert (await rest.rollback(late_rollback))["changed"] is True
+
+    assert (await rest.commit(late_commit))["changed"] is False
+    (await rest.end(late_rollback, "commit")).refused(409, "already_ended")
+    assert [record.value for record in await cluster.read(topic)] == [b"late"]
+    assert (await internal.kinds(late_commit))[-2:] == [(OpKind.PARKED, "policy"), (OpKind.COMMITTED, "producer")]
+    assert (await internal.kinds(late_rollback))[-1] == (OpKind.ROLLED_BACK, "producer")
+    for transaction in (late_commit, late_rollback):
+        assert (await internal.parked(transaction))[-1] is None
+        (await rest.resume(transaction)).refused(409, "already_ended")
+
+
+async def test_a_parked_one_can_be_resumed(
+    rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
+) -> None:
+    """Its count starts at 0 again, and a verdict resolves it as ever."""
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=TWICE)).expect(201)
+    transaction = await rest.prepared(group, [message(topic, "resumed")])
+    await rest.until(transaction, "parked")
+    endpoint.answer("commit")
+
+    resumed = (await rest.resume(transaction)).expect(200)
+
+    assert (resumed["id"], resumed["state"], resumed["checks"]) == (transaction, "prepared", 0)
+    shown = await rest.until(transaction, "committed")
+    assert shown["cause"] == "check"
+    assert [asked.attempt for asked in endpoint.asked_about(transaction)] == [1, 2, 1]
+    assert await internal.kinds(transaction) == [
+        (OpKind.CHECKED, "check"),
+        (OpKind.CHECKED, "check"),
+        (OpKind.PARKED, "policy"),
+        (OpKind.RESUMED, "operator"),
+        (OpKind.COMMITTED, "check"),
+    ]
+    assert [record.value for record in await cluster.read(topic)] == [b"resumed"]
+
+
+async def test_resuming_what_is_prepared_changes_nothing(
+    rest: Rest, internal: InternalTopics, group: str, topic: str
+) -> None:
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    transaction = await rest.prepared(group, [message(topic)])
+    assert (await rest.resume(transaction)).expect(200)["state"] == "prepared"
+    assert await internal.kinds(transaction) == []
+
+
+async def test_a_group_may_choose_rollback_when_the_checks_are_exhausted(
+    rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
+) -> None:
+    policy = {**TWICE, "on_exhausted": "rollback"}
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=policy)).expect(201)
+    transaction = await rest.prepared(group, [message(topic)])
+
+    shown = await rest.until(transaction, "rolled_back")
+
+    assert shown["cause"] == "policy"
+    assert [asked.attempt for asked in endpoint.asked_about(transaction)] == [1, 2]
+    assert (await internal.kinds(transaction))[-1] == (OpKind.ROLLED_BACK, "policy")
+    (await rest.end(transaction, "commit")).refused(409, "already_ended")
+    assert await cluster.read(topic) == []
+
+
+async def test_the_largest_age_ends_the_asking(
+    rest: Rest, endpoints: Endpoints, internal: InternalTopics, group: str, topic: str
+) -> None:
+    """Whatever the number of checks: parked, or rolled back where the group says so and was asked; not before."""
+    endpoint = await endpoints.check("unknown")
+    aging = {**SOON, "max_age_s": 1.5}
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=aging)).expect(201)
+    other = f"{group}-other"
+    refused = [f"http://{HOST}:{pick_port()}/check"]
+    (await rest.put_group(other, topics=[topic], urls=refused, policy={**aging, "on_exhausted": "rollback"})).expect(
+        201
+    )
+    asked = await rest.prepared(group, [message(topic)])
+    never_reached = await rest.prepared(other, [message(topic)])
+    giving_up = f"{group}-giving-up"
+    (
+        await rest.put_group(
+            giving_up, topics=[topic], urls=[endpoint.url], policy={**aging, "on_exhausted": "rollback"}
+        )
+    ).expect(201)
+    reached = await rest.prepared(giving_up, [message(topic)])
+
+    parked = await rest.until(asked, "parked")
+    unasked = await rest.until(never_reached, "parked")
+    rolled_back = await rest.until(reached, "rolled_back")
+
+    assert "max_age_s" in parked["reason"]
+    assert "max_age_s" in rolled_back["remark"]
+    assert rolled_back["checks"] > 0
+    assert "no check was sent" in unasked["reason"]
+    assert (await internal.kinds(asked))[-1] == (OpKind.PARKED, "policy")
+    assert await internal.kinds(never_reached) == [(OpKind.PARKED, "policy")]
+    assert (await internal.kinds(reached))[-1] == (OpKind.ROLLED_BACK, "policy")
+    for shown, ended_at in (
+        (parked, parked["parked_at"]),
+        (unasked, unasked["parked_at"]),
+        (rolled_back, rolled_back["ended_at"]),
+    ):
+        assert moment_ms(ended_at) - moment_ms(shown["prepared_at"]) >= 1500

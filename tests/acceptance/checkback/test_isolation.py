@@ -1,0 +1,67 @@
+"""Groups do not hold each other up."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.support.coordinator.endpoints import Endpoints
+from tests.support.coordinator.process import NewCoordinator
+from tests.support.coordinator.rest_client import Connect, Json, message
+from tests.support.waiting import until_true
+
+HUNG_GROUPS = 20
+HUNG_TRANSACTIONS = 5
+PLACES = 4
+"""Checks of one group at the same time."""
+HEALTHY_TRANSACTIONS = 20
+HANG_S = 120
+"""How long halfway would wait for an answer: far longer than this test may take."""
+SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["hosts of their own", "one host and port"])
+async def test_twenty_groups_with_hung_endpoints_do_not_delay_the_checks_of_a_healthy_one(
+    new_coordinator: NewCoordinator, connect: Connect, endpoints: Endpoints, group: str, topic: str, *, shared: bool
+) -> None:
+    """The healthy group's checks are sent and its transactions resolved while every check of the others hangs.
+
+    Also if all groups are behind one ingress, which has more hung checks then than halfway once had connections to a
+    host. What is asserted is an order and not a time: no hung check is over when the last healthy one is resolved.
+    """
+    coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": str(HANG_S), "HALFWAY_CHECK_CONCURRENCY": str(PLACES)})
+    coordinator.start()
+    rest = connect(coordinator)
+    release = asyncio.Event()
+
+    async def hang(question: Json) -> str:
+        if question["group"] != group:
+            await release.wait()
+        return "rollback"
+
+    hung_endpoints = [await endpoints.check(hang) for _ in range(1 if shared else HUNG_GROUPS)]
+    hung = []
+    for number in range(HUNG_GROUPS):
+        name = f"{group}-{number}"
+        url = hung_endpoints[number % len(hung_endpoints)].url
+        (await rest.put_group(name, topics=[topic], urls=[url], policy=SOON)).expect(201)
+        hung += [await rest.prepared(name, [message(topic)]) for _ in range(HUNG_TRANSACTIONS)]
+
+    def hanging() -> int:
+        return sum(hung_endpoint.waiting for hung_endpoint in hung_endpoints)
+
+    await until_true(lambda: hanging() == HUNG_GROUPS * PLACES, what="every group hangs")
+    healthy_endpoint = hung_endpoints[0] if shared else await endpoints.check("rollback")
+    (await rest.put_group(group, topics=[topic], urls=[healthy_endpoint.url], policy=SOON)).expect(201)
+
+    healthy = [await rest.prepared(group, [message(topic)]) for _ in range(HEALTHY_TRANSACTIONS)]
+    for transaction in healthy:
+        shown = await rest.until(transaction, "rolled_back")
+        assert (shown["cause"], shown["checks"]) == ("check", 1)
+
+    assert hanging() == HUNG_GROUPS * PLACES, "the others still hang"
+    asked = Counter(asked.body["group"] for hung_endpoint in hung_endpoints for asked in hung_endpoint.asked)
+    assert max(asked[f"{group}-{number}"] for number in range(HUNG_GROUPS)) == PLACES, "and take no more places"
+    release.set()
+    for transaction in hung:
+        await rest.until(transaction, "rolled_back")

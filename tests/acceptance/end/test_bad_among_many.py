@@ -1,0 +1,117 @@
+"""One end that cannot be written among two hundred: the others are committed, and Kafka is not worn out over it."""
+
+import asyncio
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from tests.support.coordinator.by_hand import total
+from tests.support.coordinator.process import NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Answer, Connect, Rest, message, preparation
+from tests.support.coordinator.topics import Cluster
+from tests.support.waiting import eventually
+
+GOOD = 199
+MOST_KAFKA_TRANSACTIONS = 60
+"""Far below one for each end; that single callers come in several waves is taken into account."""
+PATIENT = {"HALFWAY_REQUEST_TIMEOUT_S": "60"}
+
+
+async def prepared_many(rest: Rest, group: str, topic: str) -> list[str]:
+    items = [preparation(group, [message(topic, f"{number}")]) for number in range(GOOD)]
+    answered = (await rest.batch(prepare=items)).expect(200)["prepare"]
+    assert {item["status"] for item in answered} == {201}
+    return [item["body"]["id"] for item in answered]
+
+
+async def ended_together(rest: Rest, bad: str, good: list[str]) -> tuple[Answer, list[Answer]]:
+    """Commit all at one instant, the bad one in their middle; the good ones again after each 503."""
+    half = len(good) // 2
+    first, refused, second = await asyncio.gather(
+        asyncio.gather(*(rest.end(transaction, "commit", retry=True) for transaction in good[:half])),
+        rest.end(bad, "commit"),
+        asyncio.gather(*(rest.end(transaction, "commit", retry=True) for transaction in good[half:])),
+    )
+    return refused, [*first, *second]
+
+
+async def assert_bounded(rest: Rest, before: float) -> None:
+    """The incarnation ended at most once, and there were few Kafka transactions."""
+    assert await total(rest, "halfway_lane_failures_total") <= 1
+    assert await total(rest, "halfway_lane_batch_ends_count") - before <= MOST_KAFKA_TRANSACTIONS
+
+
+async def assert_all_stand_once(cluster: Cluster, topic: str) -> None:
+    values = sorted(int(record.value or b"-1") for record in await cluster.read(topic))
+    assert values == list(range(GOOD))
+
+
+async def test_a_topic_that_was_deleted_after_the_lane_wrote_to_it(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
+) -> None:
+    """Librdkafka still knows it: 199 are committed, the one is told `topic_unavailable` and stays pending."""
+    coordinator = new_coordinator(PATIENT)
+    coordinator.start()
+    rest = connect(coordinator)
+    doomed, alive = await cluster.make_topics("doomed", "alive")
+    (await rest.put_group(group, topics=[doomed, alive], policy=QUIET)).expect(201)
+    for _ in range(2):  # one for each of the lane's producers
+        await rest.commit(await rest.prepared(group, [message(doomed, "known to the lane")]))
+    bad = await rest.prepared(group, [message(doomed, "bad")])
+    good = await prepared_many(rest, group, alive)
+    before = await total(rest, "halfway_lane_batch_ends_count")
+
+    await cluster.delete_topic(doomed)
+    refused, answers = await ended_together(rest, bad, good)
+
+    assert {answer.expect(200)["state"] for answer in answers} == {"committed"}
+    assert refused.status == 503, refused
+    refused = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "topic_unavailable")
+    assert doomed in refused.body["detail"]
+    shown = await rest.show(bad)
+    assert shown["state"] == "prepared"
+    assert "topic_unavailable" in shown["last_error"]
+    await assert_bounded(rest, before)
+    await assert_all_stand_once(cluster, alive)
+
+
+async def test_a_message_that_has_become_too_large_for_its_topic(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
+) -> None:
+    """The limit was lowered after the prepare: 199 to the same topic are committed, the one waits with the reason."""
+    coordinator = new_coordinator(PATIENT)
+    coordinator.start()
+    rest = connect(coordinator)
+    topic = await cluster.make_topic("small", config={"max.message.bytes": "400000"})
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    bad = await rest.prepared(group, [message(topic, "x" * 300_000)])
+    good = await prepared_many(rest, group, topic)
+    before = await total(rest, "halfway_lane_batch_ends_count")
+    await set_limit(cluster, topic, 100_000)
+
+    refused, answers = await ended_together(rest, bad, good)
+
+    assert {answer.expect(200)["state"] for answer in answers} == {"committed"}
+    refused = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "message_too_large")
+    assert topic in refused.refused(413, "message_too_large")["detail"]
+    shown = await rest.show(bad)
+    assert shown["state"] == "prepared"
+    assert "message_too_large" in shown["last_error"]
+    await assert_bounded(rest, before)
+    await assert_all_stand_once(cluster, topic)
+
+    await set_limit(cluster, topic, 400_000)
+    await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.status == 200)
+
+
+async def set_limit(cluster: Cluster, topic: str, limit: int) -> None:
+    entry = ConfigEntry("max.message.bytes", str(limit), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for done in admin.incremental_alter_configs([resource]).values():
+        await asyncio.to_thread(done.result, 20)

@@ -1,0 +1,311 @@
+"""One outcome for ever: ends that are repeated, that contradict each other, that come late or after a restart."""
+
+import asyncio
+from collections import Counter
+from functools import partial
+from uuid import uuid4
+
+import pytest
+
+from halfway.domain.records import OpKind, digest
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, moment_ms
+from tests.support.coordinator.topics import Cluster, InternalTopics
+from tests.support.waiting import eventually
+
+PAIRS = 100
+FINAL = {OpKind.COMMITTED, OpKind.ROLLED_BACK}
+
+
+async def test_a_commit_is_answered_when_its_message_stands(
+    rest: Rest, cluster: Cluster, quiet: str, topic: str
+) -> None:
+    """The end is confirmed: whoever reads after a 200 finds the message, and before it nothing."""
+    transaction = await rest.prepared(quiet, [message(topic, "paid")])
+    assert await cluster.read(topic) == []
+
+    ended = await rest.commit(transaction)
+
+    assert ended == {"id": transaction, "state": "committed", "changed": True}
+    assert [record.value for record in await cluster.read(topic)] == [b"paid"]
+
+
+async def test_the_same_commit_twice_writes_one_message(rest: Rest, cluster: Cluster, quiet: str, topic: str) -> None:
+    transaction = await rest.prepared(quiet, [message(topic)])
+
+    answers = [await rest.commit(transaction), await rest.commit(transaction)]
+
+    assert [answer["changed"] for answer in answers] == [True, False]
+    assert [answer["state"] for answer in answers] == ["committed", "committed"]
+    assert len(await cluster.read(topic)) == 1
+
+
+async def test_the_same_rollback_twice_is_answered_twice(rest: Rest, cluster: Cluster, quiet: str, topic: str) -> None:
+    transaction = await rest.prepared(quiet, [message(topic)])
+
+    answers = [await rest.rollback(transaction), await rest.rollback(transaction)]
+
+    assert [answer["changed"] for answer in answers] == [True, False]
+    assert [answer["state"] for answer in answers] == ["rolled_back", "rolled_back"]
+    assert await cluster.read(topic) == []
+
+
+async def test_a_contradicting_end_is_a_conflict_and_writes_nothing(
+    rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
+) -> None:
+    """Commit after rollback and rollback after commit: 409 with the state that stands."""
+    committed = await rest.prepared(quiet, [message(topic, "in")])
+    rolled_back = await rest.prepared(quiet, [message(topic, "out")])
+    await rest.commit(committed)
+    await rest.rollback(rolled_back)
+
+    late_rollback = await rest.end(committed, "rollback")
+    late_commit = await rest.end(rolled_back, "commit")
+    late_unknown = [await rest.end(committed, "unknown"), await rest.end(rolled_back, "unknown")]
+
+    assert late_rollback.refused(409, "already_ended")["state"] == "committed"
+    assert late_commit.refused(409, "already_ended")["state"] == "rolled_back"
+    for answer in late_unknown:
+        answer.refused(409, "already_ended")
+    assert [record.value for record in await cluster.read(topic)] == [b"in"]
+    assert await internal.kinds(committed) == [(OpKind.COMMITTED, "producer")]
+    assert await internal.kinds(rolled_back) == [(OpKind.ROLLED_BACK, "producer")]
+
+
+async def test_two_contradicting_ends_at_one_instant_have_one_outcome(
+    rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
+) -> None:
+    """A hundred times: one of the two is 200, the other 409, and topic and op marker say what the 200 said."""
+    transactions = await asyncio.gather(
+        *(rest.prepared(quiet, [message(topic, f"v{number}")]) for number in range(PAIRS))
+    )
+
+    async def race(number: int, transaction: str) -> str:
+        outcomes = ("commit", "rollback") if number % 2 else ("rollback", "commit")
+        answers = await asyncio.gather(*(rest.end(transaction, outcome) for outcome in outcomes))
+        assert sorted(answer.status for answer in answers) == [200, 409], answers
+        (won,) = (answer.body for answer in answers if answer.status == 200)
+        (lost,) = (answer.body for answer in answers if answer.status == 409)
+        assert won["changed"] is True
+        assert lost["state"] == won["state"]
+        return str(won["state"])
+
+    states = dict(
+        zip(transactions, await asyncio.gather(*(race(*pair) for pair in enumerate(transactions))), strict=True)
+    )
+
+    print(Counter(states.values()))  # noqa: T201  shown with a failure
+    delivered = Counter(record.transaction_id for record in await cluster.read(topic))
+    assert delivered == Counter(transaction for transaction, state in states.items() if state == "committed")
+    finals = [(op.id, op.kind.lower()) for op in await internal.ops() if op.id in states and op.kind in FINAL]
+    assert sorted(finals) == sorted(states.items())
+    for transaction in transactions[:5]:
+        assert (await rest.show(transaction))["state"] == states[transaction]
+
+
+async def test_many_equal_ends_at_one_instant_change_it_once(
+    rest: Rest, cluster: Cluster, quiet: str, topic: str
+) -> None:
+    transaction = await rest.prepared(quiet, [message(topic)])
+
+    answers = await asyncio.gather(*(rest.commit(transaction) for _ in range(20)))
+
+    assert Counter(answer["changed"] for answer in answers) == {True: 1, False: 19}
+    assert len(await cluster.read(topic)) == 1
+
+
+async def test_outcomes_stand_after_a_restart_and_after_a_crash(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
+) -> None:
+    """Repeated ends, contradicting ends and repeated prepares are answered as before, and nothing is written."""
+    coordinator = new_coordinator()
+    coordinator.start()
+    rest = connect(coordinator)
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    own_id = f"order-{uuid4()}"
+    committed = await rest.prepared(group, [message(topic, "in")])
+    own = await rest.prepared(group, [message(topic, "own")], as_id=own_id)
+    rolled_back = await rest.prepared(group, [message(topic, "out")])
+    pending = await rest.prepared(group, [message(topic, "later")], as_id=f"pending-{uuid4()}")
+    for transaction in (committed, own):
+        await rest.commit(transaction)
+    await rest.rollback(rolled_back)
+
+    for how in ("stop", "kill"):
+        if how == "stop":
+            assert coordinator.stop() == 0
+        else:
+            coordinator.kill()
+        coordinator.start()
+
+        for transaction in (committed, own):
+            assert await rest.commit(transaction) == {"id": transaction, "state": "committed", "changed": False}
+            (await rest.end(transaction, "rollback")).refused(409, "already_ended")
+        assert (await rest.rollback(rolled_back))["changed"] is False
+        (await rest.end(rolled_back, "commit")).refused(409, "already_ended")
+        again = await rest.prepare(group, [message(topic, "own")], as_id=own_id)
+        assert again.expect(200)["state"] == "committed"
+        (await rest.prepare(group, [message(topic, "other")], as_id=own_id)).refused(409, "id_reused")
+        assert (await rest.prepare(group, [message(topic, "later")], as_id=pending)).expect(200)["state"] == "prepared"
+        assert sorted(record.value or b"" for record in await cluster.read(topic)) == [b"in", b"own"]
+
+    await rest.commit(pending)
+    assert len(await cluster.read(topic)) == 3
+
+
+class TestAfterTheOutcomeHorizon:
+    """Outcomes are remembered for a time; after it the answer says so, and never "rolled back"."""
+
+    HORIZON_S = 1
+
+    @pytest.fixture
+    def forgetful(self, new_coordinator: NewCoordinator) -> CoordinatorProcess:
+        coordinator = new_coordinator({"HALFWAY_OUTCOME_HORIZON_S": str(self.HORIZON_S)})
+        coordinator.start()
+        return coordinator
+
+    async def test_an_end_of_an_expired_outcome_is_gone_and_writes_nothing(
+        self, forgetful: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
+    ) -> None:
+        """410 `outcome_expired` for ids that the server made, also after a restart; 404 for ids of clients."""
+        rest = connect(forgetful)
+        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+        made = [await rest.prepared(group, [message(topic, "in")]), await rest.prepared(group, [message(topic, "out")])]
+        own = await rest.prepared(group, [message(topic, "own")], as_id=f"own-{uuid4()}")
+        old = await rest.prepared(group, [message(topic, "old")])
+        await rest.commit(made[0])
+        await rest.rollback(made[1])
+        await rest.commit(own)
+
+        for restarted in (False, True):
+            if restarted:
+                forgetful.stop()
+                forgetful.start()
+            # Recovery may have read more than it needs; the scan forgets it.
+            for transaction in made:
+                await eventually(partial(rest.get, transaction), lambda answer: answer.status == 410)
+            await eventually(lambda: rest.get(own), lambda answer: answer.status == 404)
+            for transaction in made:
+                for outcome in ("commit", "rollback", "unknown"):
+                    problem = (await rest.end(transaction, outcome)).refused(410, "outcome_expired")
+                    assert "does not mean" in problem["detail"]
+            problem = (await rest.end(own, "rollback")).refused(404, "unknown_transaction")
+            assert "does not mean" in problem["detail"]
+        assert len(await cluster.read(topic)) == 2
+
+        assert (await rest.commit(old))["changed"] is True, "a pending transaction is never too old to be ended"
+        assert len(await cluster.read(topic)) == 3
+
+
+async def test_an_unknown_end_leaves_it_pending_and_keeps_the_remark(
+    rest: Rest, cluster: Cluster, quiet: str, topic: str
+) -> None:
+    """An exception in the local transaction is told as `unknown` with a remark, which is shown."""
+    transaction = await rest.prepared(quiet, [message(topic)])
+
+    answer = (await rest.end(transaction, "unknown", remark="ValueError: no stock")).expect(200)
+
+    assert answer == {"id": transaction, "state": "prepared", "changed": False}
+    shown = await rest.show(transaction)
+    assert shown["state"] == "prepared"
+    assert shown["remark"] == "ValueError: no stock"
+    assert shown["checks"] == 0, "what the producer says by itself is no check"
+    assert await cluster.read(topic) == []
+    await rest.commit(transaction)
+
+
+async def test_the_remark_of_an_end_is_shown(rest: Rest, quiet: str, topic: str) -> None:
+    transaction = await rest.prepared(quiet, [message(topic)])
+    (await rest.end(transaction, "rollback", remark="card declined")).expect(200)
+    assert (await rest.show(transaction))["remark"] == "card declined"
+
+
+class TestBatch:
+    async def test_each_item_has_its_own_answer_in_the_same_order(
+        self, rest: Rest, cluster: Cluster, quiet: str, topic: str
+    ) -> None:
+        """Good and bad items side by side: none holds up another."""
+        first = await rest.prepared(quiet, [message(topic, "first")])
+        second = await rest.prepared(quiet, [message(topic, "second")])
+        own = f"order-{uuid4()}"
+
+        answer = await rest.batch(
+            prepare=[
+                {"group": quiet, "messages": [message(topic, "a")]},
+                {"group": "nobody", "messages": [message(topic, "b")]},
+                {"group": quiet, "id": own, "messages": [message(topic, "c")]},
+                {"group": quiet, "messages": [message("no-such-topic", "d")]},
+            ],
+            end=[
+                {"id": first, "outcome": "commit"},
+                {"id": f"nobody-{uuid4()}", "outcome": "commit"},
+                {"id": second, "outcome": "rollback"},
+                {"id": first, "outcome": "COMMIT"},
+            ],
+        )
+
+        body = answer.expect(200)
+        prepares, ends = body["prepare"], body["end"]
+        assert [item["status"] for item in prepares] == [201, 404, 201, 422]
+        assert prepares[1]["problem"]["error_code"] == "unknown_group"
+        assert prepares[2]["body"]["id"] == own
+        assert [item["status"] for item in ends] == [200, 404, 200, 422]
+        assert [record.value for record in await cluster.read(topic)] == [b"first"]
+
+        more = await rest.batch(
+            end=[
+                {"id": prepares[0]["body"]["id"], "outcome": "commit"},
+                {"id": first, "outcome": "rollback"},
+                {"id": second, "outcome": "unknown"},
+            ]
+        )
+        assert [item["status"] for item in more.expect(200)["end"]] == [200, 409, 409]
+        assert {record.value for record in await cluster.read(topic)} == {b"first", b"a"}
+
+    async def test_a_large_one_is_done_as_a_whole(self, rest: Rest, cluster: Cluster, quiet: str, topic: str) -> None:
+        prepares = [{"group": quiet, "messages": [message(topic, str(number))]} for number in range(200)]
+        prepared = (await rest.batch(prepare=prepares)).expect(200)["prepare"]
+        assert {item["status"] for item in prepared} == {201}
+        ends = [{"id": item["body"]["id"], "outcome": "commit"} for item in prepared]
+        ended = (await rest.batch(end=ends)).expect(200)["end"]
+        assert all(item["status"] == 200 and item["body"]["changed"] for item in ended)
+        values = Counter(record.value for record in await cluster.read(topic))
+        assert values == Counter(str(number).encode() for number in range(200))
+
+
+async def test_what_is_written_down_tells_everything_without_decoding_and_without_the_half(
+    rest: Rest, internal: InternalTopics, quiet: str, topic: str
+) -> None:
+    """Half, op marker and tombstone carry kind, group and state in headers, and the op marker hashes and sizes.
+
+    The audit must not need the half, which is compacted away.
+    """
+    prepared = (await rest.prepare(quiet, [message(topic, "value", key="key"), message(topic, None)])).expect(201)
+    transaction = prepared["id"]
+    await rest.commit(transaction)
+
+    records = [
+        (kind, record)
+        for kind in ("half", "op", "parked")
+        for record in await internal.records(kind)
+        if record.key == transaction.encode()
+    ]
+
+    assert [
+        (kind, record.header("halfway-kind"), record.header("halfway-state"), record.value is None)
+        for kind, record in records
+    ] == [
+        ("half", b"half", b"prepared", False),
+        ("half", b"half", b"committed", True),
+        ("op", b"op", b"committed", False),
+    ]
+    assert {record.header("halfway-group") for _, record in records} == {quiet.encode()}
+    assert {str(record.partition) for _, record in records} == {transaction.partition("-")[0]}
+    (op,) = await internal.ops(transaction)
+    assert op.prepared_at == moment_ms(prepared["prepared_at"])
+    assert op.at >= op.prepared_at
+    assert (op.half_offset, op.group, op.checks) == (records[0][1].offset, quiet, 0)
+    keyed, tombstone = op.messages
+    assert (keyed.topic, keyed.size) == (topic, len("key") + len("value"))
+    assert (keyed.key_hash, keyed.value_hash) == (digest(b"key"), digest(b"value"))
+    assert (tombstone.key_hash, tombstone.value_hash, tombstone.size) == (None, None, 0)

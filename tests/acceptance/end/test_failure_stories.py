@@ -1,0 +1,249 @@
+"""The five ways in which a transaction with messages goes wrong, each with what halfway makes of it."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from examples.orders.consumers import TopicConsumer
+from halfway.domain.records import OpKind
+from tests.support.brokers.guarded import GuardedKafka
+from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message, preparation
+from tests.support.coordinator.topics import Cluster, InternalTopics
+from tests.support.waiting import eventually, until_true
+
+SOON = {"first_check_after_s": 0.5, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
+
+
+class OrderDatabase:
+    """The producer service's own truth: which orders its local transactions have committed."""
+
+    def __init__(self) -> None:
+        self.committed: set[str] = set()
+
+    def verdict(self, check: Json) -> str:
+        """Answer a check from the database."""
+        return "commit" if check["messages"][0]["key"] in self.committed else "rollback"
+
+
+@pytest.fixture
+def database(endpoint: CheckEndpoint) -> OrderDatabase:
+    """Give the database from which the check endpoint answers."""
+    orders = OrderDatabase()
+    endpoint.answer(orders.verdict)
+    return orders
+
+
+class TestTheHalfSendFails:
+    """The prepare is not acknowledged: the local transaction is not run, and no message is ever seen."""
+
+    async def test_because_it_is_refused(self, rest: Rest, cluster: Cluster, group: str, topic: str) -> None:
+        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+
+        answer = await rest.prepare(group, [message(topic, key="order-1"), message("no-such-topic")])
+
+        assert 400 <= answer.status < 500
+        assert (await rest.page(group=group))["transactions"] == []
+        assert await cluster.read(topic) == []
+
+    @pytest.mark.xdist_group("guarded_kafka")
+    async def test_because_kafka_does_not_answer(
+        self,
+        new_coordinator: NewCoordinator,
+        connect: Connect,
+        guarded_kafka: GuardedKafka,
+        endpoint: CheckEndpoint,
+        database: OrderDatabase,
+        group: str,
+    ) -> None:
+        """503 `outcome_unknown`: the service rolls back, and where the half was stored after all, so does the check."""
+        cluster = Cluster(guarded_kafka.bootstrap_servers)
+        topic = await cluster.make_topic()
+        coordinator = new_coordinator(
+            {"HALFWAY_PREPARE_TIMEOUT_S": "1"}, bootstrap_servers=guarded_kafka.bootstrap_servers
+        )
+        coordinator.start()
+        rest = connect(coordinator)
+        (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
+        await rest.commit(await rest.prepared(group, [message(topic, "before", key="order-0")]))
+        guarded_kafka.pause()
+
+        answers = await asyncio.gather(
+            *(rest.prepare(group, [message(topic, "never", key=f"order-{number}")]) for number in range(1, 4))
+        )
+
+        for answer in answers:
+            answer.refused(503, "outcome_unknown")
+            assert int(answer.headers["Retry-After"]) > 0
+        guarded_kafka.resume()
+        # The service has run no local transaction for them; it goes on with the next order.
+        database.committed.add("order-4")
+        after = await eventually(
+            lambda: rest.prepare(group, [message(topic, "after", key="order-4")]), lambda answer: answer.status == 201
+        )
+        ended = await rest.end(after.body["id"], "commit", retry=True)
+        assert ended.expect(200)["state"] == "committed"
+        await eventually(lambda: rest.page(group=group, state="prepared"), lambda page: page["transactions"] == [])
+        assert [record.value for record in await cluster.read(topic)] == [b"before", b"after"]
+        for one in (await rest.page(group=group, state="rolled_back"))["transactions"]:
+            assert one["cause"] == "check"
+
+
+async def test_the_local_transaction_fails(
+    rest: Rest, cluster: Cluster, internal: InternalTopics, endpoint: CheckEndpoint, database: OrderDatabase, group: str
+) -> None:
+    """The service rolls back: nobody sees any of its messages, and nobody is asked."""
+    topics = await cluster.make_topics("coupon", "shipping", "points", "cart")
+    (await rest.put_group(group, topics=topics, urls=[endpoint.url], policy=QUIET)).expect(201)
+    transaction = await rest.prepared(group, [message(topic, key="order-1") for topic in topics])
+
+    ended = await rest.end(transaction, "rollback", remark="IntegrityError: no coupon left")
+
+    assert ended.expect(200)["state"] == "rolled_back"
+    assert await cluster.read(*topics) == []
+    assert await internal.kinds(transaction) == [(OpKind.ROLLED_BACK, "producer")]
+    assert (await rest.show(transaction))["remark"] == "IntegrityError: no coupon left"
+    assert endpoint.asked == []
+
+
+async def test_the_half_is_stored_but_its_answer_is_lost(
+    rest: Rest,
+    coordinator: CoordinatorProcess,
+    cluster: Cluster,
+    internal: InternalTopics,
+    endpoint: CheckEndpoint,
+    database: OrderDatabase,
+    group: str,
+    topic: str,
+) -> None:
+    """The service takes it for a failure and runs nothing; the half is pending until its check says rollback."""
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
+    own = f"{group}.order-1"
+    body = json.dumps(preparation(group, [message(topic, key="order-1")], as_id=own)).encode()
+    head = (
+        f"POST /v1/transactions HTTP/1.1\r\nHost: halfway\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    _, writer = await asyncio.open_connection("127.0.0.1", coordinator.port)
+    writer.write(head.encode() + body)
+    await writer.drain()
+
+    # The service dies here, before it reads the answer; the half is stored all the same.
+    await eventually(lambda: rest.get(own), lambda answer: answer.status == 200)
+    writer.transport.abort()
+
+    shown = await eventually(lambda: rest.show(own), lambda shown: shown["state"] != "prepared")
+    assert (shown["state"], shown["cause"]) == ("rolled_back", "check")
+    assert (await internal.kinds(own))[-1] == (OpKind.ROLLED_BACK, "check")
+    assert await cluster.read(topic) == []
+
+
+async def test_the_half_is_stored_but_its_answer_is_lost_and_it_is_sent_again(
+    rest: Rest, cluster: Cluster, internal: InternalTopics, group: str, topic: str
+) -> None:
+    """The other way: the service sends the same prepare with the same id until it is answered, then goes on."""
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    own = f"{group}.order-1"
+    messages = [message(topic, "paid", key="order-1")]
+    lost = asyncio.create_task(rest.prepare(group, messages, as_id=own))
+    await asyncio.sleep(0)
+    lost.cancel()
+    await asyncio.gather(lost, return_exceptions=True)
+
+    again = await rest.prepare(group, messages, as_id=own, retry=True)
+
+    assert again.status in {200, 201}
+    assert len(await internal.halves(own)) == 1
+    await rest.commit(own)
+    assert [record.value for record in await cluster.read(topic)] == [b"paid"]
+
+
+async def test_the_end_is_lost(
+    rest: Rest, cluster: Cluster, internal: InternalTopics, endpoint: CheckEndpoint, database: OrderDatabase, group: str
+) -> None:
+    """The service dies between its database commit and its end: when it is back, the check finds out.
+
+    All messages of the transaction are delivered once, over all topics.
+    """
+    topics = await cluster.make_topics("coupon", "shipping", "points", "cart")
+    (await rest.put_group(group, topics=topics, urls=[endpoint.url], policy=SOON)).expect(201)
+    await endpoint.stop()
+    paid = await rest.prepared(group, [message(topic, "paid", key="order-1") for topic in topics])
+    unpaid = await rest.prepared(group, [message(topic, "unpaid", key="order-2") for topic in topics])
+    database.committed.add("order-1")
+    await eventually(lambda: rest.show(paid), lambda shown: shown["last_error"])
+    assert await cluster.read(*topics) == []
+
+    await endpoint.start()
+
+    shown = await rest.until(paid, "committed")
+    assert shown["cause"] == "check"
+    shown = await rest.until(unpaid, "rolled_back")
+    assert shown["cause"] == "check"
+    records = await cluster.read(*topics)
+    assert {(record.topic, record.value) for record in records} == {(topic, b"paid") for topic in topics}
+    assert len(records) == len(topics)
+    assert (await internal.kinds(paid))[-1] == (OpKind.COMMITTED, "check")
+    # The service that comes back late still gets the answers that fit.
+    assert (await rest.commit(paid))["changed"] is False
+    (await rest.end(unpaid, "commit")).refused(409, "already_ended")
+    await until_true(lambda: len(endpoint.asked) >= 2, what="asked about both")
+
+
+async def test_a_consumer_fails_for_good(
+    rest: Rest, coordinator: CoordinatorProcess, cluster: Cluster, group: str
+) -> None:
+    """Bounded retries, then a dead-letter topic: one bad message holds up no other, and none is lost.
+
+    The committed transaction stands: the producer is not asked, and the other consumers are not undone.
+    """
+    coupon, shipping, dead = await cluster.make_topics("coupon", "shipping", "shipping-dead", partitions=1)
+    (await rest.put_group(group, topics=[coupon, shipping], policy=QUIET)).expect(201)
+    orders = ["order-1", "order-poison", "order-2", "order-shaky", "order-3"]
+    transactions = {}
+    for order in orders:
+        messages = [message(coupon, order, key=order), message(shipping, order, key=order)]
+        transactions[order] = await rest.prepared(group, messages)
+        await rest.commit(transactions[order])
+    tried: Counter[str] = Counter()
+
+    def ship(value: bytes) -> None:
+        order = value.decode()
+        tried[order] += 1
+        if order == "order-poison" or (order == "order-shaky" and tried[order] < 3):
+            raise ValueError(f"no carrier for {order}")
+
+    async def consume() -> None:
+        consumer = TopicConsumer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            topic=shipping,
+            group=f"{group}-shipping",
+            handle=ship,
+            dead_letter_topic=dead,
+            attempts=3,
+            backoff_s=0.01,
+        )
+        ends = {partition: end for (_, partition), end in (await asyncio.to_thread(cluster.ends, [shipping])).items()}
+        consumer.start()
+        try:
+            await until_true(lambda: consumer.has_read(ends) or consumer.error, what="the topic is read")
+        finally:
+            await asyncio.to_thread(consumer.stop)
+        assert consumer.error is None
+
+    await consume()
+    # The consumer comes back, and does nothing again.
+    await consume()
+
+    assert tried == {"order-1": 1, "order-poison": 3, "order-2": 1, "order-shaky": 3, "order-3": 1}
+    (letter,) = await cluster.read(dead)
+    assert (letter.key, letter.value) == (b"order-poison", b"order-poison")
+    assert letter.transaction_id == transactions["order-poison"]
+    assert letter.header("dead-letter-topic") == shipping.encode()
+    assert letter.header("dead-letter-attempts") == b"3"
+    assert b"no carrier" in (letter.header("dead-letter-reason") or b"")
+    assert len(await cluster.read(coupon)) == len(orders)
+    assert (await rest.show(transactions["order-poison"]))["state"] == "committed"

@@ -1,0 +1,198 @@
+"""Records and offsets that halfway did not write, in each of its topics and in its group: said, counted, skipped."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import eq
+
+from halfway.domain.ids import shard_of
+from halfway.domain.records import Barrier, Owner
+from halfway.kafka.records import codec
+from halfway.kafka.records.codec import BARRIER_KEY, LAYOUT_KEY
+from tests.support.coordinator.by_hand import Keyed, Place, append_all, set_offsets, skipped, total
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
+from tests.support.coordinator.topics import Cluster, InternalTopics, Record
+from tests.support.waiting import eventually
+
+SHARDS = 2
+PARKING = {"first_check_after_s": 0.05, "max_age_s": 0.1}
+UNKNOWN_SCHEMA = b"\xc3\x01" + b"\x07" * 8 + b"body"
+
+
+def mutilated(value: bytes) -> list[bytes | None]:
+    """Give values that are none of halfway's, some made from one that is."""
+    another_kind = codec.encode_barrier(Barrier(incarnation="x", at=1))
+    damaged = [value[:-3], value[:10], value + b"\x00"]
+    return [b"\x00garbage", b"", b'{"id": "x"}', UNKNOWN_SCHEMA, *damaged, another_kind, None]
+
+
+# A broker takes no record without a key into a compacted topic.
+WRONG_KEYS = (b"", b"\xff\xfe", b"no/id", b"x" * 5_000, b"another-id")
+
+
+async def seeded(rest: Rest, group: str, topic: str) -> dict[str, str]:
+    """Make transactions in each state, and give their ids by name."""
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    (await rest.put_group(f"{group}.parking", topics=[topic], policy=PARKING)).expect(201)
+    names = ("committed", "rolled_back", "prepared")
+    ids = {name: await rest.prepared(group, [message(topic, name)]) for name in names}
+    ids["own"] = await rest.prepared(group, [message(topic, "own")], as_id=f"{group}.own")
+    ids["parked"] = await rest.prepared(f"{group}.parking", [message(topic, "parked")])
+    await rest.commit(ids["committed"])
+    await rest.rollback(ids["rolled_back"])
+    await rest.until(ids["parked"], "parked")
+    return ids
+
+
+class Vandal:
+    """Writes into every internal topic, also under the keys of what is alive, and remembers where."""
+
+    def __init__(self, cluster: Cluster, coordinator: CoordinatorProcess) -> None:
+        self._cluster = cluster
+        self._topic = coordinator.topic
+        self._internal = InternalTopics(cluster, coordinator.prefix)
+        self.places: dict[str, set[Place]] = {}
+        """What was written, by the kind of the topic."""
+
+    async def spoil(self) -> None:
+        for kind in ("half", "op", "parked"):
+            records = [record for record in await self._internal.records(kind) if record.key != BARRIER_KEY]
+            value = next(record.value for record in records if record.value is not None)
+            keys = {record.key for record in records if record.key is not None}
+            for shard in range(SHARDS):
+                own = {key for key in keys if shard_of(key.decode(), SHARDS) == shard} | {stranger(shard)}
+                await self._write(kind, shard, [(key, bad) for key in own for bad in mutilated(value)])
+                others = [*WRONG_KEYS, stranger(1 - shard), *(keys - own)]
+                await self._write(kind, shard, [pair for key in others for pair in ((key, value), (key, None))])
+                await self._write(kind, shard, [(BARRIER_KEY, b"garbage"), (BARRIER_KEY, None)])
+        await self._spoil_groups()
+        await self._spoil_owners()
+
+    async def _spoil_groups(self) -> None:
+        records = await self._internal.records("groups")
+        key, value = records[0].key, records[0].value or b""
+        await self._write("groups", 0, [(key, bad) for bad in mutilated(value)])
+        await self._write("groups", 0, [pair for key in WRONG_KEYS for pair in ((key, value), (key, None))])
+
+    async def _spoil_owners(self) -> None:
+        value = codec.encode_owner(Owner(shard=0, incarnation="x", lane_ids=(), url="", acquired_at=1))
+        for shard in range(SHARDS):
+            await self._write("owners", shard, [(b"%d" % shard, bad) for bad in mutilated(value)])
+            await self._write("owners", shard, [pair for key in WRONG_KEYS for pair in ((key, value), (key, None))])
+        await self._write("owners", 1, [(b"1", value)])
+        await self._write("owners", 0, [(LAYOUT_KEY, b"garbage")])
+
+    async def _write(self, kind: str, partition: int, records: Sequence[Keyed]) -> None:
+        written = await append_all(self._cluster, self._topic(kind), partition, records)
+        self.places.setdefault(kind, set()).update(written)
+
+
+def stranger(shard: int) -> bytes:
+    """Give an id of a shard that no transaction has."""
+    return next(name.encode() for name in map("stranger-{}".format, range(99)) if shard_of(name, SHARDS) == shard)
+
+
+async def unharmed(rest: Rest, ids: Mapping[str, str]) -> None:
+    for name, transaction in ids.items():
+        shown = await rest.show(transaction)
+        assert shown["state"] == ("prepared" if name == "own" else name)
+        if shown["state"] in ("prepared", "parked"):
+            assert [one["value"] for one in shown["messages"]] == [name]
+    for state, names in {"prepared": {"prepared", "own"}, "parked": {"parked"}}.items():
+        listed = {one["id"] for one in (await rest.page(state=state))["transactions"]}
+        assert listed == {ids[name] for name in names}
+
+
+async def serves(rest: Rest, cluster: Cluster, group: str, topic: str, value: str) -> None:
+    assert (await rest.commit(await rest.prepared(group, [message(topic, value)])))["state"] == "committed"
+    assert value.encode() in {record.value for record in await cluster.read(topic)}
+
+
+async def test_foreign_records_in_each_internal_topic_do_no_harm(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
+) -> None:
+    """Each is said with topic, partition and offset, and counted; nothing is lost, nothing comes of it."""
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
+    coordinator.start()
+    rest, vandal = connect(coordinator), Vandal(cluster, coordinator)
+    ids = await seeded(rest, group, topic)
+
+    await vandal.spoil()
+
+    for kind in ("half", "groups", "owners"):  # the others are only read at a start
+        await eventually(
+            partial(total, rest, "halfway_skipped_records_total", topic=coordinator.topic(kind)),
+            partial(eq, len(vandal.places[kind]) - (kind == "owners")),  # the layout is read at a start
+        )
+        assert len(vandal.places[kind] - set(skipped(coordinator))) == (kind == "owners")
+    await serves(rest, cluster, group, topic, "while it runs")
+    await unharmed(rest, ids)
+
+    coordinator.kill()
+    since = len(coordinator.log)
+    coordinator.start()
+
+    told = set(skipped(coordinator, since))
+    for kind, places in vandal.places.items():
+        if kind != "half":  # of which only what stands behind the cursor is read
+            assert {place for place in told if place.topic == coordinator.topic(kind)} == places, kind
+            assert await total(rest, "halfway_skipped_records_total", topic=coordinator.topic(kind)) >= len(places)
+    assert told <= set().union(*vandal.places.values())
+    await unharmed(rest, ids)
+    await serves(rest, cluster, group, topic, "after a restart")
+
+
+async def test_what_is_foreign_never_stays_last_under_the_id_of_a_transaction(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
+) -> None:
+    """Compaction keeps the last record of a key: the half is written again, or its tombstone where it has ended."""
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
+    coordinator.start()
+    rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
+    ids = await seeded(rest, group, topic)
+
+    async def last() -> dict[str, Record]:
+        return {(record.key or b"").decode(): record for record in await internal.records("half")}
+
+    async def overwrite(value: bytes | None) -> dict[str, int]:
+        places = {}
+        for name in ids.values():
+            shard = shard_of(name, SHARDS) or 0
+            [place] = await append_all(cluster, coordinator.topic("half"), shard, [(name.encode(), value)])
+            places[name] = place.offset
+        return places
+
+    async def restored(over: Mapping[str, int]) -> dict[str, Record]:
+        return await eventually(last, lambda found: all(found[name].offset > over[name] for name in ids.values()))
+
+    await restored(await overwrite(None))
+    coordinator.kill()
+    over = await overwrite(b"garbage")
+    coordinator.start()
+    found = await restored(over)
+
+    for name, transaction in ids.items():
+        value = found[transaction].value
+        assert (value is not None) == (name in ("prepared", "own")), name
+        if value is not None:
+            assert codec.decode_half(value).messages[0].value == name.encode()
+    await unharmed(rest, ids)
+
+
+async def test_cursors_that_somebody_else_has_set_hide_nothing(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
+) -> None:
+    """Set to the end, and past it: what is pending is known after the restart, and the reset is said and counted."""
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
+    coordinator.start()
+    rest = connect(coordinator)
+    ids = await seeded(rest, group, topic)
+    for beyond in (0, 1_000_000):
+        assert coordinator.stop() == 0
+        ends = cluster.ends([coordinator.topic("half"), coordinator.topic("op")])
+        await set_offsets(cluster, coordinator.topic("cursors"), {place: end + beyond for place, end in ends.items()})
+        coordinator.start()
+        await unharmed(rest, ids)
+        counted = await total(rest, "halfway_skipped_records_total", topic=coordinator.topic("cursors"))
+        assert counted == SHARDS
+        assert '"cursors_skipped"' in coordinator.log

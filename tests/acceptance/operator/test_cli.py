@@ -1,0 +1,179 @@
+"""The command line: an operator's view of a running coordinator, the topics, and everything in one command."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from halfway.domain.records import OpKind
+from halfway.embedded.ports import HOST, is_free, pick_port
+from tests.support.coordinator import command_line
+from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import NEVER_S, Rest, message
+from tests.support.coordinator.topics import Cluster, InternalTopics
+from tests.support.waiting import until_true
+
+HASTY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1}
+READY_WITHIN_S = 120
+
+
+class Halfway:
+    """Runs commands against one coordinator."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self._directory = directory
+        self._settings = {"HALFWAY_URL": url}
+
+    async def ended(self, *arguments: str) -> command_line.Ended:
+        return await command_line.run(self._directory, *arguments, settings=self._settings)
+
+    async def out(self, *arguments: str) -> str:
+        ended = await self.ended(*arguments)
+        assert ended.status == 0, ended
+        return ended.out
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads(await self.out(*arguments, "--json"))
+
+
+@pytest.fixture
+def halfway(coordinator: CoordinatorProcess, tmp_path: Path) -> Halfway:
+    return Halfway(tmp_path, coordinator.url)
+
+
+async def test_an_operator_lists_shows_checks_resumes_and_ends(
+    halfway: Halfway,
+    rest: Rest,
+    internal: InternalTopics,
+    cluster: Cluster,
+    endpoint: CheckEndpoint,
+    group: str,
+    topic: str,
+) -> None:
+    """What an operator ends has the cause `operator` in its op marker."""
+    policy = json.dumps(HASTY)
+    await halfway.out("groups", "put", group, "--check-url", endpoint.url, "--topic", topic, "--policy", policy)
+    parked = await rest.prepared(group, [message(topic, "parked")])
+    pending = await rest.prepared(group, [message(topic, "pending")], check_after_s=NEVER_S)
+    await rest.until(parked, "parked")
+
+    listed = await halfway.json("transactions", "list", "--group", group, "--state", "parked")
+    assert [one["id"] for one in listed["transactions"]] == [parked]
+    assert pending in await halfway.out("transactions", "list", "--group", group)
+    assert (await halfway.json("transactions", "show", pending))["messages"][0]["value"] == "pending"
+
+    await halfway.out("transactions", "check", pending)
+    await endpoint.until_asked(about=pending)
+    assert (await halfway.json("transactions", "resume", parked))["state"] == "prepared"
+    await rest.until(parked, "parked")
+    ended = await halfway.json("transactions", "end", parked, "commit", "--remark", "the customer called")
+    assert (ended["state"], ended["changed"]) == ("committed", True)
+
+    assert (await internal.kinds(parked))[-1] == (OpKind.COMMITTED, "operator")
+    assert (await internal.ops(parked))[-1].remark == "the customer called"
+    assert [record.value for record in await cluster.read(topic)] == [b"parked"]
+    refused = await halfway.ended("transactions", "end", parked, "rollback")
+    assert refused.status == 1
+    assert "already committed" in refused.err
+    await halfway.out("transactions", "end", pending, "rollback")
+
+
+async def test_groups_are_put_listed_shown_and_deleted(halfway: Halfway, group: str, topic: str) -> None:
+    await halfway.out("groups", "put", group, "--pull", "--topic", topic)
+    shown = await halfway.json("groups", "show", group)
+    assert (shown["group"], shown["check"]["mode"], shown["topics"]) == (group, "pull", [topic])
+    assert group in [one["group"] for one in (await halfway.json("groups", "list"))["groups"]]
+    await halfway.out("groups", "delete", group)
+    gone = await halfway.ended("groups", "show", group)
+    assert gone.status == 1
+    assert group in gone.err
+
+
+async def test_a_coordinator_that_is_not_there_is_named(tmp_path: Path) -> None:
+    url = f"http://{HOST}:{pick_port()}"
+    ended = await command_line.run(tmp_path, "transactions", "list", settings={"HALFWAY_URL": url})
+    assert ended.status == 1
+    assert url in ended.err
+    assert "Traceback" not in ended.err
+
+
+async def test_topics_are_created_listed_and_verified_without_a_coordinator(
+    new_coordinator: NewCoordinator, cluster: Cluster, tmp_path: Path
+) -> None:
+    """So that an operator whose coordinator may not create topics can do it beforehand."""
+    coordinator = new_coordinator()
+    settings = coordinator.settings
+    missing = await command_line.run(tmp_path, "topics", "verify", settings=settings)
+    assert missing.status == 1
+    assert coordinator.topic("half") in missing.out + missing.err
+
+    created = await command_line.run(tmp_path, "topics", "create", settings=settings)
+
+    assert created.status == 0, created
+    names = {coordinator.topic(kind) for kind in ("half", "op", "parked", "groups", "owners")}
+    assert names <= await cluster.topic_names()
+    verified = await command_line.run(tmp_path, "topics", "verify", settings=settings)
+    assert verified.status == 0, verified
+    listed = await command_line.run(tmp_path, "topics", "list", settings=settings)
+    assert listed.status == 0, listed
+    assert all(name in listed.out for name in names)
+    coordinator.start()
+
+
+async def test_serve_without_a_kafka_says_what_to_set(tmp_path: Path) -> None:
+    ended = await command_line.run(tmp_path, "serve")
+    assert ended.status == 1
+    assert "HALFWAY_KAFKA__BOOTSTRAP_SERVERS" in ended.err
+
+
+@pytest.mark.parametrize("ended_by", ["Ctrl-C", "its parent's end"])
+async def test_everything_in_one_command(tmp_path: Path, ended_by: str) -> None:
+    """`halfway dev --json` prints one line when it is ready, runs until it is stopped, and leaves nothing behind.
+
+    With --with-parent it is stopped too when the process at its standard input is gone.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")}
+    dev = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "halfway.runtime.cli", "dev", "--json", "--topic", "orders:3"),
+        *("--port", "0", "--health-port", "0", *(["--with-parent"] if ended_by != "Ctrl-C" else [])),
+        cwd=tmp_path,
+        env=environment,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        assert dev.stdout is not None
+        async with asyncio.timeout(READY_WITHIN_S):
+            ready = json.loads(await dev.stdout.readline())
+        assert set(ready) == {"url", "health_url", "bootstrap_servers"}
+        async with aiohttp.ClientSession() as session:
+            rest = Rest(session, ready["url"], ready["health_url"])
+            assert (await rest.health("/health/ready"))[0] == 200
+            (await rest.put_group("orders", topics=["orders"])).expect(201)
+            await rest.commit(await rest.prepared("orders", [message("orders", "first")]))
+        records = await Cluster(ready["bootstrap_servers"]).read("orders")
+        assert [record.value for record in records] == [b"first"]
+
+        if ended_by == "Ctrl-C":
+            dev.send_signal(signal.SIGINT)
+        else:
+            assert dev.stdin is not None
+            dev.stdin.close()
+        async with asyncio.timeout(READY_WITHIN_S):
+            rest_of_output, _ = await dev.communicate()
+        assert dev.returncode == 0
+        assert rest_of_output == b"", "one line and no more"
+    finally:
+        if dev.returncode is None:
+            dev.kill()
+            await dev.wait()
+    port = int(ready["bootstrap_servers"].rpartition(":")[2])
+    await until_true(lambda: is_free(port), what="the broker has ended")

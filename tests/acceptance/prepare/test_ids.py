@@ -1,0 +1,114 @@
+"""Ids that clients bring and ids that the server makes; a prepare that is sent again with its id."""
+
+import asyncio
+from collections import Counter
+from uuid import UUID, uuid4
+
+import pytest
+from uuid_utils import uuid7
+
+from halfway.domain.ids import partition_for_key
+from tests.support.coordinator.rest_client import QUIET, Rest, message
+from tests.support.coordinator.topics import Cluster, InternalTopics
+
+
+class TestPreparingAgain:
+    """A prepare whose answer was lost is sent again with the same id."""
+
+    async def test_the_same_content_is_one_half_and_one_transaction(
+        self, rest: Rest, internal: InternalTopics, quiet: str, topic: str
+    ) -> None:
+        own = f"order-{uuid4()}"
+        messages = [message(topic, "v", key="k", headers=[{"name": "h", "value": "1"}])]
+
+        first = await rest.prepare(quiet, messages, as_id=own)
+        second = await rest.prepare(quiet, messages, as_id=own)
+
+        assert (first.status, second.status) == (201, 200)
+        assert first.body == second.body
+        assert first.body["id"] == own
+        assert first.headers["Location"].endswith(f"/v1/transactions/{own}")
+        assert len(await internal.halves(own)) == 1
+
+    async def test_other_content_is_a_conflict_and_changes_nothing(
+        self, rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
+    ) -> None:
+        own = f"order-{uuid4()}"
+        await rest.prepared(quiet, [message(topic, "first", key="k")], as_id=own)
+
+        for other in (
+            [message(topic, "second", key="k")],
+            [message(topic, "first", key="l")],
+            [message(topic, "first")],
+            [message(topic, "first", key="k", headers=[{"name": "h", "value": "1"}])],
+            [message(topic, "first", key="k"), message(topic, "first", key="k")],
+        ):
+            (await rest.prepare(quiet, other, as_id=own)).refused(409, "id_reused")
+
+        assert len(await internal.halves(own)) == 1
+        await rest.commit(own)
+        assert [record.value for record in await cluster.read(topic)] == [b"first"]
+
+    async def test_an_id_is_unique_across_groups(self, rest: Rest, quiet: str, topic: str) -> None:
+        """Another group's id is taken, and the answer tells nothing of that group."""
+        other = f"{quiet}-other"
+        (await rest.put_group(other, topics=[topic], policy=QUIET)).expect(201)
+        own = f"order-{uuid4()}"
+        await rest.prepared(quiet, [message(topic)], as_id=own)
+
+        problem = (await rest.prepare(other, [message(topic)], as_id=own)).refused(409, "id_reused")
+
+        assert quiet not in problem["detail"].replace(other, "")
+
+    async def test_many_at_one_instant_are_one_half(
+        self, rest: Rest, internal: InternalTopics, quiet: str, topic: str
+    ) -> None:
+        own = f"order-{uuid4()}"
+
+        answers = await asyncio.gather(*(rest.prepare(quiet, [message(topic)], as_id=own) for _ in range(20)))
+
+        assert Counter(answer.status for answer in answers) == {201: 1, 200: 19}
+        assert len(await internal.halves(own)) == 1
+
+    async def test_after_the_end_it_tells_the_outcome(self, rest: Rest, quiet: str, topic: str) -> None:
+        own = await rest.prepared(quiet, [message(topic)], as_id=f"order-{uuid4()}")
+        await rest.rollback(own)
+        again = await rest.prepare(quiet, [message(topic)], as_id=own)
+        assert again.expect(200)["state"] == "rolled_back"
+        assert len((await rest.page(group=quiet, state="prepared"))["transactions"]) == 0
+
+
+class TestIds:
+    async def test_a_client_brings_its_own(self, rest: Rest, internal: InternalTopics, quiet: str, topic: str) -> None:
+        """It is kept as it is, and its half stands in the shard that its murmur2 hash names."""
+        own = f"Order_{uuid4().hex}.~-" + "x" * 60
+        assert await rest.prepared(quiet, [message(topic)], as_id=own) == own
+        (record,) = [record for record in await internal.records("half") if record.key == own.encode()]
+        assert record.partition == partition_for_key(own.encode(), 2)
+        await rest.commit(own)
+
+    @pytest.mark.parametrize(
+        "illegal",
+        ["", "with space", "slash/id", "x" * 129, "umläut", "new\nline", f"0-{uuid7()}", f"7-{uuid7()}"],
+        ids=["empty", "space", "slash", "long", "umlaut", "newline", "server-made", "server-made of no shard"],
+    )
+    async def test_an_illegal_one_is_refused(self, rest: Rest, quiet: str, topic: str, illegal: str) -> None:
+        answer = await rest.prepare(quiet, [message(topic)], as_id=illegal)
+        assert answer.expect(422)["error_code"] == "invalid_request"
+        assert (await rest.page(group=quiet))["transactions"] == []
+
+    @pytest.mark.parametrize("call", ["get", "commit", "rollback", "unknown", "check", "resume"])
+    async def test_an_unknown_one_is_not_found_which_does_not_mean_rolled_back(self, rest: Rest, call: str) -> None:
+        """Of clients, of the server's shape, and of the server's shape with a shard that does not exist."""
+        for unknown in (f"order-{uuid4()}", f"0-{uuid7()}", f"1-{uuid7()}", f"9-{uuid7()}", f"65000-{uuid7()}"):
+            if call in {"get", "check", "resume"}:
+                answer = await getattr(rest, call)(unknown)
+            else:
+                answer = await rest.end(unknown, call)
+            assert "does not mean" in answer.refused(404, "unknown_transaction")["detail"]
+
+    async def test_one_of_the_server_tells_shard_and_time(self, rest: Rest, quiet: str, topic: str) -> None:
+        """`<shard>-<uuid7>`, and new transactions are spread over the shards."""
+        made = [await rest.prepared(quiet, [message(topic)]) for _ in range(6)]
+        assert {name.partition("-")[0] for name in made} == {"0", "1"}
+        assert all(UUID(name.partition("-")[2]).version == 7 for name in made)

@@ -1,0 +1,142 @@
+"""A first prepare that reaches the log once more: a paused instance's producer delivers it after all was said."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from halfway.domain.ids import shard_of
+from halfway.domain.records import Half, Message, fingerprint
+from tests.support.coordinator.by_hand import append_half
+from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
+from tests.support.coordinator.topics import Cluster, InternalTopics, Record
+from tests.support.waiting import eventually
+
+SHARDS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lives:
+    """One transaction in each state, by name, and the halves as they were first written."""
+
+    ids: Mapping[str, str]
+    halves: Mapping[str, Half]
+    states: Mapping[str, str]
+
+
+async def lived(rest: Rest, internal: InternalTopics, endpoint: CheckEndpoint, topic: str, group: str) -> Lives:
+    """Bring a transaction into each state; of the rolled back and parked ones the group has said its verdict."""
+    quiet, hasty = group, f"{group}.hasty"
+    (await rest.put_group(quiet, topics=[topic], urls=[endpoint.url], policy=QUIET)).expect(201)
+    once = {"first_check_after_s": 0.1, "max_checks": 1, "check_interval_s": 0.1, "max_interval_s": 0.1}
+    (await rest.put_group(hasty, topics=[topic], urls=[endpoint.url], policy=once)).expect(201)
+    names = ("committed", "rolled_back", "prepared", "again")
+    ids = {name: await rest.prepared(quiet, [message(topic, name, key=name)]) for name in names}
+    ids["parked"] = await rest.prepared(hasty, [message(topic, "parked", key="parked")])
+    ids["own"] = await rest.prepared(quiet, [message(topic, "own", key="own")], as_id=f"{group}.own")
+    halves = {name: half for name, id_ in ids.items() if (half := (await internal.halves(id_))[0]) is not None}
+    await rest.commit(ids["committed"])
+    await rest.commit(ids["own"])
+    await rest.rollback(ids["rolled_back"])
+    await rest.until(ids["parked"], "parked")
+    states = {"committed": "committed", "own": "committed", "rolled_back": "rolled_back", "parked": "parked"}
+    return Lives(ids=ids, halves=halves, states={**states, "prepared": "prepared", "again": "prepared"})
+
+
+async def repeat_all(cluster: Cluster, coordinator: CoordinatorProcess, lives: Lives) -> dict[str, int]:
+    """Append each half once more, that of `prepared` with other content; give the offsets."""
+    offsets = {}
+    for name, half in lives.halves.items():
+        shard = shard_of(half.id, SHARDS)
+        assert shard is not None
+        late = with_other_content(half) if name == "prepared" else half
+        if name != "again":
+            # Due at once, so that a repeat which came to life would be asked about at once.
+            late = msgspec.structs.replace(late, check_after_ms=1)
+        offsets[name] = (await append_half(cluster, coordinator.topic("half"), shard, late)).offset
+    return offsets
+
+
+def with_other_content(half: Half) -> Half:
+    messages = (Message(topic=half.messages[0].topic, key=b"other", value=b"other"),)
+    return msgspec.structs.replace(half, messages=messages, fingerprint=fingerprint(half.group, messages, None))
+
+
+async def corrected(internal: InternalTopics, lives: Lives, offsets: Mapping[str, int]) -> None:
+    """Wait until the last record of each id in half is the one that must be the last."""
+
+    async def last() -> dict[str, Record]:
+        return {(record.key or b"").decode(): record for record in await internal.records("half")}
+
+    def right(last: Mapping[str, Record]) -> bool:
+        ended = [last[lives.ids[name]] for name in lives.ids if name not in ("prepared", "again")]
+        return (
+            all(record.value is None for record in ended) and last[lives.ids["prepared"]].offset > offsets["prepared"]
+        )
+
+    await eventually(last, right)
+    kept = [half for half in await internal.halves(lives.ids["prepared"]) if half is not None][-1]
+    assert kept.messages == lives.halves["prepared"].messages, "the first content is written again"
+
+
+async def shown_as_before(rest: Rest, lives: Lives) -> None:
+    for name, transaction in lives.ids.items():
+        shown = await rest.show(transaction)
+        assert shown["state"] == lives.states[name], name
+        if name in ("prepared", "again"):
+            assert [one["value"] for one in shown["messages"]] == [name]
+    listed = await rest.page(state="prepared")
+    assert {one["id"] for one in listed["transactions"]} == {lives.ids["prepared"], lives.ids["again"]}
+    listed = await rest.page(state="parked")
+    assert [one["id"] for one in listed["transactions"]] == [lives.ids["parked"]]
+
+
+async def resolved_once(rest: Rest, cluster: Cluster, internal: InternalTopics, topic: str, lives: Lives) -> None:
+    """What was ended takes no other end; what was not ends now; each message and each outcome stands once."""
+    (await rest.end(lives.ids["committed"], "rollback")).refused(409, "already_ended")
+    (await rest.end(lives.ids["rolled_back"], "commit")).refused(409, "already_ended")
+    assert (await rest.commit(lives.ids["own"]))["changed"] is False
+    for name in ("prepared", "again", "parked"):
+        assert (await rest.commit(lives.ids[name]))["changed"] is True
+    values = sorted((record.value or b"").decode() for record in await cluster.read(topic))
+    assert values == ["again", "committed", "own", "parked", "prepared"]
+    for transaction in lives.ids.values():
+        assert len([kind for kind, _ in await internal.kinds(transaction) if kind.final]) == 1
+
+
+async def test_a_late_duplicate_never_comes_to_life(
+    new_coordinator: NewCoordinator,
+    connect: Connect,
+    cluster: Cluster,
+    endpoint: CheckEndpoint,
+    topic: str,
+    group: str,
+) -> None:
+    """After commit, after rollback, while pending or parked: while it runs, across a kill, and while it is down."""
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
+    coordinator.start()
+    rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
+    lives = await lived(rest, internal, endpoint, topic, group)
+    asked = len(endpoint.asked)
+
+    offsets = await repeat_all(cluster, coordinator, lives)
+    await corrected(internal, lives, offsets)
+    await shown_as_before(rest, lives)
+
+    await repeat_all(cluster, coordinator, lives)
+    coordinator.kill()
+    offsets = await repeat_all(cluster, coordinator, lives)
+    coordinator.start()
+    await corrected(internal, lives, offsets)
+    await shown_as_before(rest, lives)
+
+    assert len(endpoint.asked) == asked, "nobody is asked about a duplicate"
+    await resolved_once(rest, cluster, internal, topic, lives)
+    assert coordinator.stop() == 0
+    coordinator.start()
+    assert {name: (await rest.show(id_))["state"] for name, id_ in lives.ids.items()} == {
+        **lives.states,
+        **dict.fromkeys(("prepared", "again", "parked"), "committed"),
+    }

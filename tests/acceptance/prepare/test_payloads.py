@@ -1,0 +1,285 @@
+"""Messages arrive as they were sent, where a Java producer would have put them."""
+
+import base64
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, moment_ms
+from tests.support.coordinator.topics import Cluster, Record
+
+OURS = ("halfway-transaction-id", "halfway-message", "halfway-prepared-at")
+EVERY_BYTE = bytes(range(256))
+
+
+def binary(data: bytes) -> dict[str, str]:
+    return {"type": "BINARY", "data": base64.b64encode(data).decode()}
+
+
+def theirs(record: Record) -> list[tuple[str, bytes | None]]:
+    """Give the headers that the producer sent."""
+    return [(name, value) for name, value in record.headers if name not in OURS]
+
+
+@pytest.fixture
+async def deliver(rest: Rest, cluster: Cluster, group: str, topic: str) -> Any:
+    """Give a function that takes messages without their topic through prepare and commit to their consumers."""
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+
+    async def through(*messages: dict[str, object]) -> list[Record]:
+        transaction = await rest.prepared(group, [{"topic": topic, **fields} for fields in messages])
+        await rest.commit(transaction)
+        return sorted(await cluster.read(topic), key=lambda record: record.header("halfway-message") or b"")
+
+    return through
+
+
+VALUES: dict[str, tuple[object, bytes | None]] = {
+    "plain string": ("Grüße 🚀", "Grüße 🚀".encode()),
+    "empty string": ("", b""),
+    "tombstone": (None, None),
+    "STRING": ({"type": "STRING", "data": "text"}, b"text"),
+    "empty STRING": ({"type": "STRING", "data": ""}, b""),
+    "BINARY": (binary(EVERY_BYTE), EVERY_BYTE),
+    "empty BINARY": (binary(b""), b""),
+    "string that looks like JSON": ('{"type": "JSON"}', b'{"type": "JSON"}'),
+    "NUL in a string": ("a\0b", b"a\0b"),
+}
+
+
+async def test_values_and_keys_arrive_as_sent(deliver: Any) -> None:
+    """Text, binary, empty and null, as keys and as values; null is a tombstone and not the empty value."""
+    records = await deliver(
+        *({"key": form, "value": "for the key"} for form, _ in VALUES.values()),
+        *({"key": "k", "value": form} for form, _ in VALUES.values()),
+    )
+    by_index = {record.header("halfway-message"): record for record in records}
+    total = 2 * len(VALUES)
+    ordered = [by_index[f"{index}/{total}".encode()] for index in range(1, total + 1)]
+
+    for (name, (_, expected)), record in zip(VALUES.items(), ordered[: len(VALUES)], strict=True):
+        assert record.key == expected, name
+        assert record.value == b"for the key", name
+    for (name, (_, expected)), record in zip(VALUES.items(), ordered[len(VALUES) :], strict=True):
+        assert record.value == expected, name
+        assert record.key == b"k", name
+
+
+async def test_a_json_payload_is_kept_byte_for_byte(rest: Rest, cluster: Cluster, group: str, topic: str) -> None:
+    """Order of fields, numbers beyond 64 bits, 1.0 and 1, repeated fields, spaces and escapes stay as they came."""
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    payload = r'{"z": 1, "a":1.0,  "big": 123456789012345678901234567890.5e-3, "a": [ ], "u": "é\u00e9\/", "n":null }'
+    body = (
+        f'{{"group": "{group}", "messages": [{{"topic": "{topic}", '
+        f'"key": {{"type": "JSON", "data": {payload}}}, "value": {{"type": "JSON", "data": {payload}}}}}]}}'
+    )
+    async with rest.session.post(
+        f"{rest.url}/v1/transactions", data=body.encode(), headers={"Content-Type": "application/json"}
+    ) as response:
+        assert response.status == 201, await response.text()
+        transaction = (await response.json())["id"]
+
+    await rest.commit(transaction)
+
+    (record,) = await cluster.read(topic)
+    assert record.value == payload.encode()
+    assert record.key == payload.encode()
+
+
+@pytest.mark.parametrize(
+    "data,expected",
+    [("null", b"null"), ('""', b'""'), ("0", b"0"), ("[]", b"[]"), ('"text"', b'"text"'), ("true", b"true")],
+)
+async def test_any_json_document_is_a_payload(deliver: Any, data: str, expected: bytes) -> None:
+    """A JSON null is the four letters, not a tombstone."""
+    (record,) = await deliver({"key": "k", "value": {"type": "JSON", "data": json.loads(data)}})
+    assert record.value == expected
+
+
+async def test_headers_arrive_in_order_with_repeats_empty_null_and_binary(deliver: Any) -> None:
+    sent = [
+        {"name": "trace", "value": "1"},
+        {"name": "trace", "value": "2"},
+        {"name": "empty", "value": ""},
+        {"name": "none", "value": None},
+        {"name": "bytes", "value": binary(EVERY_BYTE)},
+        {"name": "ünicode", "value": "ß"},
+        {"name": "trace", "value": "1"},
+    ]
+
+    (record,) = await deliver({"value": "v", "headers": sent})
+
+    assert theirs(record) == [
+        ("trace", b"1"),
+        ("trace", b"2"),
+        ("empty", b""),
+        ("none", None),
+        ("bytes", EVERY_BYTE),
+        ("ünicode", "ß".encode()),
+        ("trace", b"1"),
+    ]
+
+
+async def test_a_chosen_partition_is_kept(deliver: Any) -> None:
+    """Whatever the key would choose."""
+    records = await deliver(*({"key": "same", "value": str(number), "partition": number} for number in range(3)))
+    assert [(record.partition, record.value) for record in records] == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+# Computed by org.apache.kafka.common.utils.Utils.murmur2 of kafka-clients 4.3.1: key, hash, and partition of 7 and 12.
+JAVA_PARTITIONS: list[tuple[bytes, int, int, int]] = [
+    (b"21", -973932308, 3, 0),
+    (b"foobar", -790332482, 0, 6),
+    (b"a-little-bit-long-string", -985981536, 1, 8),
+    (b"a-little-bit-longer-string", -1486304829, 0, 11),
+    (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971, 3, 5),
+    (b"abc", 479470107, 4, 3),
+    (b"", 275646681, 2, 9),
+    (b"a", -1563381124, 5, 4),
+    (b"ab", 316155434, 0, 2),
+    (b"abcd", -1323649548, 5, 8),
+    (b"order-1", 1221710326, 4, 10),
+    (b"order-2", -1055499005, 1, 3),
+    (b"order-3", -849583649, 4, 3),
+    ("Grüße".encode(), 1190824359, 4, 3),
+    ("注文-42".encode(), -787707910, 6, 10),
+    ("🚀".encode(), 761778625, 6, 1),
+    (b"\x00", 375494588, 0, 8),
+    (b"\xff\x80\x00\x7f\xfe", 768357719, 3, 11),
+    (EVERY_BYTE, -1948347274, 3, 10),
+    (b"\x80\x80\x80", -1134684817, 2, 7),
+]
+
+
+async def test_keyed_messages_land_where_a_java_client_would_put_them(rest: Rest, cluster: Cluster, group: str) -> None:
+    (seven,) = await cluster.make_topics("seven", partitions=7)
+    (twelve,) = await cluster.make_topics("twelve", partitions=12)
+    (await rest.put_group(group, topics=[seven, twelve], policy=QUIET)).expect(201)
+    keys = [binary(key) for key, *_ in JAVA_PARTITIONS]
+    transaction = await rest.prepared(group, [message(name, key=key) for name in (seven, twelve) for key in keys])
+
+    await rest.commit(transaction)
+
+    found = {(record.topic, record.key): record.partition for record in await cluster.read(seven, twelve)}
+    assert found == {(seven, key): of_seven for key, _, of_seven, _ in JAVA_PARTITIONS} | {
+        (twelve, key): of_twelve for key, _, _, of_twelve in JAVA_PARTITIONS
+    }
+
+
+async def test_one_transaction_over_several_topics_is_all_or_nothing(rest: Rest, cluster: Cluster, group: str) -> None:
+    topics = await cluster.make_topics("coupon", "shipping", "points", "cart")
+    (await rest.put_group(group, topics=topics, policy=QUIET)).expect(201)
+    committed = await rest.prepared(group, [message(topic, "in", key="order-1") for topic in topics])
+    rolled_back = await rest.prepared(group, [message(topic, "out", key="order-2") for topic in topics])
+    assert await cluster.read(*topics) == []
+
+    await rest.commit(committed)
+    await rest.rollback(rolled_back)
+
+    records = await cluster.read(*topics)
+    assert {record.topic for record in records} == set(topics)
+    assert [record.value for record in records] == [b"in"] * 4
+
+
+async def test_messages_tell_their_transaction_their_number_and_their_times(
+    rest: Rest, cluster: Cluster, group: str, topic: str
+) -> None:
+    """Two equal messages of one transaction can be told apart; the timestamp is that of the commit."""
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    prepared = (await rest.prepare(group, [message(topic, "same", key="k")] * 3)).expect(201)
+
+    await rest.commit(prepared["id"])
+
+    records = await cluster.read(topic)
+    assert [record.header("halfway-message") for record in records] == [b"1/3", b"2/3", b"3/3"]
+    assert {record.transaction_id for record in records} == {prepared["id"]}
+    prepared_at = moment_ms(prepared["prepared_at"])
+    assert {record.header("halfway-prepared-at") for record in records} == {str(prepared_at).encode()}
+    ended_at = moment_ms((await rest.show(prepared["id"]))["ended_at"])
+    for record in records:
+        assert record.timestamp_ms >= prepared_at
+        assert record.timestamp_ms >= ended_at - 1
+
+
+async def test_ends_of_one_caller_keep_their_order_for_each_key(
+    rest: Rest, cluster: Cluster, group: str, topic: str
+) -> None:
+    """Commits that follow one another stand in that order in their partition."""
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    for number in range(40):
+        transaction = await rest.prepared(group, [message(topic, f"{number:03}", key="same")])
+        await rest.commit(transaction)
+
+    values = [record.value or b"" for record in await cluster.read(topic)]
+    assert len(values) == 40
+    assert all(earlier < later for earlier, later in pairwise(values))
+
+
+async def test_a_pending_transaction_shows_its_messages_as_they_were_sent(rest: Rest, group: str, topic: str) -> None:
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    sent: list[Json] = [
+        {"topic": topic, "key": "k", "value": "v", "headers": [{"name": "h", "value": None}]},
+        {"topic": topic, "key": None, "value": None, "headers": [], "partition": 1},
+        {"topic": topic, "key": binary(b"\xff"), "value": binary(b"\xfe"), "headers": []},
+    ]
+    transaction = await rest.prepared(group, sent)
+
+    shown = (await rest.show(transaction))["messages"]
+
+    for given, back in zip(sent, shown, strict=True):
+        assert {name: back[name] for name in given} == given
+
+
+class TestRefusedBeforehand:
+    """What would fail at the commit is refused at the prepare, and nothing is stored."""
+
+    async def test_a_topic_that_does_not_exist(self, rest: Rest, group: str, topic: str) -> None:
+        (await rest.put_group(group, topics=[topic, "no-such-topic"], policy=QUIET)).expect(201)
+        problem = (await rest.prepare(group, [message(topic), message("no-such-topic")])).expect(422)
+        assert problem["error_code"] == "unknown_topic"
+        assert problem["errors"][0]["field"] == "messages[1].topic"
+        assert (await rest.page(group=group))["transactions"] == []
+
+    async def test_a_topic_that_the_group_may_not_write(
+        self, rest: Rest, cluster: Cluster, group: str, topic: str
+    ) -> None:
+        other = await cluster.make_topic("other")
+        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+        answer = await rest.prepare(group, [message(other)])
+        assert answer.error_code == "topic_not_allowed"
+        assert 400 <= answer.status < 500
+
+    async def test_a_partition_that_the_topic_lacks(self, rest: Rest, group: str, topic: str) -> None:
+        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+        for partition in (3, -1, 2**31):
+            answer = await rest.prepare(group, [message(topic, partition=partition)])
+            assert answer.expect(422)["errors"][0]["field"] == "messages[0].partition", partition
+
+    async def test_no_key_for_a_compacted_topic(self, rest: Rest, cluster: Cluster, group: str) -> None:
+        compacted = await cluster.make_topic("compacted", config={"cleanup.policy": "compact"})
+        (await rest.put_group(group, topics=[compacted], policy=QUIET)).expect(201)
+        answer = await rest.prepare(group, [message(compacted)])
+        assert answer.expect(422)["errors"][0]["field"] == "messages[0].key"
+        await rest.commit(await rest.prepared(group, [message(compacted, None, key="k")]))
+        (record,) = await cluster.read(compacted)
+        assert (record.key, record.value) == (b"k", None)
+
+    async def test_a_topic_whose_limit_is_too_low(self, rest: Rest, cluster: Cluster, group: str) -> None:
+        low = await cluster.make_topic("low", config={"max.message.bytes": "5000"})
+        (await rest.put_group(group, topics=[low], policy=QUIET)).expect(201)
+        answer = await rest.prepare(group, [message(low)])
+        assert answer.expect(422)["errors"][0]["field"] == "messages[0].topic"
+
+    async def test_a_message_larger_than_its_topic_takes(self, rest: Rest, cluster: Cluster, group: str) -> None:
+        """And as large as it takes is delivered."""
+        low = await cluster.make_topic("low", config={"max.message.bytes": "70000"})
+        (await rest.put_group(group, topics=[low], policy=QUIET)).expect(201)
+        (await rest.prepare(group, [message(low, "x" * 70_000)])).refused(413, "message_too_large")
+        await rest.commit(await rest.prepared(group, [message(low, "x" * 69_000)]))
+        (record,) = await cluster.read(low)
+        assert record.value == b"x" * 69_000
+
+    async def test_an_unknown_group(self, rest: Rest, group: str, topic: str) -> None:
+        (await rest.prepare(group, [message(topic)])).refused(404, "unknown_group")

@@ -1,0 +1,161 @@
+"""An orderly stop takes nothing new, finishes what is in flight, and ends in time."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from halfway.embedded.ports import is_free
+from tests.support.brokers.proxied import ProxiedKafka
+from tests.support.coordinator.callers import Callers
+from tests.support.coordinator.endpoints import Endpoints
+from tests.support.coordinator.metrics import samples, total
+from tests.support.coordinator.process import NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
+from tests.support.coordinator.topics import Cluster
+from tests.support.waiting import eventually
+
+CALLERS = 16
+STOP_S = 14
+"""Ends and threads that wait for Kafka need the half of it."""
+
+
+def children(pid: int) -> list[str]:
+    """Give the ids of the processes that a process has started and that still run, where the system tells."""
+    tasks = Path(f"/proc/{pid}/task")
+    if not tasks.is_dir():
+        return []
+    return [one for task in tasks.iterdir() for one in (task / "children").read_text().split()]
+
+
+async def test_what_was_accepted_is_answered_and_nothing_is_left_running(
+    new_coordinator: NewCoordinator, cluster: Cluster, group: str, topic: str
+) -> None:
+    """Under load: no request on an open connection is cut, and the next start is ready at once and finds it all."""
+    # A successor that had to wait for the end of this session would not be ready within the time of a test.
+    coordinator = new_coordinator({"HALFWAY_SESSION_TIMEOUT_S": "120"})
+    coordinator.start()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        rest = Rest(session, coordinator.url, coordinator.health_url)
+        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+        async with Callers(rest, group, [topic], callers=CALLERS, patient=False) as callers:
+            await callers.committed(100)
+            assert children(coordinator.pid) == [], "nothing that could outlive it"
+            coordinator.terminate()
+            await callers.finish()
+            assert await coordinator.exited() == 0
+        history = callers.history
+        assert history.cut == []
+        await history.audit(cluster, [topic])
+        assert "stop_timed_out" not in coordinator.log
+        assert is_free(coordinator.port)
+        assert is_free(coordinator.health_port)
+        assert await cluster.members(coordinator.topic("members")) == 0
+
+        coordinator.start()
+        for name in history.prepared:
+            state = (await rest.show(name))["state"]
+            expected = {"committed"} if name in history.committed else {"prepared", "committed", "rolled_back"}
+            assert state in ({"rolled_back"} if name in history.rolled_back else expected), name
+        assert coordinator.stop() == 0
+
+
+@pytest.mark.xdist_group("proxied_kafka")
+async def test_a_stop_while_kafka_does_not_answer_ends_in_time_and_everybody_is_answered(
+    new_coordinator: NewCoordinator, proxied_kafka: ProxiedKafka, connect: Connect, group: str
+) -> None:
+    """What was accepted is answered 503; the process ends by itself, not by the force that waits at the limit.
+
+    The limit is that of the whole stop: the grace of a container that is a little longer is never used up.
+    """
+    cluster = Cluster(proxied_kafka.bootstrap_servers)
+    topic = await cluster.make_topic()
+    settings = {"HALFWAY_SHUTDOWN_TIMEOUT_S": f"{STOP_S}", "HALFWAY_REQUEST_TIMEOUT_S": "10"}
+    coordinator = new_coordinator(settings, bootstrap_servers=proxied_kafka.bootstrap_servers)
+    coordinator.start()
+    rest = connect(coordinator)
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    waiting = [await rest.prepared(group, [message(topic)]) for _ in range(5)]
+    proxied_kafka.pause()
+    ends = [asyncio.create_task(rest.end(transaction, "commit")) for transaction in waiting]
+    await eventually(lambda: samples(rest), lambda found: total(found, "halfway_requests_in_flight") >= len(ends))
+
+    coordinator.terminate()
+    began = asyncio.get_running_loop().time()
+
+    answers = await asyncio.gather(*ends)
+    assert await coordinator.exited() == 0
+    assert asyncio.get_running_loop().time() - began < STOP_S
+    assert "stop_timed_out" not in coordinator.log
+    for answer in answers:
+        assert answer.status == 503, answer
+        assert int(answer.headers["Retry-After"]) > 0
+    proxied_kafka.resume()
+    coordinator.start()
+    for transaction in waiting:
+        assert (await rest.end(transaction, "commit", retry=True)).expect(200)["state"] == "committed"
+    assert sorted(record.transaction_id for record in await cluster.read(topic)) == sorted(waiting)
+
+
+async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
+    new_coordinator: NewCoordinator, connect: Connect, endpoints: Endpoints, group: str, topic: str
+) -> None:
+    """Polls are answered, checks under way are left alone; the transactions are there after the next start."""
+    coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": "600", "HALFWAY_SHUTDOWN_TIMEOUT_S": "20"})
+    coordinator.start()
+    rest = connect(coordinator)
+    forever = asyncio.Event()
+
+    async def hang(_: Json) -> str:
+        await forever.wait()
+        return "commit"
+
+    endpoint = await endpoints.check(hang)
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy={"first_check_after_s": 0.1})).expect(201)
+    (await rest.put_group(f"{group}-pull", topics=[topic], policy=QUIET)).expect(201)
+    transaction = await rest.prepared(group, [message(topic)])
+    await endpoint.until_asked(about=transaction)
+    poll = asyncio.create_task(rest.call("GET", f"/groups/{group}-pull/checks", query={"wait_s": 25}))
+    await eventually(lambda: rest.health("/health/ready"), lambda answer: answer[0] == 200)
+    await asyncio.sleep(0.2)
+
+    coordinator.terminate()
+
+    assert await coordinator.exited(within_s=40) == 0
+    assert (await poll).status in {200, 503}
+    forever.set()
+    coordinator.start(HALFWAY_CHECK_TIMEOUT_S="2")
+    endpoint.answer("rollback")
+    await rest.until(transaction, "rolled_back")
+
+
+async def test_a_client_that_sends_its_request_too_slowly_does_not_hold_up_the_stop(
+    new_coordinator: NewCoordinator, connect: Connect
+) -> None:
+    coordinator = new_coordinator({"HALFWAY_SHUTDOWN_TIMEOUT_S": "3"})
+    coordinator.start()
+    _, idle = await asyncio.open_connection("127.0.0.1", coordinator.port)
+    _, slow = await asyncio.open_connection("127.0.0.1", coordinator.port)
+    slow.write(
+        b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    )
+    await slow.drain()
+    try:
+        coordinator.terminate()
+        assert await coordinator.exited(within_s=40) == 0
+    finally:
+        for writer in (idle, slow):
+            writer.close()
+
+
+async def test_its_topics_and_its_place_are_released(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster
+) -> None:
+    """After an orderly stop the owner records are tombstones, so that the next owner need not fence."""
+    coordinator = new_coordinator()
+    coordinator.start()
+    assert coordinator.stop() == 0
+    last = {record.key: record.value for record in await cluster.read(coordinator.topic("owners"))}
+    owners = {key: value for key, value in last.items() if key in {b"0", b"1"}}
+    assert owners == {b"0": None, b"1": None}

@@ -1,0 +1,70 @@
+"""The Kafka that the tests run against, chosen by HALFWAY_TEST_KAFKA.
+
+`embedded` (default): a broker of our own, one for each worker of pytest-xdist.
+`testcontainers`: the image `apache/kafka` in the Docker engine, one for each worker.
+Anything else: the bootstrap servers of a broker that runs already and is shared by all workers.
+
+What is missing (Java, the network, a Docker engine) fails the tests with the remedy; nothing is skipped.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+import pytest
+
+from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+
+VARIABLE = "HALFWAY_TEST_KAFKA"
+
+
+class Kafka(Protocol):
+    """A running broker."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+
+class GivenKafka:
+    """A broker that somebody else runs."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._bootstrap_servers
+
+
+@contextmanager
+def run_kafka(choice: str) -> Iterator[Kafka]:
+    """Run or reach the Kafka that `choice` names, as HALFWAY_TEST_KAFKA does."""
+    match choice:
+        case "embedded":
+            with EmbeddedKafka(EmbeddedConfig(jvm_options=SHORT_LIVED)) as embedded:
+                yield embedded
+        case "testcontainers":
+            from docker.errors import DockerException  # type: ignore[import-untyped]  # it has no types
+
+            from tests.support.brokers.container import IMAGE, KafkaContainer, reap_if_possible
+
+            with ExitStack() as stack:
+                try:
+                    reap_if_possible()
+                    container = stack.enter_context(KafkaContainer())
+                except DockerException as error:
+                    raise RuntimeError(
+                        f"{VARIABLE}=testcontainers needs a running Docker engine that has {IMAGE} or can pull it: "
+                        f"{error}"
+                    ) from None
+                yield container
+        case bootstrap_servers:
+            yield GivenKafka(bootstrap_servers)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """Give a broker for the whole run; tests keep apart by the names of their topics and groups."""
+    with run_kafka(os.environ.get(VARIABLE) or "embedded") as broker:
+        yield broker

@@ -1,0 +1,176 @@
+"""Several coordinators with the same topics, and a client that asks one after the other as a load balancer does."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import aiohttp
+
+from halfway.domain.ids import shard_of
+from halfway.service.cluster.peer_wire import AnswerReader, encode_call, request_of, result_of
+from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
+from tests.support.coordinator.faulty import FaultyCoordinator
+from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.coordinator.rest_client import Rest, message
+
+SHARDS = 6
+CREDENTIAL = "a secret that all instances share"
+MIB = 1024 * 1024
+
+Member = TypeVar("Member", bound=CoordinatorProcess)
+
+
+class Fleet:
+    """Coordinators that are one cluster."""
+
+    def __init__(self, bootstrap_servers: str, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.prefix = f"_fleet{uuid4().hex[:10]}."
+        self.members: list[CoordinatorProcess] = []
+        self._directory = directory
+        self.settings = {
+            "HALFWAY_KAFKA_PREFIX": self.prefix,
+            "HALFWAY_SHARDS": str(SHARDS),
+            "HALFWAY_PEER_CREDENTIAL": CREDENTIAL,
+            # On a slow machine one that lives is silent for seconds, and would lose its shards in the middle of a test.
+            "HALFWAY_SESSION_TIMEOUT_S": "10",
+            "HALFWAY_LEASE_S": "60",  # nor may a check be handed out again while the test ends it
+            **(settings or {}),
+        }
+
+    def add(self, settings: Mapping[str, str] | None = None) -> CoordinatorProcess:
+        """Make one more, not yet started."""
+        return self._added(CoordinatorProcess, settings)
+
+    def add_faulty(self) -> FaultyCoordinator:
+        """Make one more with fault points, not yet started."""
+        return self._added(FaultyCoordinator)
+
+    def _added(self, kind: type[Member], settings: Mapping[str, str] | None = None) -> Member:
+        directory = self._directory / f"member-{len(self.members)}"
+        member = kind(self.bootstrap_servers, directory, {**self.settings, **(settings or {})})
+        member.prefix = self.prefix
+        member.settings["HALFWAY_INSTANCE_URL"] = member.url
+        self.members.append(member)
+        return member
+
+    def start(self, count: int) -> None:
+        """Start so many more at once, and return when all are ready."""
+        fresh = [self.add() for _ in range(count)]
+        for member in fresh:
+            member.launch()
+        for member in fresh:
+            member.wait_until_ready()
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+class RoundRobin(Rest):
+    """A client whose every call goes to the next of several coordinators."""
+
+    def __init__(self, session: aiohttp.ClientSession, members: list[CoordinatorProcess]) -> None:
+        super().__init__(session, members[0].url, members[0].health_url)
+        self._urls = cycle([member.url for member in members])
+
+    @property
+    def url(self) -> str:
+        return next(self._urls)
+
+    @url.setter
+    def url(self, _: str) -> None:
+        """Stay with all of them."""
+
+
+def id_in(shard: int) -> str:
+    """Make an id that belongs to a shard."""
+    while True:
+        name = f"own-{uuid4().hex}"
+        if shard_of(name, SHARDS) == shard:
+            return name
+
+
+async def ask_as_peer(
+    session: aiohttp.ClientSession,
+    url: str,
+    call: PeerCall,
+    *,
+    to: str,
+    credential: str | None = CREDENTIAL,
+    version: str = str(VERSION),
+) -> object:
+    """Ask an instance as another one does; the status where it refuses the whole request."""
+    body = request_of([encode_call(call, within_ms=10_000, credential=None)])
+    headers = {TO_HEADER: to, VERSION_HEADER: version, "Content-Type": "application/msgpack"}
+    if credential is not None:
+        headers[CREDENTIAL_HEADER] = credential
+    async with session.post(url + PATH, data=body, headers=headers) as response:
+        if response.status != 200:
+            return response.status
+        [frame] = AnswerReader(MIB).feed(await response.read())
+        return result_of(call, frame)
+
+
+@dataclass
+class Load:
+    """Callers behind a load balancer, who try again where they are told to; what they saw is kept."""
+
+    rest: Rest
+    group: str
+    topic: str
+    answers: Counter[tuple[int, str | None]] = field(default_factory=Counter)
+    prepared: set[str] = field(default_factory=set)
+    committed: set[str] = field(default_factory=set)
+    without_retry_after: list[object] = field(default_factory=list)
+    done: bool = False
+
+    async def call(self, what: str, body: dict[str, object]) -> tuple[int, dict[str, Any]]:
+        """Make a call until it is answered by anything but 503; 0 stands for a connection that was lost."""
+        while True:
+            try:
+                answer = await self.rest.call("POST", what, body)
+            except (aiohttp.ClientError, TimeoutError):
+                self.answers[0, None] += 1
+            else:
+                self.answers[answer.status, answer.error_code] += 1
+                if answer.status not in (429, 503):
+                    return answer.status, answer.body
+                if "Retry-After" not in answer.headers:
+                    self.without_retry_after.append(answer)
+            await asyncio.sleep(0.1)
+
+    async def caller(self) -> None:
+        while not self.done:
+            name = f"load-{uuid4().hex}"
+            status, _ = await self.call(
+                "/transactions", {"group": self.group, "id": name, "messages": [message(self.topic, name)]}
+            )
+            assert status in (200, 201), (status, name)
+            self.prepared.add(name)
+            status, body = await self.call(f"/transactions/{name}/end", {"outcome": "commit"})
+            assert (status, body["state"]) == (200, "committed")
+            self.committed.add(name)
+
+
+async def served_by(rest: Rest) -> set[int]:
+    """Give the shards that an instance serves, as its metrics say."""
+    _, metrics = await rest.health("/metrics")
+    lines = (line for line in metrics.splitlines() if line.startswith("halfway_pending{"))
+    return {int(line.split('shard="')[1].split('"')[0]) for line in lines}
+
+
+async def shares(rests: list[Rest]) -> list[set[int]]:
+    """Give the shards of each instance; none for one that cannot be asked."""
+    found = []
+    for rest in rests:
+        try:
+            found.append(await served_by(rest))
+        except aiohttp.ClientError:
+            found.append(set())
+    return found

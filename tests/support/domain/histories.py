@@ -1,0 +1,369 @@
+"""Random legal histories of one shard, as an owner, its lane, its tail and former owners write and see them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from hypothesis import note
+from hypothesis import strategies as st
+
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked, fingerprint
+from halfway.domain.shard import ShardState
+from halfway.domain.transaction import Cause, State
+from tests.support.domain import naive_fold
+from tests.support.domain.naive_fold import Known, Logs
+
+Action = Literal[
+    "prepare",
+    "ambiguous prepare",
+    "foreign prepare",
+    "check",
+    "verdict",
+    "park",
+    "resume",
+    "re-anchor",
+    "commit",
+    "roll back",
+    "correct",
+    "tail",
+    "forget",
+]
+
+ACTIONS: tuple[Action, ...] = (
+    "prepare",
+    "ambiguous prepare",
+    "foreign prepare",
+    "check",
+    "verdict",
+    "park",
+    "resume",
+    "re-anchor",
+    "commit",
+    "roll back",
+    "correct",
+    "tail",
+)
+GROUP = "shop"
+IDS = ("a", "b", "c")
+PARTITIONS = ("half", "op", "parked")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens, if it is legal then: what is not leaves no trace."""
+
+    action: Action
+    id: str
+    content: str = "A"
+    gap: int = 0
+    """Offsets that a control record took before the next one."""
+    order: int = 0
+    """Which of the partitions' results of one lane transaction is applied first."""
+
+
+@st.composite
+def _histories(draw: st.DrawFn, always: tuple[Action, ...] = ("foreign prepare", "tail")) -> list[Step]:
+    """Draw from few kinds of actions and few ids, and long ones often: that goes deeper than a bit of everything."""
+    actions = draw(st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6, unique=True))
+    step = st.builds(
+        Step,
+        action=st.sampled_from([*actions, *always]),
+        id=st.sampled_from(IDS[: draw(st.integers(1, 3))]),
+        content=st.sampled_from("AB"),
+        gap=st.integers(0, 1),
+        order=st.integers(0, 5),
+    )
+    return draw(st.lists(step, min_size=draw(st.sampled_from([0, 6, 15])), max_size=30))
+
+
+steps = _histories()
+steps_with_later_lives = _histories(("prepare", "commit", "forget"))
+"""Ids are used again, after their outcomes were forgotten; only for a `World` with a horizon."""
+ORDERS = (
+    ("half", "op", "parked"),
+    ("half", "parked", "op"),
+    ("op", "half", "parked"),
+    ("op", "parked", "half"),
+    ("parked", "half", "op"),
+    ("parked", "op", "half"),
+)
+
+
+def half_of(transaction_id: str, content: str, at: int) -> Half:
+    """Make the half of a first prepare."""
+    messages = (Message(topic="orders", key=transaction_id.encode(), value=content.encode()),)
+    return Half(
+        id=transaction_id,
+        group=GROUP,
+        messages=messages,
+        prepared_at=at,
+        since=at,
+        fingerprint=fingerprint(GROUP, messages, None),
+    )
+
+
+@dataclass
+class World:
+    """The logs of one shard, what its owner has seen of them, and the owner's live fold."""
+
+    logs: Logs = field(default_factory=Logs)
+    owner: ShardState = field(default_factory=lambda: ShardState(0))
+    horizon_ms: int | None = None
+    now: int = 1_000_000
+    tail: int = 0
+    """How many records of half[s] the owner's tail has read."""
+    own: set[int] = field(default_factory=set)
+    """Offsets of half records that the owner knows as its own writes."""
+    births: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Where in half, op and parked the records of an id begin, since its outcome was last forgotten."""
+
+    def run(self, history: list[Step]) -> None:
+        """Let everything happen."""
+        note(f"history = {history}")
+        for step in history:
+            self.now += 100
+            self.step(step)
+
+    def step(self, step: Step) -> None:
+        """Let one thing happen."""
+        match step.action:
+            case "prepare":
+                self._own_prepare(step)
+            case "ambiguous prepare":
+                if self.view(step.id) is None:
+                    self._append_half(step, half_of(step.id, step.content, self.now))
+            case "foreign prepare":
+                self._append_half(step, half_of(step.id, step.content, self.now))
+            case "forget":
+                self._forget()
+            case "tail":
+                self.read_tail(1 + step.gap)
+            case "correct":
+                self._correct(step)
+            case "resume":
+                self._resume(step)
+            case _:
+                self._resolve(step)
+
+    def seen(self) -> Logs:
+        """Return what the owner knows of the logs."""
+        half = [row for place, row in enumerate(self.logs.half) if place < self.tail or row[0] in self.own]
+        return self._remembered(Logs(half=half, op=self.logs.op, parked=self.logs.parked))
+
+    def standing(self) -> Logs:
+        """Return the logs without the earlier lives of ids that were used again."""
+        return self._remembered(self.logs)
+
+    def unborn(self) -> set[str]:
+        """Name the ids whose outcome was forgotten and that were not used again: a fold may know them or not."""
+        standing = naive_fold.everything(self.standing())
+        return {name for name in self.births if name not in standing}
+
+    def _remembered(self, logs: Logs) -> Logs:
+        before = (-1, -1, -1)
+        return Logs(
+            half=[row for row in logs.half if row[0] > self.births.get(row[1], before)[0]],
+            op=[row for row in logs.op if row[0] > self.births.get(row[1].id, before)[1]],
+            parked=[row for row in logs.parked if row[0] > self.births.get(row[1], before)[2]],
+        )
+
+    def view(self, transaction_id: str) -> Known | None:
+        """Return what the owner knows of an id."""
+        return naive_fold.known(self.seen(), transaction_id)
+
+    def read_tail(self, records: int) -> None:
+        """Let the tail bring some more records of half[s]."""
+        for offset, key, half in self.logs.half[self.tail : self.tail + records]:
+            self.owner.apply_half(offset, key, half)
+            self.owner.advance_tail(offset + 1)
+        self.tail = min(len(self.logs.half), self.tail + records)
+
+    # --- what happens
+
+    def _forget(self) -> None:
+        """Let the horizon pass: the owner, with everything read and corrected, forgets all outcomes."""
+        if self.horizon_ms is None:
+            return
+        self.read_tail(len(self.logs.half))
+        for name in naive_fold.strays(self.standing()):
+            self._correct(Step("correct", name))
+        self.read_tail(len(self.logs.half))
+        self.now += self.horizon_ms
+        ended = [name for name, what in naive_fold.everything(self.standing()).items() if what.state.ended]
+        assert self.owner.forget(self.now - self.horizon_ms + 1) == len(ended)
+        ends = _last(self.logs.half), _last(self.logs.op), _last(self.logs.parked)
+        self.births |= dict.fromkeys(ended, ends)
+
+    def _own_prepare(self, step: Step) -> None:
+        half = half_of(step.id, step.content, self.now)
+        unseen = [row for row in self.logs.half[self.tail :] if row[0] not in self.own and row[1] == step.id]
+        # Other content under the same id, still unseen, is the client's mistake: which of the two stands is open.
+        other = any(row is not None and row.fingerprint != half.fingerprint for _, _, row in unseen)
+        if self.view(step.id) is not None or other:
+            return
+        offset = self._append_half(step, half)
+        self.own.add(offset)
+        self.owner.apply_half(offset, step.id, half)
+
+    def _resolve(self, step: Step) -> None:
+        what = self.view(step.id)
+        if what is None or what.state.ended or what.half is None:
+            return
+        if step.action in ("commit", "roll back"):
+            kind = OpKind.COMMITTED if step.action == "commit" else OpKind.ROLLED_BACK
+            if what.state is State.PARKED:
+                self._lane(step, half=[], op=self._op(kind, what, half_offset=-1), parked=[(step.id, None)])
+            else:
+                self._lane(step, half=[None], op=self._op(kind, what))
+        elif what.state is State.PARKED:
+            return
+        elif step.action == "check":
+            op = self._op(OpKind.CHECKED, what, checks=what.checks + 1, checked_at=self.now, remark=f"at {self.now}")
+            self._lane(step, half=[], op=op)
+        elif step.action == "verdict":
+            self._lane(step, half=[], op=self._op(OpKind.VERDICT, what, commit_verdict=True))
+        elif step.action == "re-anchor":
+            self._lane(step, half=[_lane_half(what)], op=None)
+        elif step.action == "park":
+            parked_record = Parked(
+                half=_lane_half(what), reason=f"at {self.now}", parked_at=self.now, checks=what.checks
+            )
+            self._lane(step, half=[None], op=self._op(OpKind.PARKED, what), parked=[(step.id, parked_record)])
+
+    def _resume(self, step: Step) -> None:
+        what = self.view(step.id)
+        if what is None or what.state is not State.PARKED or what.half is None:
+            return
+        half = msgspec.structs.replace(_lane_half(what), since=self.now, checks=0, checked_at=None)
+        op = self._op(OpKind.RESUMED, what, checks=0, checked_at=None)
+        self._lane(step, half=[half], op=op, parked=[(step.id, None)])
+
+    def _correct(self, step: Step) -> None:
+        what = self.view(step.id)
+        if what is None or not naive_fold.stray(self.seen(), step.id):
+            return
+        self._lane(step, half=[_lane_half(what) if what.state is State.PREPARED else None], op=None)
+
+    # --- writing
+
+    def _op(self, kind: OpKind, what: Known, **changes: object) -> Op:
+        half = what.half
+        assert half is not None
+        op = Op(
+            kind=kind,
+            id=half.id,
+            group=half.group,
+            half_offset=what.half_offset,
+            cause=Cause.CHECK if what.checks else Cause.PRODUCER,
+            prepared_at=half.prepared_at,
+            at=self.now,
+            fingerprint=half.fingerprint,
+            checks=what.checks,
+            checked_at=what.checked_at,
+            commit_verdict=what.commit_verdict,
+            remark=what.remark,
+            messages=tuple(MessageDigest.of(message) for message in half.messages) if kind.final else (),
+        )
+        return msgspec.structs.replace(op, **changes)
+
+    def _append_half(self, step: Step, half: Half | None) -> int:
+        offset = self._next(_last(self.logs.half), step)
+        self.logs.half.append((offset, step.id, half))
+        return offset
+
+    def _lane(
+        self,
+        step: Step,
+        *,
+        half: list[Half | None],
+        op: Op | None,
+        parked: list[tuple[str, Parked | None]] | None = None,
+    ) -> None:
+        """Write one lane transaction, and apply its results to the owner in some order of the partitions."""
+        for partition in ORDERS[step.order]:
+            if partition == "half":
+                for record in half:
+                    offset = self._append_half(step, record)
+                    self.own.add(offset)
+                    self.owner.apply_half(offset, step.id, record)
+            elif partition == "op" and op is not None:
+                offset = self._next(_last(self.logs.op), step)
+                self.logs.op.append((offset, op))
+                self.owner.apply_op(offset, op)
+            elif partition == "parked":
+                for key, value in parked or []:
+                    offset = self._next(_last(self.logs.parked), step)
+                    self.logs.parked.append((offset, key, value))
+                    self.owner.apply_parked(offset, key, value)
+
+    @staticmethod
+    def _next(last: int, step: Step) -> int:
+        return last + 1 + step.gap
+
+
+def _last(rows: Sequence[tuple[int, *tuple[object, ...]]]) -> int:
+    """Return the offset of the last record, -1 where there is none."""
+    return rows[-1][0] if rows else -1
+
+
+def _lane_half(what: Known) -> Half:
+    """Make the half that the lane writes again, with the totals of its time."""
+    assert what.half is not None
+    return msgspec.structs.replace(
+        what.half,
+        origin=Origin.LANE,
+        checks=what.checks,
+        checked_at=what.checked_at,
+        commit_verdict=what.commit_verdict,
+        remark=what.remark,
+    )
+
+
+def described(state: ShardState) -> dict[str, Known]:
+    """Say of a fold what the naive model says, without the offsets."""
+    found: dict[str, Known] = {}
+    for pending in state.pending():
+        found[pending.id] = Known(
+            state=State.PREPARED,
+            content=pending.fingerprint,
+            checks=pending.checks,
+            checked_at=pending.checked_at,
+            commit_verdict=pending.commit_verdict,
+            remark=pending.remark,
+        )
+    for parked in state.parked():
+        assert parked.id not in found, "both pending and parked"
+        found[parked.id] = Known(
+            state=State.PARKED,
+            content=parked.fingerprint,
+            checks=parked.checks,
+            commit_verdict=parked.commit_verdict,
+            remark=parked.remark,
+            reason=parked.reason,
+        )
+    for ended in state.ended():
+        assert ended.id not in found, "both ended and alive"
+        found[ended.id] = Known(
+            state=ended.state,
+            content=ended.fingerprint,
+            checks=ended.checks,
+            remark=ended.remark,
+            cause=ended.cause,
+            at=ended.at,
+        )
+    for transaction_id, what in found.items():
+        assert state.state_of(transaction_id) is what.state
+    return found
+
+
+def expected(logs: Logs) -> dict[str, Known]:
+    """Say what the naive model says, without what a fold does not keep."""
+    return {name: _comparable(what) for name, what in naive_fold.everything(logs).items()}
+
+
+def _comparable(what: Known) -> Known:
+    from dataclasses import replace
+
+    checked_at = what.checked_at if what.state is State.PREPARED else None
+    return replace(what, half=None, half_offset=-1, checked_at=checked_at)

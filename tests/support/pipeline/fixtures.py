@@ -1,0 +1,104 @@
+"""The one Spark session of the tests, local and small.
+
+Tests that ask for it run in one worker, so that there is only one. Without a Java that Spark can run on they fail with
+what to install; nothing is skipped.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+from py4j.java_gateway import java_import
+
+from halfway.pipeline import cli
+from halfway.pipeline.session import SparkOptions, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# pyspark.testing imports pandas on Spark, which warns where this is not set.
+os.environ.setdefault("PYARROW_IGNORE_TIMEZONE", "1")
+
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""For a JVM that does little: what a second compiler and a parallel collector would win is less than they cost."""
+
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""For small data and many plans: so it is with compiling each of them."""
+
+QUICK = INTERPRETED | {
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.python.daemon.module": "tests.support.pipeline.spark_daemon",
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+}
+"""For a job of the tests."""
+
+LOCAL = SparkOptions(
+    master="local[2]",
+    memory="2g",
+    conf=QUICK
+    | {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
+        "spark.default.parallelism": "2",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    },
+)
+
+
+def without_spark() -> dict[str, str]:
+    """Give this process' variables for a job that is a process of its own: in this one Spark's gateway runs already."""
+    names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(names)}
+
+
+def as_options(conf: Mapping[str, str]) -> list[str]:
+    """Give Spark's configuration as the command line takes it."""
+    return [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist must see the mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests with Spark together, and give the first of them time for the session's start.
+
+    PySpark leaves the sockets of its results to the garbage collector.
+    """
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Give a function that runs `halfway-pipeline` with arguments and variables, in the session of the tests."""
+    monkeypatch.setattr(cli, "session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+
+    def run(*arguments: str, **variables: str) -> Result:
+        with monkeypatch.context() as patched:
+            for name, value in variables.items():
+                patched.setenv(name, value)
+            return CliRunner().invoke(cli.pipeline, arguments)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    """Give the session, with the Kafka connector."""
+    folder = tmp_path_factory.mktemp("spark")
+    conf = {**LOCAL.conf, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    with_folder = SparkOptions(master=LOCAL.master, memory=LOCAL.memory, conf=conf)
+    started = session("halfway-tests", with_folder)
+    for name in ("api.python.PythonUtils", "sql.api.python.PythonSQLUtils", "sql.functions"):
+        # PySpark names them without their packages, and each time all jars would be searched for them.
+        java_import(started._jvm, f"org.apache.spark.{name}")
+    yield started
+    started.stop()

@@ -1,0 +1,128 @@
+"""What the group's thread tells the membership, whose state belongs to the event loop."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+from typing import cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from halfway.domain.shard import ShardState
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.ownership import membership as of_kafka
+from halfway.kafka.ownership.acquisition import Acquired
+from halfway.kafka.ownership.incarnation import Incarnation
+from tests.support.ownership.cluster_harness import Instance
+
+
+async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error() -> None:
+    """The group goes on without them; they are given up as soon as the loop gets there."""
+    servers = {"bootstrap.servers": "127.0.0.1:9"}
+    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
+    membership = Instance(config).cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    membership._on_assigned({0, 1})
+    with ThreadPoolExecutor(1) as pool, capture_logs() as logged:
+        pool.submit(membership.revoked, {0}).result()  # the loop waits for it
+    assert [(entry["event"], entry["log_level"]) for entry in logged] == [("revoke_out_of_time", "warning")]
+    while 0 in membership.status.acquiring:  # noqa: ASYNC110 - nothing tells when it gets there
+        await asyncio.sleep(0.01)
+    assert membership.status.acquiring == (1,)
+
+
+async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> None:
+    """It is revoked, the loop has no time for that, and the group gives it to this instance again."""
+    servers = {"bootstrap.servers": "127.0.0.1:9"}
+    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
+    membership = Instance(config).cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    membership._on_assigned({0, 1})
+
+    def lose_and_get_back() -> None:
+        membership.revoked({0})
+        membership.assigned({0})
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lose_and_get_back).result()  # the loop waits for it
+    await asyncio.sleep(0.05)
+    assert membership.status.acquiring == (0, 1)
+
+
+class Serving:
+    """Stands for an incarnation that can serve what it acquires."""
+
+    id = "this"
+    failed = False
+
+    def __init__(self) -> None:
+        self.shards: set[int] = set()
+
+    def holds(self, shard: int) -> bool:
+        return shard in self.shards
+
+    def serve(self, shard: int, _position: int) -> None:
+        self.shards.add(shard)
+
+
+async def test_a_release_that_is_too_old_says_so_when_another_shard_could_be_acquired() -> None:
+    """The acquisition that went well ends after the one that found the newer record."""
+    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
+    instance = Instance(config)
+    membership = instance.cluster.membership
+    membership._listener = instance.service
+    membership._on_assigned({0, 1})
+    incarnation = membership._incarnation = cast("Incarnation", Serving())
+    membership.outdated("half[0]@2: written by a newer release")
+    await membership.serve(incarnation, Acquired(shard=1, state=ShardState(1), barrier=0))
+    assert incarnation.holds(1)
+    assert membership.status.last_error == "half[0]@2: written by a newer release"
+
+
+class LaneId:
+    """Stands for an initialised producer."""
+
+    def __init__(self, name: str) -> None:
+        self.transactional_id = name
+        self.ended = False
+
+    def idle(self) -> None:
+        """Have nothing to do."""
+
+    def demand_unworn(self) -> None:
+        """Have no fault."""
+
+    def abandon(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("thread", ["halfway-suspects", "halfway-lane", "halfway-tail"])
+async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
+    monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    """The machine has no thread left: half an incarnation would acquire shards for which nothing can be written."""
+    made: list[LaneId] = []
+
+    def lane_producers(*_: object) -> list[LaneId]:
+        made.extend(LaneId(name) for name in "01q")
+        return made
+
+    start = Thread.start
+
+    def start_others(self: Thread) -> None:
+        if self.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(of_kafka, "lane_producers", lane_producers)
+    monkeypatch.setattr(Thread, "start", start_others)
+    instance = Instance(KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000))
+    membership = instance.cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    membership._listener = instance.service
+    with pytest.raises(RuntimeError, match="thread"):
+        await membership._begin()
+    assert membership.status.incarnation is None
+    assert len(made) == 3
+    assert all(producer.ended for producer in made)

@@ -1,0 +1,106 @@
+"""OpenAPI is made from the models, valid, complete, and true."""
+
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from halfway.domain.errors import HalfwayError
+from halfway.rest.handlers.openapi import document
+from halfway.rest.handlers.routes import OPERATIONS
+from halfway.rest.responses.problems import STATUS
+from tests.support.rest.client import RestWorld
+
+DOCUMENT = document(OPERATIONS)
+CALLS = [(path, method, call) for path, item in DOCUMENT["paths"].items() for method, call in item.items()]
+
+
+def names_of(pairs: list[tuple[str, str, dict[str, Any]]]) -> list[str]:
+    return [call["operationId"] for _, _, call in pairs]
+
+
+def subclasses(kind: type[HalfwayError]) -> set[type[HalfwayError]]:
+    return {kind} | {below for child in kind.__subclasses__() for below in subclasses(child)}
+
+
+def test_it_is_valid_openapi_3_1() -> None:
+    OpenAPIV31SpecValidator(DOCUMENT).validate()
+
+
+async def test_it_is_served(world: RestWorld) -> None:
+    answer = await world.call("GET", "/openapi.json")
+    assert answer.status == 200
+    assert answer.body == DOCUMENT
+
+
+@pytest.mark.parametrize("path,method,call", CALLS, ids=names_of(CALLS))
+def test_every_operation_lists_its_answers_and_its_problems(path: str, method: str, call: dict[str, Any]) -> None:
+    assert call["summary"]
+    statuses = set(call["responses"])
+    assert any(status.startswith("2") for status in statuses)
+    assert {"400", "403", "429", "500", "503"} <= statuses
+    if "requestBody" in call:
+        assert {"413", "415", "422", "408"} <= statuses
+    for status, response in call["responses"].items():
+        assert response["description"]
+        if status >= "400":
+            assert set(response["content"]) == {"application/problem+json"}
+    assert ("429" in statuses) == ("Retry-After" in call["responses"]["429"]["headers"])
+    named = {parameter["name"] for parameter in call["parameters"] if parameter["in"] == "path"}
+    assert named == set(re.findall(r"\{(\w+)\}", path))
+    assert method in {"get", "put", "post", "delete"}
+
+
+def test_every_error_that_can_be_answered_stands_in_the_table_once_and_in_openapi() -> None:
+    """Codes are unique; nothing but faults of ours falls back to 500."""
+    internal = {"internal", "configuration", "lane_lost", "not_written", "overtaken", "peer_lost"}
+    kinds = {kind for kind in subclasses(HalfwayError) if kind.__module__.startswith("halfway.")}
+    codes = {kind.code for kind in kinds} - internal
+    assert codes == {kind.code for kind in STATUS} - internal
+    assert len({kind.code for kind in STATUS}) == len(STATUS)
+    listed = set(re.findall(r"^- `(\w+)`:", "\n".join(_descriptions()), re.MULTILINE))
+    of_no_operation = {"unknown_path", "method_not_allowed"}
+    assert codes - of_no_operation | {"internal"} == listed
+
+
+def _descriptions() -> list[str]:
+    return [response["description"] for _, _, call in CALLS for response in call["responses"].values()]
+
+
+async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
+    """Each answer validates against the schema of its operation and status."""
+    name = await world.prepared(id="mine")
+    await world.prepared({"topic": "orders", "value": {"type": "BINARY", "data": "/w=="}}, id="other")
+    message = [{"topic": "orders", "value": "v"}]
+    batch = {"prepare": [{"group": "shop", "messages": message}, {}], "end": [{"id": "other", "outcome": "rollback"}]}
+    for operation, method, path, body in (
+        ("putGroup", "PUT", "/v1/groups/shop", {"check": {"mode": "pull"}, "topics": ["orders"]}),
+        ("putGroup", "PUT", "/v1/groups/shop", {}),
+        ("listGroups", "GET", "/v1/groups", None),
+        ("getGroup", "GET", "/v1/groups/shop", None),
+        ("getGroup", "GET", "/v1/groups/nobody", None),
+        ("fetchChecks", "GET", "/v1/groups/shop/checks", None),
+        ("prepare", "POST", "/v1/transactions", {"group": "shop", "messages": message}),
+        ("prepare", "POST", "/v1/transactions", {"group": "shop", "messages": message, "id": "mine"}),
+        ("getTransaction", "GET", "/v1/transactions/other", None),
+        ("listTransactions", "GET", "/v1/transactions?limit=1", None),
+        ("listTransactions", "GET", "/v1/transactions?group=nobody", None),
+        ("check", "POST", f"/v1/transactions/{name}/check", None),
+        ("batch", "POST", "/v1/batch", batch),
+        ("end", "POST", f"/v1/transactions/{name}/end", {"outcome": "commit"}),
+        ("end", "POST", f"/v1/transactions/{name}/end", {"outcome": "rollback"}),
+        ("resume", "POST", f"/v1/transactions/{name}/resume", None),
+        ("getTransaction", "GET", f"/v1/transactions/{name}", None),
+        ("deleteGroup", "DELETE", "/v1/groups/shop", None),
+    ):
+        answer = await world.call(method, path, body)
+        (call,) = [call for _, _, call in CALLS if call["operationId"] == operation]
+        content = call["responses"][str(answer.status)].get("content", {})
+        assert (answer.body is None) == (not content)
+        for media_type, described in content.items():
+            assert answer.headers["Content-Type"].startswith(media_type)
+            jsonschema.Draft202012Validator({**described["schema"], "components": DOCUMENT["components"]}).validate(
+                answer.body
+            )

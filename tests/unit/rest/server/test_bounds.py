@@ -1,0 +1,467 @@
+"""What is bounded: bodies, requests in flight, stalled clients, connections; and what is not HTTP."""
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from halfway.domain.errors import ShuttingDownError
+from halfway.rest.requests import bodies
+from halfway.rest.responses.unsent import SLOW_LOOKS, Unsent
+from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.server import HttpServer
+from halfway.service.requests import ServiceLimits
+from tests.support.rest.client import HOST, RestWorld
+from tests.unit.rest.conftest import NewWorld
+
+POST = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+BODY = b'{"group":"shop","messages":[{"topic":"orders","value":"v"}]}'
+
+
+def problem_of(response: bytes) -> tuple[int, dict[str, object]]:
+    """Give the status and the problem document of a raw response."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head, response
+    document: dict[str, object] = json.loads(body)
+    return int(head.split()[1]), document
+
+
+async def test_a_body_over_the_limit_is_413(new_world: NewWorld) -> None:
+    """Whether its length is announced or not, and exactly at the limit it is read."""
+    world = await new_world(ApiLimits(max_body_bytes=1000))
+    await world.put_shop()
+    at_the_limit = BODY + b" " * (1000 - len(BODY))
+    assert (await world.call("POST", "/v1/transactions", raw=at_the_limit)).status == 201
+    answer = await world.call("POST", "/v1/transactions", raw=at_the_limit + b" ")
+    assert (answer.status, answer.error_code, answer.body["limit"]) == (413, "body_too_large", 1000)
+
+    chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"200\r\n" + b" " * 512 + b"\r\n200\r\n" + b" " * 512
+    status, problem = problem_of(await world.send(chunked))
+    assert (status, problem["error_code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+async def test_another_media_type_is_415(world: RestWorld, media_type: str) -> None:
+    answer = await world.call("POST", "/v1/transactions", raw=BODY, headers={"Content-Type": media_type})
+    assert (answer.status, answer.error_code) == (415, "unsupported_media_type")
+
+
+async def test_a_body_without_a_media_type_is_415(world: RestWorld) -> None:
+    head = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    status, problem = problem_of(await world.send(head % len(BODY) + BODY))
+    assert (status, problem["error_code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "Application/JSON", "application/json"])
+async def test_json_is_taken_with_parameters_and_in_any_case(world: RestWorld, media_type: str) -> None:
+    answer = await world.call("POST", "/v1/transactions", raw=BODY, headers={"Content-Type": media_type})
+    assert answer.status == 201
+
+
+async def test_a_compressed_body_is_415(world: RestWorld) -> None:
+    answer = await world.call("POST", "/v1/transactions", raw=BODY, headers={"Content-Encoding": "gzip"})
+    assert (answer.status, answer.error_code) == (415, "unsupported_media_type")
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what sets no event."""
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0.01)
+
+
+async def test_more_requests_than_may_be_in_flight_are_429(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await new_world(ApiLimits(max_requests=1))
+    await world.put_shop()
+    began, go_on = held_up(world, monkeypatch)
+    in_flight = asyncio.create_task(world.prepare())
+    await began.wait()
+    answer = await world.call("POST", "/v1/transactions", raw=BODY)
+    assert (answer.status, answer.error_code) == (429, "overloaded")
+    assert int(answer.headers["Retry-After"]) >= 1
+    poll = await world.call("GET", "/v1/groups/nobody/checks")
+    assert poll.status == 404, "a poll takes no place"
+    go_on.set()
+    assert (await in_flight).status == 201
+    await until(lambda: not world.api.in_flight)
+    assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
+
+
+async def test_bodies_that_are_only_announced_hold_up_nobody(new_world: NewWorld) -> None:
+    """Neither what they announce nor that they were begun counts, whatever others send."""
+    world = await new_world(ApiLimits(max_requests=2, max_body_bytes=100_000, max_body_bytes_in_flight=100_000))
+    await world.put_shop()
+    silent = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(40)]
+    try:
+        for writer in silent:
+            writer.write(POST + b"Content-Length: 100000\r\n\r\n")
+        await until(lambda: len(world.api._open) == len(silent))
+        assert world.api.bodies.bytes == 0
+        large = BODY + b" " * (90_000 - len(BODY))
+        for body in (BODY, large):
+            assert (await world.call("POST", "/v1/transactions", raw=body)).status == 201
+        assert (await world.call("GET", "/v1/groups")).status == 200
+    finally:
+        for writer in silent:
+            writer.close()
+
+
+async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> None:
+    """By what was received of them; small ones and calls without a body are never refused for it."""
+    world = await new_world(ApiLimits(max_body_bytes=100_000, max_body_bytes_in_flight=100_000))
+    await world.put_shop()
+    slow = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(2)]
+    try:
+        for number, writer in enumerate(slow, 1):
+            writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 49_999)
+            await until(lambda number=number: world.api.bodies.bytes == number * 49_999)  # type: ignore[misc]
+        large = await world.call("POST", "/v1/transactions", raw=BODY + b" " * 20_000)
+        assert (large.status, large.error_code) == (429, "overloaded")
+        assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
+        assert (await world.call("GET", "/v1/groups")).status == 200
+    finally:
+        for writer in slow:
+            writer.close()
+    await until(lambda: world.api.bodies.bytes == 0)
+
+
+async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_more_time(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 0.2)
+    world = await new_world(ApiLimits(request_timeout_s=1000))
+    reader, writer = await asyncio.open_connection(HOST, world.port)
+
+    async def trickle() -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+            while True:
+                writer.write(b"1\r\n \r\n")
+                await asyncio.sleep(0.02)
+
+    trickling = asyncio.create_task(trickle())
+    try:
+        async with asyncio.timeout(20):
+            head = await reader.readuntil(b"\r\n\r\n")
+    finally:
+        trickling.cancel()
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 408 ")
+    await until(lambda: world.api.bodies.bytes == 0)
+
+
+async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slowly, but fast enough: longer than the time for its first part."""
+    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 1.0)
+    world = await new_world()
+    await world.put_shop()
+    reader, writer = await asyncio.open_connection(HOST, world.port)
+    try:
+        whole = BODY + b" " * (4 * bodies.MIN_BYTES)
+        writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(whole))
+        for at in range(0, len(whole), bodies.MIN_BYTES):
+            await asyncio.sleep(0.3)
+            writer.write(whole[at : at + bodies.MIN_BYTES])
+        async with asyncio.timeout(20):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")
+    finally:
+        writer.close()
+
+
+async def test_a_body_that_does_not_come_is_408(new_world: NewWorld) -> None:
+    world = await new_world(ApiLimits(request_timeout_s=0.2))
+    status, problem = problem_of(await world.send(POST + b"Connection: close\r\nContent-Length: 100\r\n\r\n{"))
+    assert (status, problem["error_code"]) == (408, "body_timeout")
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on(world: RestWorld) -> None:
+    reader, writer = await asyncio.open_connection(HOST, world.port)
+    try:
+        head = POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(BODY))
+        async with asyncio.timeout(20):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(BODY)
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 201 ")
+    finally:
+        writer.close()
+
+
+BAD_HTTP = {
+    "no HTTP": b"hello\r\n\r\n",
+    "a long line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+    "a long header": b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\nHost: h\r\n" + b"X: x\r\n" * 1000 + b"\r\n",
+    "two lengths": POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+    "length and chunks": POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a negative length": POST + b"Content-Length: -1\r\n\r\n",
+    "a bad chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "a space before the colon": b"GET / HTTP/1.1\r\nHost : h\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", BAD_HTTP.values(), ids=BAD_HTTP.keys())
+async def test_what_is_not_http_is_a_problem_of_400(world: RestWorld, sent: bytes) -> None:
+    """And says nothing of what was sent."""
+    status, problem = problem_of(await world.send(sent))
+    assert (status, problem["error_code"]) in {(400, "bad_http"), (400, "malformed_json")}
+    assert "xxxx" not in json.dumps(problem)
+    assert (await world.call("GET", "/v1/groups")).status == 200
+
+
+async def test_paths_and_methods_that_there_are_not_are_problems(world: RestWorld) -> None:
+    for path in (
+        "/",
+        "/v1",
+        "/v1/nothing",
+        "/v1/groups/",
+        "/v1/transactions/x/y",
+        "/v1//x",
+        "/v2/groups",
+        "/V1/groups",
+    ):
+        answer = await world.call("GET", path)
+        assert (answer.status, answer.error_code) == (404, "unknown_path"), path
+    for method, path in (("DELETE", "/v1/transactions/x"), ("PATCH", "/v1/groups/x"), ("GET", "/v1/batch")):
+        answer = await world.call(method, path)
+        assert (answer.status, answer.error_code) == (405, "method_not_allowed")
+        assert answer.headers["Allow"] == ", ".join(answer.body["allowed"])
+
+
+async def test_head_is_answered_as_get_without_a_body(world: RestWorld) -> None:
+    answer = await world.call("HEAD", "/v1/groups")
+    assert (answer.status, answer.body) == (200, None)
+
+
+async def test_head_takes_no_checks(world: RestWorld) -> None:
+    """Nobody would read the questions, and each would count as asked."""
+    await world.put_shop(check={"mode": "pull"})
+    answer = await world.call("HEAD", "/v1/groups/shop/checks")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+
+
+async def test_a_request_keeps_its_id_or_gets_one(world: RestWorld) -> None:
+    given = await world.call("GET", "/v1/nothing", headers={"X-Request-Id": "abc-1"})
+    assert given.headers["X-Request-Id"] == given.body["instance"] == "abc-1"
+    made = [(await world.call("GET", "/v1/groups", headers={"X-Request-Id": "a b"})) for _ in range(2)]
+    assert len({answer.headers["X-Request-Id"] for answer in made}) == 2
+    assert all(re.fullmatch(r"[0-9a-f]+-[0-9a-f]+", answer.headers["X-Request-Id"]) for answer in made)
+
+
+async def test_an_unforeseen_error_is_500_and_tells_nothing_of_the_inside(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the inside")
+
+    monkeypatch.setattr(world.memory.half_log, "append", broken)
+    answer = await world.prepare()
+    assert (answer.status, answer.error_code) == (500, "internal")
+    assert "inside" not in json.dumps(answer.body)
+    batch = await world.call("POST", "/v1/batch", {"prepare": [json.loads(BODY)]})
+    assert batch.body["prepare"][0]["problem"]["error_code"] == "internal"
+    assert "inside" not in json.dumps(batch.body)
+
+
+def held_up(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold up whatever is appended to half: give what is set when something has come, and what lets it go on."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+    append = world.memory.half_log.append
+
+    async def slowly(*args: object, **named: object) -> int:
+        began.set()
+        await go_on.wait()
+        return await append(*args, **named)  # type: ignore[arg-type]  # passed through
+
+    def slow(*args: object, **named: object) -> asyncio.Future[int]:
+        return asyncio.ensure_future(slowly(*args, **named))
+
+    monkeypatch.setattr(world.memory.half_log, "append", slow)
+    return began, go_on
+
+
+async def test_a_client_that_goes_away_does_not_stop_its_prepare(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = held_up(world, monkeypatch)
+    _, writer = await asyncio.open_connection(HOST, world.port)
+    body = BODY[:-1] + b',"id":"mine"}'
+    writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    async with asyncio.timeout(20):
+        await began.wait()
+        writer.close()
+        await writer.wait_closed()
+        go_on.set()
+        while (await world.show("mine")).status != 200:  # noqa: ASYNC110  nobody is left to be told
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stop_takes_nothing_more_and_waits_for_what_is_in_flight(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = held_up(world, monkeypatch)
+    in_flight = asyncio.create_task(world.prepare())
+    await began.wait()
+    draining = asyncio.create_task(world.api.drain(asyncio.get_running_loop().time() + 30))
+    await asyncio.sleep(0)
+    late = await world.call("GET", "/v1/groups")
+    assert (late.status, late.error_code) == (503, ShuttingDownError.code)
+    assert late.headers["Connection"] == "close"
+    assert int(late.headers["Retry-After"]) >= 1
+    assert not draining.done()
+    go_on.set()
+    assert (await in_flight).status == 201
+    async with asyncio.timeout(20):
+        await draining
+
+
+async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: RestWorld) -> None:
+    reader, slow = await asyncio.open_connection(HOST, world.port)
+    try:
+        slow.write(POST + b"Content-Length: 100\r\n\r\n{")
+        await slow.drain()
+        await until(lambda: bool(world.api._open))
+        async with asyncio.timeout(20):
+            await world.api.drain(asyncio.get_running_loop().time() + 0.1)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    finally:
+        slow.close()
+    assert head.startswith("HTTP/1.1 503 ")
+    assert "Retry-After: " in head
+
+
+async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: RestWorld) -> None:
+    """Nothing is logged as an error: nobody can be answered, and nothing was done."""
+    server = HttpServer(world.api)
+    port = await server.start(HOST, 0)
+    try:
+        with capture_logs() as logged:
+            _, writer = await asyncio.open_connection(HOST, port)
+            writer.write(POST + b"Content-Length: 1000\r\n\r\n" + BODY)
+            async with asyncio.timeout(20):
+                while not world.api._open:  # noqa: ASYNC110 - it sets no event
+                    await asyncio.sleep(0.005)
+                writer.close()
+                while server._runner.server.connections:  # type: ignore[union-attr] # noqa: ASYNC110 - the same
+                    await asyncio.sleep(0.005)
+    finally:
+        await server.stop()
+    assert [entry for entry in logged if entry["log_level"] == "error"] == []
+
+
+async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """One more takes the place of the eldest idle one, else of a poll; where there is neither, it is closed at once.
+
+    Nothing is logged about it, so nobody can fill the log.
+    """
+    await world.put_shop(check={"mode": "pull"})
+    server = HttpServer(world.api, max_connections=2)
+    port = await server.start(HOST, 0)
+    ask = b"GET /v1/groups HTTP/1.1\r\nHost: h\r\n\r\n"
+    poll = b"GET /v1/groups/shop/checks?wait_s=60 HTTP/1.1\r\nHost: h\r\n\r\n"
+    opened: list[asyncio.StreamWriter] = []
+
+    async def connected(sent: bytes) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        opened.append(writer)
+        with contextlib.suppress(ConnectionError):
+            writer.write(sent)
+        return reader
+
+    async def answer(reader: asyncio.StreamReader) -> bytes:
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(reader.readline(), 20)
+        return b""
+
+    try:
+        eldest = await connected(ask)
+        assert (await answer(eldest)).startswith(b"HTTP/1.1 200")
+        await connected(poll)
+        await until(lambda: bool(world.api._open))
+        third = await connected(ask)
+        assert (await answer(third)).startswith(b"HTTP/1.1 200")
+        assert b"HTTP" not in await asyncio.wait_for(eldest.read(), 20)
+        opened[2].write(poll)
+        await until(lambda: len(world.api._open) == 2)
+        desk = world.coordinator._checks.desk("shop")
+        for polls in (1, 0):
+            await connected(POST + b"Content-Length: 100000\r\n\r\n ")
+            await until(lambda polls=polls: (desk.polls, len(world.api._open)) == (polls, 2))  # type: ignore[misc]
+        assert await answer(await connected(ask)) == b""
+        assert [record.getMessage() for record in caplog.records] == []
+    finally:
+        for writer in opened:
+            writer.close()
+        await server.stop()
+
+
+async def test_polls_whose_clients_have_gone_take_neither_places_nor_checks(world: RestWorld) -> None:
+    """As many as may wait come and go; the next one is served, and gets the first check."""
+    policy = {"first_check_after_s": 1, "check_interval_s": 1}
+    await world.put_shop(check={"mode": "pull"}, policy=policy)
+    poll = b"GET /v1/groups/shop/checks?wait_s=60 HTTP/1.1\r\nHost: h\r\n\r\n"
+    most = ServiceLimits().max_waiting_polls
+    for _ in range(2):
+        opened = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(most)]
+        for writer in opened:
+            writer.write(poll)
+        await until(lambda: len(world.api._open) == most)
+        refused = await world.call("GET", "/v1/groups/shop/checks?wait_s=60")
+        assert (refused.status, refused.error_code) == (429, "overloaded")
+        for writer in opened:
+            writer.close()
+        await until(lambda: not world.api._open)
+    name = await world.prepared()
+    world.memory.clock.advance(2)
+    for shard in world.coordinator.shards.served:
+        await world.coordinator.scan(shard, world.memory.clock.now_ms())
+    answer = await world.call("GET", "/v1/groups/shop/checks?wait_s=60")
+    assert [(check["id"], check["attempt"]) for check in answer.body["checks"]] == [(name, 1)]
+
+
+async def test_answers_that_are_not_read_are_counted_bounded_and_ended(new_world: NewWorld) -> None:
+    """A client that asks and does not read loses its connection; others are answered again then."""
+    unsent = Unsent(max_bytes=1_000_000, look_every_s=3600)
+    world = await new_world(unsent=unsent)
+    await world.put_shop()
+    name = await world.prepared(*[{"topic": "orders", "value": "v" * 192_000}] * 5)
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((HOST, world.port))
+    try:
+        deaf.sendall(b"GET /v1/transactions/%s HTTP/1.1\r\nHost: h\r\n\r\n" % name.encode() * 30)
+        await until(lambda: unsent.bytes > 0)
+        assert unsent.bytes < 1_000_000, "what is pipelined behind it waits"
+        refused = await world.show(name)
+        assert (refused.status, refused.error_code) == (429, "overloaded")
+        assert (await world.call("GET", "/v1/groups")).status == 200, "small answers are always given"
+        for _ in range(SLOW_LOOKS):
+            unsent._look()
+        await until(lambda: unsent.bytes == 0)
+        assert (await world.show(name)).status == 200
+        deaf.settimeout(20)
+        with contextlib.suppress(ConnectionError):
+            while await asyncio.to_thread(deaf.recv, 1 << 20):
+                pass
+    finally:
+        deaf.close()
+
+
+async def test_requests_are_counted_by_operation_and_status(world: RestWorld) -> None:
+    await world.prepared()
+    await world.call("GET", "/v1/nothing")
+    await world.show("nobody")
+    assert world.requests.counts == {
+        ("putGroup", 201): 1,
+        ("prepare", 201): 1,
+        ("none", 404): 1,
+        ("getTransaction", 404): 1,
+    }

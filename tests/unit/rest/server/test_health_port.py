@@ -1,0 +1,86 @@
+"""Health and metrics."""
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from halfway.rest.server.health_port import Reason, SecondPort, ShardNotAcquired
+from halfway.rest.server.server import HttpServer
+from halfway.runtime.liveness import LoopPauses
+from halfway.runtime.metrics import MAX_GROUPS, Metrics
+from tests.support.rest.client import HOST, RestWorld
+
+
+async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, f"http://{HOST}:{port}{path}") as answer,
+    ):
+        return answer.status, answer.content_type, await answer.text()
+
+
+async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
+    reasons = [Reason(check="kafka", detail="not reached")]
+    lacking: list[ShardNotAcquired] = []
+    server = HttpServer(SecondPort(reasons=lambda: reasons, not_acquired=lambda: lacking, metrics=Metrics().render))
+    port = await server.start(HOST, 0)
+    try:
+        assert (await ask(port, "/health/live"))[0] == 200
+        status, content_type, body = await ask(port, "/health/ready")
+        assert (status, content_type) == (503, "application/json")
+        assert body == '{"status":"not_ready","reasons":[{"check":"kafka","detail":"not reached"}],"not_acquired":[]}'
+        reasons.clear()
+        assert (await ask(port, "/health/ready"))[0] == 200
+        lacking.append(ShardNotAcquired(shard=3, since="2026-01-02T03:04:05Z", tries=2, error="held", remedy="look"))
+        status, _, body = await ask(port, "/health/ready")
+        assert status == 200
+        assert '"not_acquired":[{"shard":3,"since":"2026-01-02T03:04:05Z","tries":2,"error":"held"' in body
+        assert (await ask(port, "/v1/groups"))[:2] == (404, "application/problem+json")
+        assert (await ask(port, "/metrics", "POST"))[0] == 405
+    finally:
+        await server.stop()
+
+
+async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
+    metrics = Metrics()
+    metrics.show(world.coordinator.shards, world.api)
+    metrics.show_pauses(LoopPauses())
+    await world.prepared()
+    world.memory.clock.advance(5)
+    text, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    found = {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+    assert found["halfway_pending", ("0",)] + found["halfway_pending", ("1",)] == 1
+    assert max(found["halfway_oldest_pending_seconds", (shard,)] for shard in "01") == 5
+    assert found["halfway_group_pending", ("shop",)] == 1
+    assert found["halfway_payload_cache_bytes", ()] > 0
+    assert found["halfway_requests_in_flight", ()] == 0
+    assert ("halfway_loop_pause_seconds", ()) in found
+
+
+def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no sample before, and none afterwards."""
+    metrics, troubles = Metrics(), dict[int, float]()
+    metrics.show_troubles(lambda: troubles)
+    assert "halfway_shard_not_acquired_seconds{" not in metrics.render()[0].decode()
+    monkeypatch.setattr("halfway.runtime.metrics.time.time", lambda: 1_000.0)
+    troubles[3] = 400.0
+    assert 'halfway_shard_not_acquired_seconds{shard="3"} 600.0' in metrics.render()[0].decode()
+
+
+@pytest.mark.parametrize("group", ["", "made-up"])
+def test_groups_beyond_a_bound_are_counted_together(group: str) -> None:
+    metrics = Metrics()
+    for number in range(MAX_GROUPS if group else 0):
+        metrics.prepared(f"g{number}", "prepared", 0.01)
+    metrics.prepared(group, "prepared", 0.01)
+    metrics.ended(group, "commit", "producer", "changed", 0.01)
+    metrics.resolved_after(group, "commit", 1)
+    metrics.checked(group, "unknown", sent=True, seconds=1)
+    text = metrics.render()[0].decode()
+    assert 'halfway_prepares_total{group="other",result="prepared"} 1.0' in text
+    assert "made-up" not in text

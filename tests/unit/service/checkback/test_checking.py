@@ -1,0 +1,409 @@
+"""Check-back: when it is sent, what counts, what a verdict does, and what happens when there is none."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from halfway.domain.errors import AlreadyEndedError, InvalidRequestError, NotPendingError
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode, Message, OpKind
+from halfway.domain.transaction import Cause, Outcome, State
+from halfway.memory import no_verdict, unreachable, verdict
+from halfway.service.checkback.host_rate_limit import HostRates
+from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.requests import ServiceLimits
+from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
+from tests.unit.service.resolve.test_ending import ops
+
+
+async def test_the_first_check_comes_in_its_time_and_its_verdict_resolves(world: World) -> None:
+    """Nothing is asked before `first_check_after_s`; a commit verdict writes the messages, with the cause check."""
+    world.memory.caller.always(verdict(Outcome.COMMIT, remark="in the books"))
+    prepared = await world.prepare()
+    await world.scan(after_s=4.9)
+    assert world.memory.caller.requests == []
+    await world.scan(after_s=0.2)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.cause, shown.checks, shown.remark) == (
+        State.COMMITTED,
+        Cause.CHECK,
+        1,
+        "in the books",
+    )
+    assert len(world.memory.records("orders")) == 1
+    assert [request.attempt for request in world.memory.caller.requests] == [1]
+
+
+async def test_a_transaction_brings_its_own_first_check(world: World) -> None:
+    """`check_after_s` of a prepare stands above the group's."""
+    await world.prepare(check_after_ms=60_000)
+    await world.scan(after_s=59)
+    assert world.memory.caller.requests == []
+    await world.scan(after_s=2)
+    assert len(world.memory.caller.requests) == 1
+
+
+async def test_no_check_after_an_end(world: World) -> None:
+    """What has ended is not asked about."""
+    prepared = await world.prepare()
+    await world.end(prepared.id, Outcome.ROLLBACK)
+    await world.scan(after_s=100)
+    assert world.memory.caller.requests == []
+
+
+async def test_unknown_backs_off_and_parks_and_resumes(world: World) -> None:
+    """Three checks at growing distances, then parked; resume starts again at 0; a late end still works."""
+    prepared = await world.prepare()
+    times = []
+    for _ in range(120):
+        before = len(world.memory.caller.requests)
+        await world.scan(after_s=1)
+        if len(world.memory.caller.requests) > before:
+            times.append(world.memory.clock.now_ms() - prepared.prepared_at)
+        if await world.state(prepared.id) is State.PARKED:
+            break
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks) == (State.PARKED, 3)
+    assert "max_checks 3" in (shown.reason or "")
+    assert len(times) == 3
+    assert times[0] >= 5_000
+    assert times[2] - times[1] > times[1] - times[0] > 8_000
+    assert [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED] * 3 + [OpKind.PARKED]
+    with pytest.raises(NotPendingError):
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+
+    resumed = await world.coordinator.resume(prepared.id, deadline=world.deadline())
+    assert (resumed.state, resumed.checks) == (State.PREPARED, 0)
+    again = await world.restart()
+    assert (await again.get(prepared.id)).checks == 0
+    await again.scan(after_s=6)
+    assert len(again.memory.caller.requests) == 1
+    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
+    await again.stop()
+
+
+async def test_a_parked_transaction_can_be_ended_by_its_producer(world: World) -> None:
+    """Parked means kept: a late commit is delivered, once."""
+    await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1))
+    prepared = await world.prepare()
+    for _ in range(4):
+        await world.scan(after_s=2)
+    assert await world.state(prepared.id) is State.PARKED
+    again = await world.restart()
+    assert await again.state(prepared.id) is State.PARKED
+    ended = await again.end(prepared.id, Outcome.COMMIT)
+    assert (ended.state, ended.changed) == (State.COMMITTED, True)
+    third = await again.restart()
+    assert await third.state(prepared.id) is State.COMMITTED
+    assert len(world.memory.records("orders")) == 1
+    await third.stop()
+
+
+async def test_an_interval_below_the_floor_is_raised_to_it(world: World) -> None:
+    """A group that asks for a check every nanosecond is asked every second, and is shown that interval."""
+    await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1e-9, max_interval_s=1e-9))
+    shown = await world.coordinator.get_group("shop", deadline=world.deadline())
+    assert (shown.policy.check_interval_s, shown.policy.max_interval_s) == (1.0, 1.0)
+    await world.prepare()
+    for _ in range(50):
+        await world.scan(after_s=0.2)
+    assert 7 <= len(world.memory.caller.requests) <= 10
+
+
+async def test_exhausted_rolls_back_where_the_group_says_so(world: World) -> None:
+    """`on_exhausted: rollback` ends with the cause policy."""
+    await world.group(policy=ROLLBACK_AT_LAST)
+    prepared = await world.prepare()
+    for _ in range(60):
+        await world.scan(after_s=1)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.cause, shown.checks) == (State.ROLLED_BACK, Cause.POLICY, 2)
+    assert world.memory.records("orders") == ()
+
+
+async def test_max_age_ends_the_asking_whatever_was_sent(world: World) -> None:
+    """An endpoint that was never reached does not use up checks; the age still bounds the wait."""
+    world.memory.caller.always(unreachable())
+    prepared = await world.prepare()
+    for _ in range(90):
+        await world.scan(after_s=10)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks) == (State.PREPARED, 0)
+    assert shown.last_error == "connection refused"
+    assert len(world.memory.caller.requests) > 3
+    for _ in range(12):
+        await world.scan(after_s=10)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks) == (State.PARKED, 0)
+    assert "max_age_s" in (shown.reason or "")
+
+
+async def test_a_reply_that_is_no_verdict_counts_and_shows_why(world: World) -> None:
+    """A 500 was sent and answered nothing: it is counted, and the transaction shows it."""
+    world.memory.caller.always(no_verdict("status 500"))
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks, shown.last_error) == (State.PREPARED, 1, "status 500")
+    again = await world.restart()
+    assert (await again.get(prepared.id)).checks == 1
+    await again.scan(after_s=1)
+    assert again.memory.caller.requests == []
+    await again.stop()
+
+
+async def test_a_host_gets_no_more_checks_a_second_than_the_operator_allows(world: World) -> None:
+    """What is over the rate waits for the next second, and is asked about then."""
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    prepared = [await world.prepare() for _ in range(12)]
+    world.coordinator._checks._rates = HostRates(5)
+    await world.scan(after_s=6)
+    assert len(world.memory.caller.requests) == 5
+    for _ in range(4):
+        await world.scan(after_s=1)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+
+
+async def test_endpoints_take_turns(world: World) -> None:
+    """Each check starts with the next endpoint."""
+    for _ in range(4):
+        await world.prepare()
+    await world.scan(after_s=6)
+    firsts = {urls[0] for urls in world.memory.caller.urls}
+    assert firsts == {"http://a/", "http://b/"}
+
+
+async def test_a_verdict_that_comes_too_late_changes_nothing(world: World) -> None:
+    """The producer's end overtakes the check: its outcome stands."""
+    gate = asyncio.Event()
+
+    async def late(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world.memory.caller.answer = late
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    await world.end(prepared.id, Outcome.ROLLBACK)
+    gate.set()
+    await world.scan()
+    assert await world.state(prepared.id) is State.ROLLED_BACK
+    assert world.memory.records("orders") == ()
+
+
+async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(world: World) -> None:
+    """The first ended and was forgotten while its check was under way; the second is its client's to resolve."""
+    gate = asyncio.Event()
+
+    async def late(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world.memory.caller.answer = late
+    await world.prepare(transaction_id="order-1")
+    await world.scan(after_s=6)
+    await world.end("order-1", Outcome.ROLLBACK)
+    await world.scan(after_s=61)
+    again = await world.prepare(transaction_id="order-1")
+    assert again.created
+    gate.set()
+    await world.scan()
+    await world.scan()
+    shown = await world.get("order-1")
+    assert (shown.state, shown.commit_verdict, shown.checks) == (State.PREPARED, False, 0)
+    assert world.memory.records("orders") == ()
+
+
+async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_policy(world: World) -> None:
+    """VERDICT is recorded; when the policy gives up it parks, although the group chose rollback."""
+    await world.group(policy=ROLLBACK_AT_LAST)
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    prepared = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
+    world.memory.faults.denied_topics.add("points")
+    await world.scan(after_s=6)
+    assert OpKind.VERDICT in [op.kind for op in ops(world, prepared.id)]
+    assert (await world.get(prepared.id)).commit_verdict
+    again = await world.restart()
+    again.memory.faults.denied_topics.add("points")
+    again.memory.caller.always(no_verdict())
+    for _ in range(80):
+        await again.scan(after_s=1)
+    assert await again.state(prepared.id) is State.PARKED
+    again.memory.faults.denied_topics.clear()
+    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
+    assert len(again.memory.records("points")) == 1
+    await again.stop()
+
+
+async def test_an_operator_asks_at_once(world: World) -> None:
+    """A manual check does not wait for its time; for anything but a prepared transaction it is a conflict."""
+    world.memory.caller.always(verdict(Outcome.ROLLBACK))
+    prepared = await world.prepare()
+    await world.coordinator.check(prepared.id, deadline=world.deadline())
+    await world.until(lambda: len(ops(world, prepared.id)) == 1)
+    assert await world.state(prepared.id) is State.ROLLED_BACK
+    with pytest.raises(AlreadyEndedError):
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+
+
+async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_allows(world: World) -> None:
+    """Asked without end, each time with the whole payload, an endpoint would be flooded by calls without a body."""
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    prepared = await world.prepare()
+    for asked in (1, 2):
+        for _ in range(5):
+            await world.coordinator.check(prepared.id, deadline=world.deadline())
+            await world.scan(after_s=0.05)
+        assert len(world.memory.caller.requests) == asked
+        await world.scan(after_s=1)
+    await world.until(lambda: len(ops(world, prepared.id)) == 2)
+    for _ in range(100):
+        await world.scan(after_s=1)
+    assert len(world.memory.caller.requests) > 2, "its own checks go on"
+
+
+async def test_hung_groups_do_not_delay_another(world: World) -> None:
+    """Twenty groups whose endpoints hang take up their own places only."""
+    gate = asyncio.Event()
+
+    async def answer(request: CheckRequest) -> CheckReply:
+        if request.group != "shop":
+            await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world.memory.caller.answer = answer
+    for number in range(20):
+        await world.group(f"hung{number}")
+        for _ in range(40):
+            await world.prepare(group=f"hung{number}")
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    assert await world.state(prepared.id) is State.COMMITTED
+    hung = sum(request.group == "hung0" for request in world.memory.caller.requests)
+    assert hung == world.coordinator.limits.check_concurrency
+    gate.set()
+
+
+async def test_checks_under_way_are_bounded_by_their_payload_too() -> None:
+    """Groups that hang hold no more of it than allowed and one check each; what had to wait is asked afterwards."""
+    gate = asyncio.Event()
+
+    async def answer(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world = await World.start(limits=ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_bytes=5_000))
+    world.memory.caller.answer = answer
+    prepared = []
+    for name in ("one", "two", "three"):
+        await world.group(name)
+        large = Message(topic="orders", key=b"k", value=b"v" * 2_000)
+        prepared += [await world.prepare(large, group=name) for _ in range(4)]
+    await world.scan(after_s=6)
+    asked = Counter(request.group for request in world.memory.caller.requests)
+    assert set(asked) == {"one", "two", "three"}
+    assert asked.total() <= 2 + 2
+    gate.set()
+    for _ in range(6):
+        await world.scan(after_s=2)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+    await world.stop()
+
+
+async def test_an_open_breaker_holds_checks_back_and_closes_again(world: World) -> None:
+    """Endpoints that nobody can reach are left alone for a while; afterwards everything is asked and resolved."""
+    world.memory.caller.always(unreachable())
+    prepared = [await world.prepare() for _ in range(60)]
+    await world.scan(after_s=6)
+    tried = len(world.memory.caller.requests)
+    assert tried < 60
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    for _ in range(20):
+        await world.scan(after_s=1)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+
+
+async def test_pull_hands_out_due_checks_and_counts_them(world: World) -> None:
+    """A poll waits for a due check; a lease is counted, not handed out twice, and its end has the cause check."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=5))
+    await asyncio.sleep(0.01)
+    assert not poll.done()
+    await world.scan(after_s=6)
+    leased = await poll
+    assert [(check.id, check.attempt) for check in leased] == [(prepared.id, 1)]
+    assert leased[0].messages[0].value == b"v"
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 1
+    assert list(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == []
+    await world.end(prepared.id, Outcome.COMMIT, check_id=leased[0].check_id)
+    assert (await world.get(prepared.id)).cause is Cause.CHECK
+    assert world.memory.caller.requests == []
+
+
+async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
+    """A producer that took a check and said nothing is asked again, until the checks are used up."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    attempts = []
+    for _ in range(200):
+        await world.scan(after_s=1)
+        attempts += [check.attempt for check in await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)]
+    assert attempts == [1, 2, 3]
+    assert await world.state(prepared.id) is State.PARKED
+
+
+async def test_a_check_that_a_worker_has_is_not_handed_to_a_second_one(world: World) -> None:
+    """Whoever asks for another check meanwhile: it uses none up. What was answered, or not in time, is free again."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+
+    async def check_now() -> list[tuple[int, str]]:
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+        await world.scan()
+        found = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+        return [(check.attempt, check.check_id) for check in found]
+
+    [(attempt, first)] = await check_now()
+    assert attempt == 1
+    assert await check_now() == []
+    await world.scan(after_s=29)
+    assert await check_now() == []
+    assert (await world.get(prepared.id)).checks == 1
+    await world.end(prepared.id, Outcome.UNKNOWN, check_id=first)
+    [(attempt, _)] = await check_now()
+    assert attempt == 2
+    assert await check_now() == []
+    await world.scan(after_s=31)
+    assert [attempt for attempt, _ in await check_now()] == [3]
+
+
+async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None:
+    """It is handed to the next one, and counts as sent only then."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    await world.scan(after_s=6)
+    looks = iter([True, False])
+    for wanted in (lambda: False, lambda: next(looks)):
+        assert not await world.coordinator.lease_checks("puller", at_most=10, wait_s=0, wanted=wanted)
+        assert (await world.get(prepared.id)).checks == 0
+    [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+    assert check.attempt == 1
+
+
+async def test_a_group_that_is_called_cannot_poll(world: World) -> None:
+    """The error says how to change it."""
+    with pytest.raises(InvalidRequestError, match="pull"):
+        await world.coordinator.lease_checks("shop", at_most=1, wait_s=0)
+
+
+async def test_two_polls_never_get_the_same_check(world: World) -> None:
+    """Concurrent polls share the due checks out."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = {(await world.prepare(group="puller")).id for _ in range(20)}
+    await world.scan(after_s=6)
+    polls = await asyncio.gather(*(world.coordinator.lease_checks("puller", at_most=7, wait_s=0.1) for _ in range(5)))
+    handed_out = [check.id for poll in polls for check in poll]
+    assert sorted(handed_out) == sorted(prepared)

@@ -1,0 +1,279 @@
+"""What policy may do: nothing against a verdict, and a rollback only of what was really asked."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from halfway.domain.errors import HalfwayError, NotAuthorisedError
+from halfway.domain.policy import OnExhausted, PolicyOverrides
+from halfway.domain.records import CheckMode, OpKind
+from halfway.domain.transaction import Cause, Outcome, State
+from halfway.memory import unreachable, verdict
+from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.requests import LeasedCheck
+from tests.support.service.world import ROLLBACK_AT_LAST, World
+from tests.unit.service.resolve.test_ending import ops
+
+SHORT_LIVED = PolicyOverrides(
+    first_check_after_s=5,
+    check_interval_s=10,
+    max_interval_s=40,
+    max_checks=9,
+    max_age_s=40,
+    on_exhausted=OnExhausted.ROLLBACK,
+)
+
+
+@pytest.fixture
+async def pulled() -> AsyncIterator[World]:
+    """One instance whose group fetches its checks, and chose rollback after two of them."""
+    world = await World.start()
+    await world.group(mode=CheckMode.PULL, policy=ROLLBACK_AT_LAST)
+    yield world
+    await world.stop()
+
+
+async def leased(world: World) -> list[LeasedCheck]:
+    """Fetch what is due, and have that noted."""
+    checks = await world.coordinator.lease_checks("shop", at_most=10, wait_s=0)
+    await world.scan()
+    return list(checks)
+
+
+async def due(world: World) -> list[LeasedCheck]:
+    """Fetch the next checks, once their time has come."""
+    await world.scan(after_s=60)
+    return await leased(world)
+
+
+async def commit_refused(world: World, check: LeasedCheck) -> None:
+    """Answer a check with commit while the topic cannot be written."""
+    world.memory.faults.denied_topics.add("orders")
+    with pytest.raises(NotAuthorisedError):
+        await world.end(check.id, Outcome.COMMIT, check_id=check.check_id)
+
+
+async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(pulled: World) -> None:
+    """Each commit was refused because of its topic: it is written down, and policy parks, after a restart too."""
+    prepared = await pulled.prepare()
+    for _ in range(2):
+        await pulled.scan(after_s=60)
+        for check in await leased(pulled):
+            await commit_refused(pulled, check)
+            await pulled.scan()
+    shown = await pulled.get(prepared.id)
+    assert (shown.commit_verdict, shown.checks) == (True, 2)
+
+    again = await pulled.restart()
+    again.memory.faults.denied_topics.add("orders")
+    for _ in range(3):
+        await again.scan(after_s=60)
+    shown = await again.get(prepared.id)
+    assert (shown.state, shown.commit_verdict) == (State.PARKED, True)
+    assert "a check said commit" in (shown.reason or "")
+    again.memory.faults.denied_topics.clear()
+    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
+    await again.stop()
+
+
+async def test_a_fetched_check_whose_caller_went_away_is_kept_too(pulled: World) -> None:
+    """The connection broke while the commit was on its way, and then the topic refused it."""
+    prepared = await pulled.prepare()
+    await pulled.scan(after_s=6)
+    (check,) = await leased(pulled)
+    with pulled.memory.faults.lane_held():
+        ending = asyncio.create_task(pulled.end(check.id, Outcome.COMMIT, check_id=check.check_id))
+        await asyncio.sleep(0)
+        ending.cancel()
+        await asyncio.wait([ending])
+        pulled.memory.faults.denied_topics.add("orders")
+    await pulled.until(lambda: OpKind.VERDICT in [op.kind for op in ops(pulled, prepared.id)])
+
+
+async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resumed(pulled: World) -> None:
+    """Policy had given up, then the answer came: after a restart and a resume nothing rolls it back."""
+    await pulled.group(mode=CheckMode.PULL, policy=msgspec.structs.replace(ROLLBACK_AT_LAST, max_checks=9))
+    prepared = await pulled.prepare()
+    await pulled.scan(after_s=6)
+    (check,) = await leased(pulled)
+    await pulled.group(
+        mode=CheckMode.PULL, policy=PolicyOverrides(first_check_after_s=5, max_checks=1, check_interval_s=5)
+    )
+    await pulled.scan(after_s=100)
+    await pulled.scan()
+    assert await pulled.state(prepared.id) is State.PARKED
+    await commit_refused(pulled, check)
+    await pulled.until(lambda: len(ops(pulled, prepared.id)) == 3)
+    assert [op.kind for op in ops(pulled, prepared.id)] == [OpKind.CHECKED, OpKind.PARKED, OpKind.PARKED]
+
+    again = await pulled.restart()
+    again.memory.faults.denied_topics.add("orders")
+    shown = await again.get(prepared.id)
+    assert (shown.state, shown.commit_verdict) == (State.PARKED, True)
+    await again.group(mode=CheckMode.PULL, policy=ROLLBACK_AT_LAST)
+    await again.coordinator.resume(prepared.id, deadline=again.deadline())
+    for _ in range(5):
+        await again.scan(after_s=60)
+        await leased(again)
+    assert await again.state(prepared.id) is State.PARKED
+    await again.stop()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4, 20])
+async def test_a_verdict_that_arrives_as_the_age_ends_is_not_rolled_back(world: World, turns: int) -> None:
+    """The check was under way all the time; the scan comes some turns of the loop after its answer."""
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    world.memory.faults.denied_topics.add("orders")
+    reply: asyncio.Future[CheckReply] = asyncio.get_running_loop().create_future()
+
+    async def late(_: CheckRequest) -> CheckReply:
+        return await reply
+
+    world.memory.caller.answer = late
+    await world.scan(after_s=6)
+    assert len(world.memory.caller.requests) == 1
+    await world.scan(after_s=40)
+    assert await world.state(prepared.id) is State.PREPARED
+    reply.set_result(verdict(Outcome.COMMIT))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await world.scan()
+    await world.scan(after_s=2)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.commit_verdict) == (State.PARKED, True)
+    assert [op.kind for op in ops(world, prepared.id)] == [OpKind.VERDICT, OpKind.PARKED]
+
+
+async def test_a_verdict_overtakes_a_rollback_by_policy_that_waits_for_the_lane(pulled: World) -> None:
+    """Its lease had passed, and policy had decided; nothing was written yet, so the verdict stands."""
+    prepared = await pulled.prepare()
+    checks = [check for _ in range(2) for check in await due(pulled)]
+    with pulled.memory.faults.lane_held():
+        await pulled.scan(after_s=60)
+        assert prepared.id in pulled.coordinator.shards.claims
+        ending = asyncio.create_task(pulled.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id))
+        await asyncio.sleep(0)
+    assert (await ending).state is State.COMMITTED
+    assert [op.kind for op in ops(pulled, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
+
+
+async def test_a_rollback_by_policy_is_decided_again_after_a_lost_lane(pulled: World) -> None:
+    """What was decided before the lane was lost is not written after a verdict that came meanwhile."""
+    prepared = await pulled.prepare()
+    checks = [check for _ in range(2) for check in await due(pulled)]
+    pulled.memory.faults.lose_next_batch(written=False)
+    pulled.memory.clock.advance(60)
+    await pulled.coordinator.scan(0, pulled.memory.clock.now_ms())
+    await pulled.coordinator.scan(1, pulled.memory.clock.now_ms())
+    await pulled.until(lambda: pulled.memory.observer.count("lane_failed") == 1)
+    await pulled.until(lambda: len(pulled.coordinator.shards.served) == len(pulled.memory.log.shards))
+    assert (await pulled.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id)).changed
+    assert [op.kind for op in ops(pulled, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
+
+
+async def test_age_alone_parks_what_nobody_was_asked_about(world: World) -> None:
+    """Halfway was down for longer than `max_age_s`: rollback was chosen, but for what was asked."""
+    await world.group(policy=ROLLBACK_AT_LAST)
+    prepared = await world.prepare()
+    world.memory.clock.advance(1001)
+    again = await world.restart()
+    again.memory.caller.always(verdict(Outcome.COMMIT))
+    await again.scan()
+    shown = await again.get(prepared.id)
+    assert (shown.state, shown.checks) == (State.PARKED, 0)
+    assert shown.reason == "older than max_age_s 1000; not rolled back, because no check was sent"
+    assert ops(again, prepared.id)[-1].cause is Cause.POLICY
+    await again.stop()
+
+
+async def test_an_endpoint_that_was_never_reached_was_not_asked(world: World) -> None:
+    """Refused connections are no checks, however many there were."""
+    await world.group(policy=ROLLBACK_AT_LAST)
+    world.memory.caller.always(unreachable())
+    prepared = await world.prepare()
+    for _ in range(30):
+        await world.scan(after_s=40)
+    assert len(world.memory.caller.requests) > 3
+    assert await world.state(prepared.id) is State.PARKED
+
+
+@pytest.mark.parametrize("clock_is_set", [False, True])
+async def test_a_lease_has_its_time_before_policy_rolls_back(pulled: World, clock_is_set: bool) -> None:
+    """Also where the clock jumps ahead, which ends the age and the lease by the look of it."""
+    await pulled.group(mode=CheckMode.PULL, policy=SHORT_LIVED)
+    prepared = await pulled.prepare()
+    if not clock_is_set:
+        pulled.memory.clock.advance(33)
+    await pulled.scan(after_s=6)
+    (check,) = await leased(pulled)
+    if clock_is_set:
+        pulled.memory.clock.advance(3600)
+        pulled.coordinator.clock_was_set()
+    await pulled.scan(after_s=20)
+    assert await pulled.state(prepared.id) is State.PREPARED
+    await pulled.scan(after_s=9)
+    assert await pulled.state(prepared.id) is State.PREPARED
+    await pulled.scan(after_s=2)
+    await pulled.scan()
+    shown = await pulled.get(prepared.id)
+    assert (shown.state, shown.cause, shown.checks) == (State.ROLLED_BACK, Cause.POLICY, 1)
+    with pytest.raises(HalfwayError):
+        await pulled.end(prepared.id, Outcome.COMMIT, check_id=check.check_id)
+
+
+async def test_a_new_owner_asks_once_more_before_it_rolls_back() -> None:
+    """The former one may have died with a commit verdict that it had not written."""
+    world = await World.start()
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    await world.scan(after_s=6)
+    await world.until(lambda: [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED])
+
+    again = await world.restart()
+    again.memory.caller.always(verdict(Outcome.COMMIT))
+    await again.scan(after_s=60)
+    await again.scan()
+    assert await again.state(prepared.id) is State.COMMITTED
+    await again.stop()
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "not to be reached"])
+async def test_a_new_owner_gives_up_by_what_its_own_check_brings(*, asked: bool) -> None:
+    """It rolls back if a check was sent without a verdict, and parks if none could be sent."""
+    world = await World.start()
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    await world.until(lambda: [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED])
+
+    again = await world.restart()
+    again.memory.caller.always(verdict(Outcome.UNKNOWN) if asked else unreachable())
+    for after_s in (60, 0, 41, 0):
+        await again.scan(after_s=after_s)
+    assert await again.state(prepared.id) is (State.ROLLED_BACK if asked else State.PARKED)
+    if not asked:
+        assert "since the shard was taken over" in ((await again.get(prepared.id)).reason or "")
+    await again.stop()
+
+
+async def test_a_new_owner_tries_again_to_ask_before_it_parks() -> None:
+    """The endpoint was away for a moment, as after a failure that both had: that is no reason to park."""
+    world = await World.start()
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    await world.until(lambda: [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED])
+
+    again = await world.restart()
+    again.memory.caller.always(unreachable())
+    await again.scan(after_s=60)
+    await again.scan()
+    again.memory.caller.always(verdict(Outcome.COMMIT))
+    for after_s in (11, 0, 31, 0):
+        await again.scan(after_s=after_s)
+    assert await again.state(prepared.id) is State.COMMITTED
+    await again.stop()

@@ -1,0 +1,201 @@
+"""The scan: cursors, re-anchor, payloads that are not in memory, lists."""
+
+import pytest
+
+from halfway.domain.errors import GroupInUseError, InvalidRequestError, UnknownGroupError
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode, Half, Message
+from halfway.domain.transaction import Outcome, State
+from halfway.service.requests import GroupSpec, ListQuery, ServiceLimits
+from tests.support.service.world import SHARDS, World
+
+
+async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world: World) -> None:
+    """Re-anchor keeps checks and content, and a restart finds it from the new cursor."""
+    limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, reanchor_after=50)
+    again = await world.restart(limits)
+    await again.group()
+    old = await again.prepare(Message(topic="orders", key=b"k", value=b"old"), transaction_id="old")
+    await again.scan(after_s=6)
+    assert (await again.get("old")).checks == 1
+    number = again.coordinator.shards.number_of("old")
+    for _ in range(130):
+        ended = await again.prepare()
+        await again.end(ended.id, Outcome.ROLLBACK)
+    await again.scan()
+    assert again.memory.cursors is not None
+    shard = again.coordinator.shards.get(number)
+    assert shard.state.half_tail - shard.state.half_cursor < 50
+    partition = again.memory.log.shards[number].half
+    partition.compact(partition.end)
+    third = await again.restart(limits)
+    shown = await third.get("old")
+    assert (shown.state, shown.checks, shown.prepared_at) == (State.PREPARED, 1, old.prepared_at)
+    await third.end("old", Outcome.COMMIT)
+    assert [record.value for record in third.memory.records("orders")] == [b"old"]
+    await third.stop()
+
+
+async def test_a_backlog_longer_than_the_distance_is_not_written_again_for_ever(world: World) -> None:
+    """Each round of writing it again moves the end on: by a fixed distance the next round would follow at once."""
+    limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, reanchor_after=20)
+    again = await world.restart(limits)
+    await again.group()
+    old = [await again.prepare(Message(topic="orders", key=b"k", value=b"v")) for _ in range(60 * SHARDS)]
+    ends = [again.memory.log.shards[number].half.end for number in range(SHARDS)]
+    for _ in range(10):
+        await again.scan()
+    assert [again.memory.log.shards[number].half.end for number in range(SHARDS)] == ends
+
+    for _ in range(200 * SHARDS):
+        ended = await again.prepare()
+        await again.end(ended.id, Outcome.ROLLBACK)
+    for _ in range(10):
+        await again.scan()
+    for number in range(SHARDS):
+        state = again.coordinator.shards.get(number).state
+        assert state.half_tail - state.half_cursor <= 4 * state.counts[0]
+    assert {(await again.get(one.id)).state for one in old} == {State.PREPARED}
+
+
+async def test_a_payload_that_is_not_in_memory_is_read_back(world: World) -> None:
+    """With no room for payloads every commit reads its half by offset, also after a restart."""
+    limits = ServiceLimits(shards=SHARDS, payload_cache_bytes=1)
+    again = await world.restart(limits)
+    prepared = [await again.prepare(Message(topic="orders", key=b"k", value=b"%d" % number)) for number in range(5)]
+    third = await again.restart(limits)
+    for one in prepared:
+        await third.end(one.id, Outcome.COMMIT)
+    assert sorted(record.value or b"" for record in third.memory.records("orders")) == [b"0", b"1", b"2", b"3", b"4"]
+    await third.stop()
+
+
+async def test_lists_filter_and_page(world: World) -> None:
+    """Every filter alone, and pages that hold every transaction once."""
+    ids = []
+    for number in range(25):
+        prepared = await world.prepare(
+            Message(topic="orders" if number % 2 else "points", key=b"%d" % (number % 5), value=b"v")
+        )
+        ids.append(prepared.id)
+        world.memory.clock.advance(0.001)
+    await world.end(ids[0], Outcome.COMMIT)
+    await world.end(ids[1], Outcome.ROLLBACK)
+
+    async def listed(**filters: object) -> list[str]:
+        found: list[str] = []
+        cursor = None
+        while True:
+            query = ListQuery(limit=7, cursor=cursor, **filters)  # type: ignore[arg-type]
+            page = await world.coordinator.list(query, deadline=world.deadline())
+            found += [view.id for view in page.transactions]
+            cursor = page.next
+            if cursor is None:
+                return found
+
+    assert await listed() == ids
+    assert await listed(state=State.COMMITTED) == ids[:1]
+    assert await listed(state=State.PREPARED) == ids[2:]
+    assert await listed(topic="points") == ids[::2]
+    assert await listed(key=b"3") == ids[3::5]
+    assert await listed(topic="orders", key=b"3") == [one for n, one in enumerate(ids) if n % 2 and n % 5 == 3]
+    assert await listed(group="shop") == ids
+    with pytest.raises(UnknownGroupError):
+        await listed(group="nobody")
+    with pytest.raises(InvalidRequestError, match="cursor"):
+        await world.coordinator.list(ListQuery(cursor="!"), deadline=world.deadline())
+
+
+async def test_a_group_in_use_cannot_be_deleted(world: World) -> None:
+    """Pending and parked transactions stand in the way; afterwards it goes."""
+    prepared = await world.prepare()
+    with pytest.raises(GroupInUseError):
+        await world.coordinator.delete_group("shop", deadline=world.deadline())
+    await world.end(prepared.id, Outcome.ROLLBACK)
+    await world.coordinator.delete_group("shop", deadline=world.deadline())
+    with pytest.raises(UnknownGroupError):
+        await world.coordinator.get_group("shop", deadline=world.deadline())
+
+
+@pytest.mark.parametrize(
+    "policy,field",
+    [
+        (PolicyOverrides(max_age_s=700_000), "policy.max_age_s"),
+        (PolicyOverrides(check_interval_s=100, max_interval_s=50), "policy.max_interval_s"),
+        (PolicyOverrides(first_check_after_s=100, max_age_s=50), "policy.first_check_after_s"),
+    ],
+)
+async def test_policies_that_cannot_work_are_refused(world: World, policy: PolicyOverrides, field: str) -> None:
+    """The error names the field and the remedy."""
+    spec = GroupSpec(name="g", mode=CheckMode.PUSH, urls=("http://a/",), topics=("orders",), policy=policy)
+    with pytest.raises(InvalidRequestError) as raised:
+        await world.coordinator.put_group(spec, deadline=world.deadline())
+    assert raised.value.fields["errors"][0]["field"] == field  # type: ignore[index]
+
+
+async def test_an_endpoint_that_the_operator_does_not_allow_cannot_be_registered(world: World) -> None:
+    """The error names the field and says why; the group stays as it was."""
+    world.memory.caller.refused["http://inside/"] = "the operator does not allow the host 'inside'"
+    with pytest.raises(InvalidRequestError, match="'inside'") as raised:
+        await world.group("g", urls=("http://a/", "http://inside/"))
+    assert raised.value.fields["errors"][0]["field"] == "check.urls[1]"  # type: ignore[index]
+    with pytest.raises(UnknownGroupError):
+        await world.prepare(group="g")
+
+
+async def test_a_clock_that_was_set_ahead_makes_no_outcome_forgotten(world: World) -> None:
+    """By such a clock an outcome of a moment ago is older than the horizon; the same prepare must still find it."""
+    await world.prepare(transaction_id="one")
+    await world.end("one", Outcome.COMMIT)
+    world.memory.clock.advance(3600)
+    world.coordinator.clock_was_set()
+    await world.scan()
+    assert (await world.prepare(transaction_id="one")).state is State.COMMITTED
+    world.memory.clock.advance(-3600)
+    world.coordinator.clock_was_set()
+    await world.scan()
+    assert (await world.prepare(transaction_id="one")).state is State.COMMITTED
+
+
+async def test_an_outcome_is_never_older_than_its_prepare(world: World) -> None:
+    """With a clock that is set back in between; otherwise a recovery would take it for one of an earlier life."""
+    await world.prepare(transaction_id="one")
+    world.memory.clock.advance(-3600)
+    await world.end("one", Outcome.COMMIT)
+    world.memory.clock.advance(3600)
+    again = await world.restart()
+    await again.scan()
+    assert (await again.prepare(transaction_id="one")).state is State.COMMITTED
+    assert len(again.memory.records("orders")) == 1
+    await again.stop()
+
+
+async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_is_right_again(world: World) -> None:
+    """Not only when the moment comes that the wrong clock has written down."""
+    world.memory.clock.advance(600)
+    prepared = await world.prepare()
+    world.memory.clock.advance(-600)
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 0
+    world.coordinator.clock_was_set()
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 1
+
+
+async def test_what_is_being_prepared_while_the_clock_is_set_right_is_asked_about_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stored with the former time, and acknowledged when everything had been looked at again."""
+    append = world.memory.half_log._append
+
+    async def set_right_meanwhile(shard: int, half: Half) -> int:
+        offset = await append(shard, half)
+        world.memory.clock.advance(-600)
+        world.coordinator.clock_was_set()
+        return offset
+
+    monkeypatch.setattr(world.memory.half_log, "_append", set_right_meanwhile)
+    world.memory.clock.advance(600)
+    prepared = await world.prepare()
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 1

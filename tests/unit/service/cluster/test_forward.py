@@ -1,0 +1,288 @@
+"""Two instances over one log: what is not here is asked for elsewhere, once, and nothing partial is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from halfway.domain.errors import (
+    EndUnconfirmedError,
+    GroupInUseError,
+    NotServedError,
+    OutcomeUnknownError,
+    ShardUnavailableError,
+    UnknownGroupError,
+    UnknownTransactionError,
+)
+from halfway.domain.ids import shard_of
+from halfway.domain.records import CheckMode
+from halfway.domain.transaction import Outcome, State
+from halfway.memory import Memory
+from halfway.service.coordinator import Coordinator
+from halfway.service.peer_calls import CountCall, GetCall, ListCall
+from halfway.service.requests import ListQuery
+from tests.support.service.world import LIMITS, SHARDS, World
+
+
+async def instance(owns: set[int], first: Memory | None = None) -> World:
+    """Start an instance with these shards, over the log and the clock of the first one."""
+    log, clock = (None, None) if first is None else (first.log, first.clock)
+    memory = Memory(shards=SHARDS, topics={"orders": 3, "points": 1}, owns=owns, log=log, clock=clock)
+    coordinator = Coordinator(limits=LIMITS, **memory.ports)
+    memory.peers.serve(coordinator.answering)
+    await memory.membership.start(coordinator.listener)
+    world = World(memory, coordinator)
+    await world.until(lambda: set(coordinator.shards.served) == owns)
+    return world
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[World, World]]:
+    """Give two instances with a shard each, and the group `shop`."""
+    here = await instance({0})
+    there = await instance({1}, here.memory)
+    await here.group()
+    yield here, there
+    await here.stop()
+    await there.stop()
+
+
+def own_id(shard: int, number: int = 0) -> str:
+    """Give an id that a client brings, of a shard."""
+    return next(name for name in (f"t-{number}-{turn}" for turn in range(1000)) if shard_of(name, SHARDS) == shard)
+
+
+async def test_everything_is_done_by_the_owner(pair: tuple[World, World]) -> None:
+    here, there = pair
+    name = own_id(1)
+    made = await here.prepare(transaction_id=name)
+    assert (made.id, made.created) == (name, True)
+    assert (await there.get(name)).messages == (await here.get(name)).messages
+    assert (await here.coordinator.check(name, deadline=here.deadline())).id == name
+    assert (await here.coordinator.resume(name, deadline=here.deadline())).state is State.PREPARED
+    ended = await here.end(name, Outcome.COMMIT)
+    assert (ended.state, ended.changed) == (State.COMMITTED, True)
+    assert len(there.memory.records("orders")) == 1
+    with pytest.raises(UnknownTransactionError):
+        await here.get(own_id(1, 7))
+
+
+async def test_a_forwarded_call_is_counted_where_it_is_done(pair: tuple[World, World]) -> None:
+    """The instance that was asked counts that it forwarded, not a failure."""
+    here, there = pair
+    await here.end((await here.prepare(transaction_id=own_id(1))).id, Outcome.COMMIT)
+    assert here.memory.observer.count("prepared") == here.memory.observer.count("ended") == 0
+    assert here.memory.observer.count("forwarded", result="done") == 2
+    assert there.memory.observer.count("prepared", result="prepared") == 1
+    assert there.memory.observer.count("ended", result="changed") == 1
+
+
+async def test_an_own_shard_asks_nobody(pair: tuple[World, World]) -> None:
+    here, _ = pair
+    await here.end((await here.prepare(transaction_id=own_id(0))).id, Outcome.COMMIT)
+    await here.end((await here.prepare()).id, Outcome.COMMIT)
+    assert here.memory.observer.count("forwarded") == 0
+
+
+async def test_an_instance_without_shards_has_its_prepares_done_by_others(pair: tuple[World, World]) -> None:
+    here, _ = pair
+    third = await instance(set(), here.memory)
+    made = [(await third.prepare()).id for _ in range(4)]
+    assert {shard_of(name, SHARDS) for name in made} == {0, 1}
+    assert (await third.end(made[0], Outcome.ROLLBACK)).changed
+    await third.stop()
+
+
+async def test_a_shard_without_owner_is_unavailable(pair: tuple[World, World]) -> None:
+    here, there = pair
+    there.memory.membership.kill()
+    with pytest.raises(ShardUnavailableError) as caught:
+        await here.get(own_id(1))
+    assert caught.value.fields["shard"] == 1
+
+
+async def test_what_is_asked_by_another_instance_is_never_forwarded(pair: tuple[World, World]) -> None:
+    """One hop: whoever is asked as an owner and is none says so."""
+    here, _ = pair
+    with pytest.raises(ShardUnavailableError) as caught:
+        await here.coordinator.answering.answer(GetCall(id=own_id(1)), deadline=here.deadline(), credential=None)
+    assert not isinstance(caught.value, NotServedError)
+    assert here.memory.observer.count("forwarded") == 0
+
+
+async def test_a_lost_answer_is_said_to_be_unknown(pair: tuple[World, World]) -> None:
+    """What was done stands; the same again tells."""
+    here, there = pair
+    name = own_id(1)
+    here.memory.peers.lose_answers = 1
+    with pytest.raises(OutcomeUnknownError) as caught:
+        await here.prepare(transaction_id=name)
+    assert caught.value.fields == {"id": name}
+    assert (await here.prepare(transaction_id=name)).created is False
+    here.memory.peers.lose_answers = 1
+    with pytest.raises(EndUnconfirmedError):
+        await here.end(name, Outcome.COMMIT)
+    assert (await here.end(name, Outcome.COMMIT)).changed is False
+    here.memory.peers.lose_answers = 1
+    with pytest.raises(ShardUnavailableError):
+        await here.get(name)
+    assert len(there.memory.records("orders")) == 1
+
+
+async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World]) -> None:
+    here, there = pair
+    names = []
+    for number in range(10):
+        here.memory.clock.advance(1)
+        names.append((await here.prepare(transaction_id=own_id(number // 5, number))).id)
+    for world in pair:
+        seen: list[str] = []
+        query = ListQuery(limit=3)
+        while True:
+            page = await world.coordinator.list(query, deadline=world.deadline())
+            seen += [shown.id for shown in page.transactions]
+            if page.next is None:
+                break
+            query = ListQuery(limit=3, cursor=page.next)
+        assert seen == names
+    there.memory.membership.kill()
+    with pytest.raises(ShardUnavailableError, match="all shards"):
+        await here.coordinator.list(ListQuery(), deadline=here.deadline())
+    here.memory.log.owners[1] = here.memory.log.owners[0]  # a hint that is wrong
+    third = await instance(set(), here.memory)
+    with pytest.raises(ShardUnavailableError, match="shard 1"):
+        await third.coordinator.list(ListQuery(), deadline=third.deadline())
+    await third.stop()
+
+
+async def test_a_shard_that_goes_while_it_is_listed_is_not_told_in_part(pair: tuple[World, World]) -> None:
+    _, there = pair
+    await there.prepare(transaction_id=own_id(1))
+    call = ListCall(query=ListQuery(), shards=(1,))
+    listing = asyncio.create_task(there.coordinator.answering.answer(call, deadline=there.deadline(), credential=None))
+    await asyncio.sleep(0)
+    there.coordinator.listener.lost(1)
+    with pytest.raises(ShardUnavailableError):
+        await listing
+
+
+async def test_a_group_that_is_being_deleted_takes_no_prepares_anywhere(pair: tuple[World, World]) -> None:
+    """Until the deletion is refused, or the group is registered again."""
+    here, there = pair
+    name = (await there.prepare(transaction_id=own_id(1))).id
+    with pytest.raises(GroupInUseError) as caught:
+        await here.coordinator.delete_group("shop", deadline=here.deadline())
+    assert caught.value.fields["pending"] == 1
+    await there.end(name, Outcome.ROLLBACK)
+    hold = CountCall(group="shop", shards=(1,), hold_s=60)
+    await there.coordinator.answering.answer(hold, deadline=there.deadline(), credential=None)
+    with pytest.raises(UnknownGroupError):
+        await there.prepare(transaction_id=own_id(1, 1))
+    there.memory.clock.advance(1)
+    await here.coordinator.delete_group("shop", deadline=here.deadline())
+    await here.group()
+    assert (await there.prepare(transaction_id=own_id(1, 2))).created
+
+
+async def test_a_second_deletion_of_a_group_lets_no_prepare_in_before_the_first(pair: tuple[World, World]) -> None:
+    """It looks whether the group is in use while the first one writes: what came in would be left without a group."""
+    here, _ = pair
+    answering = here.coordinator.answering
+    for hold_s in (10.0, 0.0):
+        call = CountCall(group="shop", shards=(0,), hold_s=hold_s)
+        await answering.answer(call, deadline=here.deadline(), credential=None)
+        with pytest.raises(UnknownGroupError):
+            await here.prepare(transaction_id=own_id(0))
+
+
+async def test_a_deletion_that_is_refused_leaves_the_group_as_it_was(pair: tuple[World, World]) -> None:
+    here, there = pair
+    await there.prepare(transaction_id=own_id(1))
+    with pytest.raises(GroupInUseError):
+        await here.coordinator.delete_group("shop", deadline=here.deadline())
+    assert (await there.prepare(transaction_id=own_id(1, 1))).created
+    assert (await here.prepare(transaction_id=own_id(0, 1))).created
+
+
+async def test_a_group_is_not_deleted_while_a_shard_cannot_be_asked(pair: tuple[World, World]) -> None:
+    here, there = pair
+    there.memory.membership.kill()
+    with pytest.raises(ShardUnavailableError):
+        await here.coordinator.delete_group("shop", deadline=here.deadline())
+    assert (await here.coordinator.get_group("shop", deadline=here.deadline())).name == "shop"
+
+
+async def test_a_poll_hands_out_the_checks_of_every_owner_once(pair: tuple[World, World]) -> None:
+    here, _ = pair
+    await here.group(mode=CheckMode.PULL)
+    names = {(await here.prepare(transaction_id=own_id(shard, shard))).id for shard in (0, 1)}
+    here.memory.clock.advance(6)
+    for world in pair:
+        await world.scan()
+    polls = await asyncio.gather(
+        *(world.coordinator.lease_checks("shop", at_most=5, wait_s=0.2) for world in (*pair, *pair))
+    )
+    leased = [check.id for checks in polls for check in checks]
+    assert sorted(leased) == sorted(names)
+
+
+async def test_a_poll_that_waits_ends_with_a_check_that_comes_due_elsewhere(pair: tuple[World, World]) -> None:
+    here, there = pair
+    await here.group(mode=CheckMode.PULL)
+    name = (await here.prepare(transaction_id=own_id(1))).id
+    waiting = asyncio.create_task(here.coordinator.lease_checks("shop", at_most=5, wait_s=30))
+    await asyncio.sleep(0.01)
+    here.memory.clock.advance(6)
+    await there.scan()
+    async with asyncio.timeout(10):
+        [check] = await waiting
+    assert check.id == name
+
+
+async def test_a_poll_goes_on_while_an_owner_is_away(pair: tuple[World, World]) -> None:
+    """What is here is handed out; the rest comes with a later poll."""
+    here, _ = pair
+    await here.group(mode=CheckMode.PULL)
+    name = (await here.prepare(transaction_id=own_id(0))).id
+    here.memory.clock.advance(6)
+    await here.scan()
+    here.memory.log.instances.clear()
+    [check] = await here.coordinator.lease_checks("shop", at_most=5, wait_s=1)
+    assert check.id == name
+    assert await here.coordinator.lease_checks("shop", at_most=5, wait_s=0.1) == []
+
+
+async def test_a_poll_is_answered_though_what_waits_for_others_is_cancelled_first(pair: tuple[World, World]) -> None:
+    """An instance that stops ends its questions to others; its callers are answered all the same."""
+    here, _ = pair
+    await here.group(mode=CheckMode.PULL)
+    waiting = asyncio.create_task(here.coordinator.lease_checks("shop", at_most=5, wait_s=3600))
+    gathering = here.coordinator._gathering
+    await here.until(lambda: gathering._waiting)
+    first = set(gathering._waiting.values())
+    await gathering.close()
+    await here.until(
+        lambda: set(gathering._waiting.values()) - first
+    )  # it asks again: nothing has come due, and this instance still serves
+    await here.coordinator.drain()
+    async with asyncio.timeout(10):
+        assert await waiting == []
+
+
+async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarded(
+    pair: tuple[World, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between asking for the end of half and waiting for it: nobody would wake who waits for a shard that is gone."""
+    here, there = pair
+    name, half_end = own_id(0), here.memory.half_log.half_end
+
+    async def lost_meanwhile(shard: int, *, deadline: float) -> int:
+        end = await half_end(shard, deadline=deadline)
+        here.memory.membership.kill()
+        here.coordinator.listener.lost(0)
+        return end + 1
+
+    monkeypatch.setattr(here.memory.half_log, "half_end", lost_meanwhile)
+    with pytest.raises(NotServedError):
+        await here.get(name)
+    assert there.coordinator.shards.served == [1]

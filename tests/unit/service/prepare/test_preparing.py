@@ -1,0 +1,240 @@
+"""Prepares: what is refused, what is repeated, and what becomes of an answer that is lost."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from halfway.domain.errors import (
+    IdReusedError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PreparesRejectedError,
+    TopicNotAllowedError,
+    UnknownGroupError,
+    UnknownTopicError,
+)
+from halfway.domain.records import Half, Message, fingerprint
+from halfway.domain.transaction import Outcome, State
+from halfway.memory import topic
+from halfway.service.ports import TopicFacts
+from halfway.service.requests import ServiceLimits
+from tests.support.service.world import SHARDS, World
+
+BIG = 900_000
+
+
+async def test_the_same_prepare_again_is_the_same_transaction(world: World) -> None:
+    """Same id and content: one half, the same answer, also after its end; other content is refused."""
+    first = await world.prepare(transaction_id="order-1")
+    again = await world.prepare(transaction_id="order-1")
+    assert (first.created, again.created) == (True, False)
+    assert again.prepared_at == first.prepared_at
+    with pytest.raises(IdReusedError):
+        await world.prepare(Message(topic="orders", key=b"k", value=b"other"), transaction_id="order-1")
+    await world.end("order-1", Outcome.COMMIT)
+    restarted = await world.restart()
+    ended = await restarted.prepare(transaction_id="order-1")
+    assert (ended.created, ended.state) == (False, State.COMMITTED)
+    with pytest.raises(IdReusedError):
+        await restarted.prepare(Message(topic="orders", key=b"k", value=b"other"), transaction_id="order-1")
+    await restarted.stop()
+
+
+async def test_many_prepares_of_one_id_at_one_instant_store_one_half(world: World) -> None:
+    """The id is reserved before it is produced."""
+    results = await asyncio.gather(*(world.prepare(transaction_id="order-1") for _ in range(50)))
+    assert sum(result.created for result in results) == 1
+    halves = [record for shard in world.memory.log.shards for record in shard.half.records if record.key == "order-1"]
+    assert len(halves) == 1
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_lost_answer_is_outcome_unknown_and_a_repeat_is_safe(world: World, *, stored: bool) -> None:
+    """The caller may send the same id again; it ends up with one transaction."""
+    world.memory.faults.next_append_ambiguous(stored=stored)
+    with pytest.raises(OutcomeUnknownError) as raised:
+        await world.prepare(transaction_id="order-1")
+    assert raised.value.fields["id"] == "order-1"
+    again = await world.prepare(transaction_id="order-1")
+    assert again.state is State.PREPARED
+    assert (await world.end("order-1", Outcome.COMMIT)).changed
+    await world.scan(after_s=100)
+    assert len(world.memory.records("orders")) == 1
+    assert world.memory.caller.requests == []
+
+
+async def test_a_half_whose_answer_was_lost_is_resolved_by_check_back(world: World) -> None:
+    """Stored but never acknowledged: it is pending, and the producer is asked."""
+    world.memory.faults.next_append_ambiguous(stored=True)
+    with pytest.raises(OutcomeUnknownError):
+        await world.prepare(transaction_id="order-1")
+    await world.scan(after_s=6)
+    assert [request.id for request in world.memory.caller.requests] == ["order-1"]
+
+
+async def test_a_late_duplicate_never_resolves_and_is_put_right(world: World) -> None:
+    """A half of a paused instance that comes after the end does not show, is tombstoned, and stays gone."""
+    await world.prepare(transaction_id="order-1")
+    await world.end("order-1", Outcome.COMMIT)
+    number = world.coordinator.shards.number_of("order-1")
+    messages = (Message(topic="orders", key=b"k", value=b"late"),)
+    half = Half(
+        id="order-1",
+        group="shop",
+        messages=messages,
+        prepared_at=1,
+        since=1,
+        fingerprint=fingerprint("shop", messages, None),
+    )
+    world.memory.foreign_prepare(number, half)
+    await asyncio.sleep(0.01)
+    assert await world.state("order-1") is State.COMMITTED
+    await world.scan(after_s=10)
+    assert world.memory.log.shards[number].half.records[-1].value is None
+    assert world.memory.caller.requests == []
+    again = await world.restart()
+    await again.scan(after_s=10)
+    assert await again.state("order-1") is State.COMMITTED
+    assert again.memory.caller.requests == []
+    assert [record.value for record in again.memory.records("orders")] == [b"v"]
+    await again.stop()
+
+
+async def test_first_content_wins_over_a_late_one(world: World) -> None:
+    """A foreign half with the id of a pending one does not replace it, not even after the log was compacted."""
+    await world.prepare(transaction_id="order-1")
+    number = world.coordinator.shards.number_of("order-1")
+    messages = (Message(topic="orders", key=b"k", value=b"late"),)
+    half = Half(
+        id="order-1",
+        group="shop",
+        messages=messages,
+        prepared_at=1,
+        since=1,
+        fingerprint=fingerprint("shop", messages, None),
+    )
+    world.memory.foreign_prepare(number, half)
+    await asyncio.sleep(0.01)
+    await world.scan()
+    partition = world.memory.log.shards[number].half
+    partition.compact(partition.end)
+    again = await world.restart()
+    await again.end("order-1", Outcome.COMMIT)
+    assert [record.value for record in again.memory.records("orders")] == [b"v"]
+    await again.stop()
+
+
+@pytest.mark.parametrize(
+    "message,error,field",
+    [
+        (Message(topic="elsewhere", value=b"v"), TopicNotAllowedError, "messages[0].topic"),
+        (Message(topic="missing", value=b"v"), UnknownTopicError, "messages[0].topic"),
+        (Message(topic="compacted", value=b"v"), InvalidRequestError, "messages[0].key"),
+        (Message(topic="orders", value=b"v", partition=3), InvalidRequestError, "messages[0].partition"),
+    ],
+)
+async def test_what_would_fail_later_is_refused_now(
+    world: World, message: Message, error: type[InvalidRequestError], field: str
+) -> None:
+    """Each refusal names the field; nothing is stored."""
+    with pytest.raises(error) as raised:
+        await world.prepare(message)
+    assert raised.value.fields["errors"][0]["field"] == field  # type: ignore[index]
+    assert world.coordinator.shards.pending == 0
+
+
+async def test_sizes_are_refused_before_they_are_stored(world: World) -> None:
+    """A message above its topic's limit, a prepare above halfway's, and a topic with too small a limit."""
+    world.memory.create_topic("points", topic(1, max_message_bytes=100_000))
+    with pytest.raises(MessageTooLargeError, match="points"):
+        await world.prepare(Message(topic="points", key=b"k", value=b"x" * 100_000))
+    many = tuple(Message(topic="orders", key=b"k", value=b"x" * BIG) for _ in range(6))
+    with pytest.raises(MessageTooLargeError, match="together"):
+        await world.prepare(*many)
+    world.memory.create_topic("points", topic(1, max_message_bytes=5000))
+    with pytest.raises(InvalidRequestError, match=r"max\.message\.bytes 5000"):
+        await world.prepare(Message(topic="points", key=b"k", value=b"x"))
+
+
+@pytest.mark.parametrize("wrong", ["", "a/b", "x" * 129, "a b", "0-01890a5d-ac96-774b-bcce-b302099a8057", "a\n"])
+async def test_an_illegal_id_is_refused(world: World, wrong: str) -> None:
+    """Ids that could not be addressed, or that look like the server's."""
+    with pytest.raises(InvalidRequestError):
+        await world.prepare(transaction_id=wrong)
+
+
+async def test_an_unknown_group_is_refused(world: World) -> None:
+    """The error says how to make it."""
+    with pytest.raises(UnknownGroupError, match="PUT"):
+        await world.prepare(group="nobody")
+
+
+async def test_a_draining_coordinator_takes_ends_only(world: World) -> None:
+    """`reject_prepares`: no new transactions, ends still work."""
+    prepared = await world.prepare()
+    again = await world.restart(ServiceLimits(shards=SHARDS, reject_prepares=True))
+    with pytest.raises(PreparesRejectedError):
+        await again.prepare()
+    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
+    await again.stop()
+
+
+async def test_pending_is_bounded(world: World) -> None:
+    """Past the bound a prepare is refused before it is stored."""
+    again = await world.restart(ServiceLimits(shards=SHARDS, max_pending=2))
+    await again.prepare()
+    await again.prepare()
+    with pytest.raises(OverloadedError):
+        await again.prepare()
+    await again.stop()
+
+
+async def test_a_prepare_that_waits_for_its_topic_is_not_stored_after_its_group_was_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion counts what is on its way to the log: this is not yet."""
+    asked, gate, described = asyncio.Event(), asyncio.Event(), world.memory.topics.describe
+
+    async def slowly(names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
+        asked.set()
+        await gate.wait()
+        return await described(names, deadline=deadline)
+
+    monkeypatch.setattr(world.memory.topics, "known", lambda _: None)
+    monkeypatch.setattr(world.memory.topics, "describe", slowly)
+    preparing = asyncio.create_task(world.prepare())
+    await asked.wait()
+    await world.coordinator.delete_group("shop", deadline=world.deadline())
+    gate.set()
+    with pytest.raises(UnknownGroupError):
+        await preparing
+    assert world.coordinator.shards.pending == 0
+
+
+async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stands(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former owner's record came and was committed while this one was on its way: it is not said to be pending."""
+    gate, append = asyncio.Event(), world.memory.half_log.append
+    halves: list[tuple[int, Half]] = []
+
+    def slowly(shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
+        async def store() -> int:
+            await gate.wait()
+            return await append(shard, half, deadline=deadline)
+
+        halves.append((shard, half))
+        return asyncio.ensure_future(store())
+
+    monkeypatch.setattr(world.memory.half_log, "append", slowly)
+    preparing = asyncio.create_task(world.prepare(transaction_id="order-1"))
+    await world.until(lambda: halves)
+    world.memory.foreign_prepare(*halves[0])
+    await world.end("order-1", Outcome.COMMIT)
+    gate.set()
+    answered = await preparing
+    assert (answered.state, answered.created) == (State.COMMITTED, False)
+    assert len(world.memory.records("orders")) == 1

@@ -1,0 +1,237 @@
+"""Ends: claimed, written once, answered by what stands, whatever becomes of the lane."""
+
+import asyncio
+import gc
+
+import pytest
+
+from halfway.domain.errors import (
+    AlreadyEndedError,
+    EndUnconfirmedError,
+    OutcomeExpiredError,
+    ShardUnavailableError,
+    TopicUnavailableError,
+    UnknownTransactionError,
+)
+from halfway.domain.records import Message, Op, OpKind
+from halfway.domain.transaction import Cause, Outcome, State
+from halfway.service.requests import End
+from tests.support.service.world import World
+
+
+def ops(world: World, transaction_id: str) -> list[Op]:
+    """Return the op markers of an id, oldest first."""
+    return [
+        record.value
+        for shard in world.memory.log.shards
+        for record in shard.op.records
+        if isinstance(record.value, Op) and record.key == transaction_id
+    ]
+
+
+async def test_commit_writes_the_messages_once_and_says_what_changed(world: World) -> None:
+    """The same commit again is answered with `changed: false` and writes nothing."""
+    prepared = await world.prepare()
+    first = await world.end(prepared.id, Outcome.COMMIT)
+    second = await world.end(prepared.id, Outcome.COMMIT)
+    assert (first.state, first.changed) == (State.COMMITTED, True)
+    assert (second.state, second.changed) == (State.COMMITTED, False)
+    assert len(world.memory.records("orders")) == 1
+    assert [op.kind for op in ops(world, prepared.id)] == [OpKind.COMMITTED]
+
+
+@pytest.mark.parametrize("first,second", [(Outcome.COMMIT, Outcome.ROLLBACK), (Outcome.ROLLBACK, Outcome.COMMIT)])
+async def test_an_outcome_is_never_changed(world: World, first: Outcome, second: Outcome) -> None:
+    """The opposite end is a conflict and writes nothing, also after a restart."""
+    prepared = await world.prepare()
+    await world.end(prepared.id, first)
+    with pytest.raises(AlreadyEndedError):
+        await world.end(prepared.id, second)
+    again = await world.restart()
+    with pytest.raises(AlreadyEndedError):
+        await again.end(prepared.id, second)
+    with pytest.raises(AlreadyEndedError):
+        await again.end(prepared.id, Outcome.UNKNOWN)
+    assert len(world.memory.records("orders")) == (first is Outcome.COMMIT)
+    await again.stop()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("first,second", [(Outcome.COMMIT, Outcome.ROLLBACK), (Outcome.ROLLBACK, Outcome.COMMIT)])
+async def test_an_outcome_of_a_clock_that_was_set_back_is_remembered(
+    world: World, first: Outcome, second: Outcome, *, cached: bool
+) -> None:
+    """By more than the horizon, whether or not the payload is at hand: the end is known, and the id not free again."""
+    prepared = await world.prepare(transaction_id="one")
+    if not cached:
+        world.coordinator.shards.payloads.drop("one")
+    world.memory.clock.advance(-3600)
+    assert (await world.end("one", first)).changed
+    assert not (await world.end("one", first)).changed
+    with pytest.raises(AlreadyEndedError):
+        await world.end("one", second)
+    world.memory.clock.advance(3600)
+    await world.scan()
+    assert not (await world.prepare(transaction_id="one")).created
+    [op] = ops(world, "one")
+    assert op.at >= prepared.prepared_at
+
+
+async def test_opposite_ends_at_one_instant_have_one_outcome(world: World) -> None:
+    """Whoever comes second is answered by the first one's result; a hundred times."""
+    for _ in range(100):
+        prepared = await world.prepare()
+        results = await asyncio.gather(
+            world.end(prepared.id, Outcome.COMMIT), world.end(prepared.id, Outcome.ROLLBACK), return_exceptions=True
+        )
+        assert sum(isinstance(result, AlreadyEndedError) for result in results) == 1
+        assert len(ops(world, prepared.id)) == 1
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_a_lost_lane_is_settled_by_the_fold(world: World, *, written: bool) -> None:
+    """The caller waits across the incarnations and is told that its own end changed the state, once written or not."""
+    prepared = await world.prepare()
+    world.memory.faults.lose_next_batch(written=written)
+    ended = await world.end(prepared.id, Outcome.COMMIT)
+    assert (ended.state, ended.changed) == (State.COMMITTED, True)
+    assert len(world.memory.records("orders")) == 1
+    assert len(ops(world, prepared.id)) == 1
+
+
+async def test_an_end_past_its_deadline_is_not_written_behind_the_callers_back(world: World) -> None:
+    """While the lane is held the caller gets `end_unconfirmed`; the transaction is still pending afterwards."""
+    prepared = await world.prepare()
+    with world.memory.faults.lane_held(), pytest.raises(EndUnconfirmedError):
+        await world.coordinator.end(End(id=prepared.id, outcome=Outcome.COMMIT), deadline=world.deadline(0.05))
+    await world.until(lambda: not world.coordinator.shards.claims)
+    assert await world.state(prepared.id) is State.PREPARED
+    assert (await world.end(prepared.id, Outcome.ROLLBACK)).changed
+
+
+async def test_a_caller_that_goes_away_does_not_end_the_write(world: World) -> None:
+    """A cancelled request leaves an end that is written, or not, but never half."""
+    prepared = await world.prepare()
+    with world.memory.faults.lane_held():
+        task = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await world.until(lambda: not world.coordinator.shards.claims)
+    assert (await world.end(prepared.id, Outcome.COMMIT)).state is State.COMMITTED
+    assert len(world.memory.records("orders")) == 1
+
+
+async def test_a_topic_that_is_gone_holds_up_only_its_own(world: World) -> None:
+    """The end of a transaction whose topic was deleted is refused with the topic's name; it stays pending, with why."""
+    doomed = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
+    other = await world.prepare()
+    world.memory.delete_topic("points")
+    results = await asyncio.gather(
+        world.end(doomed.id, Outcome.COMMIT), world.end(other.id, Outcome.COMMIT), return_exceptions=True
+    )
+    assert isinstance(results[0], TopicUnavailableError)
+    assert not isinstance(results[1], BaseException)
+    shown = await world.get(doomed.id)
+    assert shown.state is State.PREPARED
+    assert "topic_unavailable" in (shown.last_error or "")
+    assert (await world.end(doomed.id, Outcome.ROLLBACK)).changed
+
+
+async def test_unknown_keeps_the_remark_and_changes_nothing(world: World) -> None:
+    """The remark of an unknown end is shown, also after a restart."""
+    prepared = await world.prepare()
+    ended = await world.end(prepared.id, Outcome.UNKNOWN, remark="still running")
+    assert (ended.state, ended.changed) == (State.PREPARED, False)
+    assert (await world.get(prepared.id)).remark == "still running"
+    again = await world.restart()
+    shown = await again.get(prepared.id)
+    assert (shown.remark, shown.checks) == ("still running", 0)
+    await again.stop()
+
+
+async def test_an_id_that_nobody_prepared_is_unknown_after_a_read_barrier(world: World) -> None:
+    """A prepare that another instance appended is found; an id that is nowhere is 404."""
+    with pytest.raises(UnknownTransactionError):
+        await world.end("nobody", Outcome.COMMIT)
+    with pytest.raises(UnknownTransactionError):
+        await world.end("7-01890a5d-ac96-774b-bcce-b302099a8057", Outcome.COMMIT)
+
+
+async def test_an_id_is_known_while_its_end_is_committed_and_not_answered(world: World) -> None:
+    """The tail has the tombstone before the lane has its answer: the second end waits, and GET shows it, no 404."""
+    prepared = await world.prepare(transaction_id="order-1")
+    number = world.coordinator.shards.number_of(prepared.id)
+    log = world.memory.log.shards[number].half
+    with world.memory.faults.answers_held():
+        first = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+        await world.until(lambda: len(world.memory.records("orders")) == 1)
+        await world.until(lambda: world.coordinator.shards.get(number).state.half_tail >= log.end)
+        second = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+        opposite = asyncio.create_task(world.end(prepared.id, Outcome.ROLLBACK))
+        again = await world.prepare(transaction_id="order-1")
+        assert (await world.get(prepared.id)).state is State.PREPARED
+    assert (await first).changed is True
+    assert (await second).changed is False
+    with pytest.raises(AlreadyEndedError):
+        await opposite
+    assert again.created is False
+    assert (await world.get(prepared.id)).state is State.COMMITTED
+    await world.scan()
+    assert [record.value for record in log.records if record.key == prepared.id][1:] == [None], "nothing to correct"
+
+
+async def test_an_outcome_that_is_no_longer_held_is_expired_not_unknown(world: World) -> None:
+    """After the outcome horizon an end for a server-made id is 410; the log stays as it is."""
+    prepared = await world.prepare()
+    await world.end(prepared.id, Outcome.COMMIT)
+    await world.scan(after_s=30)
+    assert (await world.end(prepared.id, Outcome.COMMIT)).changed is False
+    await world.scan(after_s=40)
+    with pytest.raises(OutcomeExpiredError):
+        await world.end(prepared.id, Outcome.COMMIT)
+    again = await world.restart()
+    with pytest.raises(OutcomeExpiredError):
+        await again.end(prepared.id, Outcome.ROLLBACK)
+    assert len(ops(world, prepared.id)) == 1
+    await again.stop()
+
+
+async def test_a_check_id_makes_the_cause_check(world: World) -> None:
+    """An end with the id of a check that was sent is a verdict; any other check id is not."""
+    first, second, third = await world.prepare(), await world.prepare(), await world.prepare(check_after_ms=50_000)
+    await world.scan(after_s=6)
+    await world.end(first.id, Outcome.COMMIT, check_id=f"{first.id}:1")
+    await world.end(third.id, Outcome.COMMIT, check_id=f"{third.id}:1")
+    await world.end(second.id, Outcome.COMMIT, check_id=f"{first.id}:1")
+    assert (await world.get(first.id)).cause is Cause.CHECK
+    assert (await world.get(second.id)).cause is Cause.PRODUCER
+    assert (await world.get(third.id)).cause is Cause.PRODUCER
+
+
+async def test_a_shard_that_is_away_is_unavailable(world: World) -> None:
+    """While no shard is served, ends and prepares are refused with Retry-After, not answered 404."""
+    prepared = await world.prepare()
+    await world.memory.membership.stop(deadline=world.deadline())
+    with pytest.raises(ShardUnavailableError):
+        await world.end(prepared.id, Outcome.COMMIT)
+    with pytest.raises(ShardUnavailableError):
+        await world.prepare()
+
+
+async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unseen(world: World) -> None:
+    """It is noted, not reported as an error of the program."""
+    unseen: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    prepared = await world.prepare()
+    world.coordinator.shards.payloads.drop(prepared.id)
+    world.memory.faults.unavailable = True
+    ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+    while prepared.id not in world.coordinator.shards.claims:  # noqa: ASYNC110 - it is claimed for a moment only
+        await asyncio.sleep(0)
+    ending.cancel()
+    await world.until(lambda: prepared.id not in world.coordinator.shards.claims)
+    del ending
+    gc.collect()
+    world.memory.faults.unavailable = False
+    assert unseen == []
