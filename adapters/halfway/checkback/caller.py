@@ -22,7 +22,7 @@ from yarl import URL
 from halfway.checkback import question
 from halfway.checkback.connections import TURN, LineConnector, Question, TooMuchError, Turn
 from halfway.checkback.resolver import PoolResolver
-from halfway.checkback.rules import AnyAddress, Signer, Unsigned, UrlRule
+from halfway.checkback.rules import AnyAddress, UrlRule
 from halfway.checkback.verdict import NotAVerdictError, NotBoundError, is_json, read_verdict
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
@@ -72,7 +72,6 @@ class HttpCheckCaller:
         max_connections: int = 1024,
         demand_nonce: bool = False,
         urls: UrlRule | None = None,
-        signer: Signer | None = None,
         ssl_context: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ) -> None:
@@ -86,7 +85,6 @@ class HttpCheckCaller:
         self._max_connections = max_connections
         self._demand_nonce = demand_nonce
         self._urls = urls or AnyAddress()
-        self._signer = signer or Unsigned()
         self._ssl_context = ssl_context
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
@@ -175,18 +173,6 @@ class HttpCheckCaller:
             )
         return self._session
 
-    def _headers(self, group: str, check_id: str, body: bytes) -> Mapping[str, str]:
-        timestamp = int(time.time())
-        return {
-            "content-type": "application/json",
-            "accept": "application/json",
-            "accept-encoding": "identity",
-            "user-agent": "halfway",
-            "webhook-id": check_id,
-            "webhook-timestamp": str(timestamp),
-            **self._signer.headers(group, check_id, timestamp, body),
-        }
-
     def _socket(self, address: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, name = address
         if not self._urls.allows(ip_address(str(name[0]).partition("%")[0])):
@@ -212,7 +198,7 @@ class HttpCheckCaller:
         attempt = _Attempt()
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
         body = question.encode(request, nonce)
-        headers = self._headers(request.group, request.check_id, body)
+        headers = _headers(request.check_id)
         turn = Turn(request.group, fresh)
         TURN.set(turn)
         try:
@@ -347,3 +333,14 @@ def _tracing() -> aiohttp.TraceConfig:
     config.on_connection_queued_end.append(dequeued)
     config.on_request_headers_sent.append(sent)
     return config
+
+
+def _headers(check_id: str) -> Mapping[str, str]:
+    return {
+        "content-type": "application/json",
+        "accept": "application/json",
+        "accept-encoding": "identity",
+        "user-agent": "halfway",
+        "webhook-id": check_id,
+        "webhook-timestamp": str(int(time.time())),
+    }

@@ -1,8 +1,8 @@
-"""What an operator may bring along: which endpoints may be called, and how a check is signed."""
+"""What an operator may bring along: which endpoints may be called."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Network, IPv6Network
 from typing import Protocol
@@ -76,17 +76,3 @@ class AllowedHosts(AnyAddress):
 
     def _named(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
-
-
-class Signer(Protocol):
-    """Signs checks after the Standard Webhooks specification."""
-
-    def headers(self, group: str, check_id: str, timestamp: int, body: bytes) -> Mapping[str, str]:
-        """Return the headers to add for a request with these `webhook-id`, `webhook-timestamp` (s) and body."""
-
-
-class Unsigned:
-    """The default: no signature."""
-
-    def headers(self, group: str, check_id: str, timestamp: int, body: bytes) -> Mapping[str, str]:  # noqa: ARG002
-        return {}

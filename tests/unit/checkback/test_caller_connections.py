@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address
 
 import msgspec
@@ -382,33 +381,6 @@ async def test_a_url_that_the_operator_does_not_allow_is_not_called() -> None:
     assert (refused.sent, refused.detail) == (False, "not that path")
     assert allowed.answered
     assert service.connections == 1
-
-
-class _Signed:
-    def headers(self, group: str, check_id: str, timestamp: int, body: bytes) -> Mapping[str, str]:
-        return {"webhook-signature": f"{group} {check_id} {timestamp} {len(body)}"}
-
-
-class _Broken:
-    def headers(self, group: str, check_id: str, timestamp: int, body: bytes) -> Mapping[str, str]:
-        raise KeyError(group)
-
-
-async def test_a_signer_signs_what_is_sent() -> None:
-    """It sees the very id, time and body of the request, and its header goes along."""
-    async with endpoint(sends(COMMIT)) as service, HttpCheckCaller(signer=_Signed()) as caller:
-        await caller.call(GROUP, [service.url], QUESTION)
-    (asked,) = service.asked
-    expected = f"orders order-1:2 {asked.headers['webhook-timestamp']} {len(asked.body)}"
-    assert asked.headers["webhook-signature"] == expected
-
-
-async def test_a_signer_that_fails_leaves_the_question_unasked() -> None:
-    """Nothing goes out unsigned, and the scan is not stopped by it."""
-    async with endpoint(sends(COMMIT)) as service, HttpCheckCaller(signer=_Broken()) as caller:
-        reply = await caller.call(GROUP, [service.url], QUESTION)
-    assert (reply.outcome, reply.sent, reply.answered) == (Outcome.UNKNOWN, False, False)
-    assert service.connections == 0
 
 
 async def test_an_id_that_is_no_header_is_not_sent(ask: Ask) -> None:
