@@ -1,8 +1,11 @@
 """The table of fault points fits the product, and nothing is wrapped unless it is asked for."""
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,33 @@ runpy.run_module("tests.faults", run_name="__main__")
 def test_every_point_names_a_function_of_the_product(point: str) -> None:
     """A step that was renamed or moved is found here, not by a test that silently kills nothing."""
     resolve(POINTS[point].module, POINTS[point].qualified_name)
+
+
+@cache
+def _names_read(source: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Give the names that a module reads, and the attributes that it reads of anything."""
+    nodes = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))
+    names = (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return frozenset(names), frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_is_taken_by_the_product(step: str) -> None:
+    """A fault at a function that nothing calls any more would never take effect.
+
+    A function is replaced in one module, and a private method is private to one: it must be called from there. Any
+    other method may be called from anywhere.
+    """
+    module, qualified_name = STEPS[step]
+    holder, _, name = qualified_name.rpartition(".")
+    own = Path(importlib.import_module(module).__file__ or "")
+    if not holder:
+        assert name in _names_read(own)[0]
+    elif name.startswith("_"):
+        assert name in _names_read(own)[1]
+    else:
+        product = [path for folder in ("adapters", "coordinator") for path in (_ROOT / folder).rglob("*.py")]
+        assert any(name in _names_read(path)[1] for path in product)
 
 
 @pytest.mark.parametrize(
