@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 _SLICE_S: Final = 0.02
-"""CPU time that items are read in before other requests get their turn."""
+"""How long items are read before other requests get their turn."""
 
 
 class BatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,12 +94,12 @@ class _Items:
         begun: list[asyncio.Future[T] | BatchItem],
     ) -> None:
         """Hand items to the service in their order, and add what came of each to `begun`."""
-        since = time.thread_time()
+        since = time.monotonic()
         for raw in raws:
             begun.append(self._begun(begin, raw))
-            if time.thread_time() - since > _SLICE_S:
+            if time.monotonic() - since > _SLICE_S:
                 await asyncio.sleep(0)
-                since = time.thread_time()
+                since = time.monotonic()
 
     def _begun(
         self, begin: Callable[[msgspec.Raw], asyncio.Future[T]], raw: msgspec.Raw
