@@ -20,7 +20,7 @@ _VERDICTS = "halfway.service.resolve.commit_verdicts"
 _ENDING = "halfway.service.resolve.resolver"
 
 STEPS: Mapping[str, tuple[str, str]] = {
-    # DESIGN section 4; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
+    # docs/protocol.md#end-the-lane; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
     "lane.submit": (_THREAD, "KafkaLane.submit"),
     "lane.admit": (_THREAD, "LaneThread._admitted"),
     "lane.write": (_THREAD, "write_transaction"),
@@ -35,7 +35,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "suspects.commit": (_SUSPECTS, "SuspectLane._commit"),
     "suspects.answer": (_SUSPECTS, "SuspectLane._answer"),
     "ending.apply": (_ENDING, "Ending._apply"),
-    # DESIGN section 5.
+    # docs/protocol.md#ownership-and-fencing.
     "acquire.initialise_lane": (_MEMBERSHIP, "lane_producers"),
     "acquire.1.fence_acquirers": (_ACQUIRE, "Acquisition._fence_acquirers"),
     "acquire.2.read_owners": (_FORMER_OWNERS, "FormerOwners._read"),
@@ -49,7 +49,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "release.commit": (_THREAD, "LaneThread._release"),
     "release.produce": (_THREAD, "LaneThread._produce_releases"),
     "release.give_back": (_MEMBERSHIP, "KafkaMembership._give_back"),
-    # DESIGN section 6.
+    # docs/protocol.md#scan-and-check-back.
     "scan.1.correct_strays": (_SCAN, "Scanning._correct_strays"),
     "scan.2.record_verdicts": (_VERDICTS, "CommitVerdicts.record"),
     "scan.3.due": (_SCAN, "Scanning._due"),

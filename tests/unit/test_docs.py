@@ -13,6 +13,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 _TEST = re.compile(r"`(?P<folder>[\w/]*/)?(?P<file>test_\w+\.py)(?:::(?P<name>\w+))?")
 _TEST_ALONE = re.compile(r"`(?P<name>test_\w+)[`\[]")
 _LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
+_CITED = re.compile(r"(?P<page>docs/[\w-]+\.md)(?:#(?P<anchor>[\w-]+))?")
 _SETTING = re.compile(r"HALFWAY_[A-Z0-9_]+[A-Z0-9]")
 _OTHERS = re.compile(r"HALFWAY_(KAFKA__|TEST_|PIPELINE_)")
 
@@ -71,6 +72,26 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             target = (page.parent / link["path"]).resolve() if link["path"] else page
             if not target.exists() or (link["anchor"] and link["anchor"] not in _anchors(target)):
                 broken.append(f"line {number}: {link[0]}")
+    assert not broken, broken
+
+
+def _code() -> Iterator[Path]:
+    """Give the sources that say where the documentation has more: code, tests, schemas, the model."""
+    for folder in ("adapters", "coordinator", "pipeline", "schemas", "tests", "bench", "checker", "examples", "model"):
+        for suffix in (".py", ".pml", ".avsc"):
+            yield from (ROOT / folder).rglob(f"*{suffix}")
+
+
+def test_every_page_that_code_cites_exists() -> None:
+    """By its file, and by its heading where one is cited."""
+    anchors = {page.relative_to(ROOT).as_posix(): _anchors(page) for page in PAGES}
+    broken = [
+        f"{path.relative_to(ROOT)} line {number}: {cited[0]}"
+        for path in _code()
+        for number, line in _lines(path)
+        for cited in _CITED.finditer(line)
+        if cited["page"] not in anchors or (cited["anchor"] and cited["anchor"] not in anchors[cited["page"]])
+    ]
     assert not broken, broken
 
 

@@ -166,12 +166,12 @@ class MemoryLog:
 
 
 def kept_headers(kind: str, group: str, state: str) -> Headers:
-    """Return the headers that every internal record carries (DESIGN section 1)."""
+    """Return the headers that every internal record carries (docs/protocol.md#topics)."""
     return (("halfway-kind", kind.encode()), ("halfway-group", group.encode()), ("halfway-state", state.encode()))
 
 
 def real_headers(own: Iterable[tuple[str, bytes | None]], transaction_id: str, place: str, prepared_at: int) -> Headers:
-    """Return the headers of a real message: its own, then those of DESIGN section 4; `place` is `i/n`."""
+    """Return the headers of a real message: its own, then those of docs/protocol.md#topics; `place` is `i/n`."""
     return (
         *own,
         ("halfway-transaction-id", transaction_id.encode()),

@@ -1,4 +1,7 @@
-"""An instance's life in memory: it acquires every shard by folding its log, and tails half (DESIGN section 5)."""
+"""An instance's life in memory: it acquires every shard by folding its log, and tails half.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 

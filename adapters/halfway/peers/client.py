@@ -1,4 +1,6 @@
-"""The port `Peers` over HTTP: what is asked of one owner at one moment goes as one request (DESIGN section 5).
+"""The port `Peers` over HTTP: what is asked of one owner at one moment goes as one request.
+
+See docs/protocol.md#any-instance-may-be-asked.
 
 Only addresses from owner records are called: whoever may write those may write everything else of halfway too.
 Redirects are not followed, and proxies, cookies and credentials of the environment not used.

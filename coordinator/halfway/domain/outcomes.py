@@ -1,4 +1,6 @@
-"""The outcomes that a shard remembers: there may be millions of them, so they are packed (DESIGN section 2).
+"""The outcomes that a shard remembers: there may be millions of them, so they are packed.
+
+See docs/protocol.md#state-is-a-fold-over-the-log.
 
 Outcomes come in the order of their ends and mostly go in that order. Each is a run of bytes in a segment, a segment is
 dropped once nothing in it is remembered, and an index of plain numbers leads from an id to its place.

@@ -1,6 +1,7 @@
 """When a pending transaction is checked, parked, rolled back or written again: decisions, carried out by somebody else.
 
-All times are milliseconds since the epoch and come in as parameters; DESIGN section 6 has the rules.
+All times are milliseconds since the epoch and come in as parameters. docs/protocol.md#scan-and-check-back has the
+rules.
 """
 
 from __future__ import annotations

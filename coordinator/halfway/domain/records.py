@@ -1,4 +1,4 @@
-"""The records that the internal topics hold (DESIGN section 1); `schemas/` has their Avro form.
+"""The records that the internal topics hold (docs/protocol.md#topics); `schemas/` has their Avro form.
 
 Times are milliseconds since the epoch, hashes are the first 16 bytes of SHA-256.
 """
@@ -167,7 +167,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns a shard (DESIGN section 5)."""
+    """Who owns a shard (docs/protocol.md#ownership-and-fencing)."""
 
     shard: int
     incarnation: str

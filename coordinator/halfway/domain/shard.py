@@ -1,4 +1,6 @@
-"""What is known of one shard: a fold over its half, op and parked records (DESIGN section 2).
+"""What is known of one shard: a fold over its half, op and parked records.
+
+See docs/protocol.md#state-is-a-fold-over-the-log.
 
 In each partition the last record of an id wins, so the result does not depend on how the three are interleaved, and a
 record that is applied twice changes nothing. The one exception keeps outcomes safe: a half record of a *first prepare*

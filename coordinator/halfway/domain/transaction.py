@@ -1,4 +1,4 @@
-"""States, outcomes and the one table of legal transitions (DESIGN section 2, the last table)."""
+"""States, outcomes and the one table of legal transitions (docs/protocol.md#state-is-a-fold-over-the-log)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scan as an APScheduler job for each shard that is served (DESIGN section 6)."""
+"""The scan as an APScheduler job for each shard that is served (docs/protocol.md#scan-and-check-back)."""
 
 from __future__ import annotations
 

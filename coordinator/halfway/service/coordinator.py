@@ -112,7 +112,7 @@ class Coordinator:
         return self._shards
 
     async def prepare(self, request: Prepare, *, deadline: float, credential: str | None = None) -> Prepared:
-        """Store a half message and answer once it is durable (DESIGN section 3)."""
+        """Store a half message and answer once it is durable (docs/protocol.md#prepare)."""
         return await self.begin_prepare(request, deadline=deadline, credential=credential)
 
     def begin_prepare(
@@ -123,7 +123,7 @@ class Coordinator:
         return self._forwarding.or_instead(begun, lambda: PrepareCall(request=request), deadline, credential)
 
     async def end(self, request: End, *, deadline: float, credential: str | None = None) -> EndResult:
-        """Commit, roll back, or say that the outcome is unknown (DESIGN section 4)."""
+        """Commit, roll back, or say that the outcome is unknown (docs/protocol.md#end-the-lane)."""
         return await self.begin_end(request, deadline=deadline, credential=credential)
 
     def begin_end(self, request: End, *, deadline: float, credential: str | None = None) -> asyncio.Future[EndResult]:
@@ -190,7 +190,7 @@ class Coordinator:
         await self._gathering.delete_group(name, deadline=deadline, credential=credential)
 
     async def scan(self, shard: int, now: int) -> None:
-        """Compare half with op: do what is due now (ms since the epoch) and commit the cursors (DESIGN section 6)."""
+        """Do what is due now (ms since the epoch) and commit the cursors (docs/protocol.md#scan-and-check-back)."""
         await self._scanning.scan(shard, now)
 
     def clock_was_set(self) -> None:

@@ -67,7 +67,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Lane(Protocol):
-    """The one writer of everything but a first prepare (DESIGN section 4)."""
+    """The one writer of everything but a first prepare (docs/protocol.md#end-the-lane)."""
 
     def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
         """Queue a write; the result comes once its Kafka transaction has committed.
@@ -206,7 +206,7 @@ class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckCaller(Protocol):
-    """Asks a producer group over HTTP (DESIGN section 6)."""
+    """Asks a producer group over HTTP (docs/protocol.md#scan-and-check-back)."""
 
     def refusal(self, url: str) -> str | None:
         """Tell why the operator does not allow an endpoint, None where it may be registered; shown to users."""
@@ -273,7 +273,7 @@ class ShardListener(Protocol):
 
 
 class Membership(Protocol):
-    """Life of this instance in the cluster: incarnations, acquisitions, tailing (DESIGN section 5)."""
+    """Life of this instance in the cluster: it acquires and tails shards (docs/protocol.md#ownership-and-fencing)."""
 
     async def start(self, listener: ShardListener) -> None:
         """Join, and acquire what is assigned; returns as soon as that is under way."""

@@ -1,6 +1,7 @@
 """The state of a shard, computed the slow way: keep every record, look at each id's records from scratch.
 
-What it says is DESIGN section 2 in as few words as possible; `ShardState` is held against it.
+What it says is docs/protocol.md#state-is-a-fold-over-the-log in as few words as possible; `ShardState` is held
+against it.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""When a pending transaction is checked, given up or written again (DESIGN section 6)."""
+"""When a pending transaction is checked, given up or written again (docs/protocol.md#scan-and-check-back)."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""The table of states and calls, as DESIGN section 2 has it."""
+"""The table of states and calls, as docs/protocol.md#state-is-a-fold-over-the-log has it."""
 
 import pytest
 

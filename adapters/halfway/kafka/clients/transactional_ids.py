@@ -1,4 +1,7 @@
-"""The transactional ids of an incarnation, and whether Kafka lets halfway use such ids at all (DESIGN section 5)."""
+"""The transactional ids of an incarnation, and whether Kafka lets halfway use such ids at all.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 

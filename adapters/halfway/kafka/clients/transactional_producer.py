@@ -1,4 +1,7 @@
-"""Transactional producers as DESIGN sections 4 and 5 use them: initialised once, never used again after a failure."""
+"""Transactional producers that are initialised once and never used again after a failure.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lane: the one writer of everything but a first prepare (DESIGN section 4)."""
+"""The lane: the one writer of everything but a first prepare (docs/protocol.md#end-the-lane)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LaneThread:
                 producer.abandon()
 
     def commit_batch(self, batch: Sequence[Submission]) -> None:
-        """Write all ends that were waiting as one Kafka transaction (the steps of DESIGN section 4).
+        """Write all ends that were waiting as one Kafka transaction (the steps of docs/protocol.md#end-the-lane).
 
         Before it: suspects go to a lane of their own, writes that may no longer be written are dropped, those with a
         missing topic or too large a record are refused, and all is encoded, so that nothing below fails half way.

@@ -1,4 +1,4 @@
-"""What a write must pass before a Kafka transaction begins with it (DESIGN section 4: what is checked before begin)."""
+"""What a write must pass before a Kafka transaction begins with it (docs/protocol.md#end-the-lane)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of ends that could not be written, across incarnations (DESIGN section 4, the last rules).
+"""What is remembered of ends that could not be written, across incarnations (docs/protocol.md#end-the-lane).
 
 After a Kafka transaction of the lane has failed, its topics and its ids are suspects: ends that carry them are kept
 out of the lane and tried alone. A suspect that proves good is cleared; one that proves bad is refused until its

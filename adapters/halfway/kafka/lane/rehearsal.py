@@ -1,10 +1,10 @@
 """Trying out a suspect's real messages in Kafka transactions that are always aborted.
 
-A failure of the suspects' own producer would end the incarnation (DESIGN section 4: one path for every failure), so a
-bad end would end one with every try. A rehearsal finds it first: the transactional id that it uses never commits and
-stands in no owner record, so nothing that it does can resolve anything, whenever it happens. Only real topics are
-written to, one after the other, so that a topic that hangs does not hold back the readers of the others. Whoever takes
-the shards over aborts what it has open, so that the readers of a topic do not wait for an instance that is frozen.
+A failure of the suspects' own producer would end the incarnation (docs/protocol.md#end-the-lane), so a bad end would
+end one with every try. A rehearsal finds it first: the transactional id that it uses never commits and stands in no
+owner record, so nothing that it does can resolve anything, whenever it happens. Only real topics are written to, one
+after the other, so that a topic that hangs does not hold back the readers of the others. Whoever takes the shards over
+aborts what it has open, so that the readers of a topic do not wait for an instance that is frozen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lane for suspects: ends that may have made a Kafka transaction fail, kept away from all others.
 
-DESIGN section 4: suspects (topic, then id) run on the incarnation's third producer, `.q`, with back-off per topic. A
-suspect's caller gets the error; it stays pending.
+Suspects (topic, then id) run on the incarnation's third producer, `.q`, with back-off per topic. A suspect's caller
+gets the error; it stays pending. See docs/protocol.md#end-the-lane.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ Writes = Sequence[tuple[Submission, Encoded]]
 
 
 class LaneTransaction:
-    """One Kafka transaction with the records of writes: a method for each step of DESIGN section 4, called in order.
+    """One Kafka transaction with the records of writes: a method for each step of docs/protocol.md#end-the-lane.
+
+    They are called in the order of the steps.
 
     In each partition the records stand in the order in which they were produced (the producer is idempotent), so the
     offsets of a partition, sorted, belong to its records in that order: a report needs no state of its own.
@@ -105,7 +107,7 @@ class LaneTransaction:
 
 
 def write_transaction(producer: TransactionalProducer, config: KafkaConfig, writes: Writes) -> LaneTransaction:
-    """Carry out steps 1 to 5 of DESIGN section 4 up to the commit, and return the transaction that now stands.
+    """Carry out the steps of docs/protocol.md#end-the-lane up to the commit; return the transaction that now stands.
 
     Raises:
         ProducerFailedError: at any step: whether it stands is not known, and the producer must not be used again.

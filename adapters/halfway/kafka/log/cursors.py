@@ -1,4 +1,7 @@
-"""The port `CursorStore`: cursors as the offsets of the consumer group `<prefix>cursors` (DESIGN section 2)."""
+"""The port `CursorStore`: cursors as the offsets of the consumer group `<prefix>cursors`.
+
+See docs/protocol.md#scan-and-check-back.
+"""
 
 from __future__ import annotations
 

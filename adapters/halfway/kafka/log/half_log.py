@@ -1,4 +1,7 @@
-"""The port `HalfLog`: appends first prepares, reads payloads back, tells where half[s] ends (DESIGN section 3)."""
+"""The port `HalfLog`: appends first prepares, reads payloads back, tells where half[s] ends.
+
+See docs/protocol.md#prepare.
+"""
 
 from __future__ import annotations
 

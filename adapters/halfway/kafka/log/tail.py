@@ -1,4 +1,4 @@
-"""The tail: reading half[s] of the owned shards from their barriers on (DESIGN section 5)."""
+"""The tail: reading half[s] of the owned shards from their barriers on (docs/protocol.md#ownership-and-fencing)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acquiring shards: fencing whoever owned them, and folding their log (DESIGN section 5)."""
+"""Acquiring shards: fencing whoever owned them, and folding their log (docs/protocol.md#ownership-and-fencing)."""
 
 from __future__ import annotations
 

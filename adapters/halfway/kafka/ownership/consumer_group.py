@@ -1,4 +1,7 @@
-"""Membership of the consumer group `<prefix>members`: liveness and balance, never safety (DESIGN section 5)."""
+"""Membership of the consumer group `<prefix>members`: liveness and balance, never safety.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 

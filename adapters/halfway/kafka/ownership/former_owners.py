@@ -1,4 +1,4 @@
-"""Finding and fencing whoever owned a shard before (DESIGN section 5, steps 2 and 3).
+"""Finding and fencing whoever owned a shard before (docs/protocol.md#ownership-and-fencing, steps 2 and 3).
 
 The last record of owners[s] tells, and what halfway cannot have written is passed over: compaction never removes a
 record of a key and leaves an earlier one of it, so the last one that can be read is the last that halfway wrote.

@@ -1,4 +1,7 @@
-"""An incarnation: one start of an instance, and one more after each time its lane failed (DESIGN section 5)."""
+"""An incarnation: one start of an instance, and one more after each time its lane failed.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 

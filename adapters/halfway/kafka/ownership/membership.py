@@ -1,4 +1,7 @@
-"""The life of an instance in the cluster: incarnations, acquisitions, releases (DESIGN section 5)."""
+"""The life of an instance in the cluster: incarnations, acquisitions, releases.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Giving shards back: what is in flight for them is finished, then they are released (DESIGN section 5)."""
+"""Giving shards back: what is in flight for them is finished, then they are released.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of the internal topics as bytes, and the headers that each carries (DESIGN section 1)."""
+"""The records of the internal topics as bytes, and the headers that each carries (docs/protocol.md#topics)."""
 
 from __future__ import annotations
 

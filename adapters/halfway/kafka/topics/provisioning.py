@@ -1,4 +1,4 @@
-"""Creates the internal topics, or verifies them against what is needed; never alters one (DESIGN section 1)."""
+"""Creates the internal topics, or verifies them against what is needed; never alters one (docs/protocol.md#topics)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the internal topics must be (DESIGN section 1): pure code that plans them and finds what is unsafe in them."""
+"""What the internal topics must be: pure code that plans them and finds what is unsafe in them.
+
+See docs/protocol.md#topics.
+"""
 
 from __future__ import annotations
 

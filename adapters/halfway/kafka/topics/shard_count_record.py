@@ -1,4 +1,4 @@
-"""The record in owners that says for how many shards the topics were made (DESIGN section 1)."""
+"""The record in owners that says for how many shards the topics were made (docs/protocol.md#topics)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, values and times between JSON and bytes (DESIGN section 7)."""
+"""Keys, values and times between JSON and bytes (docs/rest.md#prepare)."""
 
 from __future__ import annotations
 

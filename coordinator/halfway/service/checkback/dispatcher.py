@@ -1,4 +1,4 @@
-"""Check-back: asks producer groups what became of their transactions (DESIGN section 6).
+"""Check-back: asks producer groups what became of their transactions (docs/protocol.md#scan-and-check-back).
 
 Groups are isolated: each has its own places for checks in flight, its own bounded queue and its own circuit breaker.
 """

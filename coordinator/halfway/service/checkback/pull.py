@@ -1,4 +1,4 @@
-"""Pull mode: producers that cannot be called fetch their checks by long poll (DESIGN section 6)."""
+"""Pull mode: producers that cannot be called fetch their checks by long poll (docs/protocol.md#scan-and-check-back)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scan: compares half with op for one shard and does what is due (DESIGN section 6)."""
+"""The scan: compares half with op for one shard and does what is due (docs/protocol.md#scan-and-check-back)."""
 
 from __future__ import annotations
 

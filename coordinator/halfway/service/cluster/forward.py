@@ -1,4 +1,7 @@
-"""Asking the owner of a shard that is not served here: one hop, never more (DESIGN section 5)."""
+"""Asking the owner of a shard that is not served here: one hop, never more.
+
+See docs/protocol.md#any-instance-may-be-asked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepare: validate, pick the shard, store the half message (DESIGN section 3)."""
+"""Prepare: validate, pick the shard, store the half message (docs/protocol.md#prepare)."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class Preparing:
         return server_id(shard, str(uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)))
 
     def _judge(self, group: Group, request: Prepare) -> None:
-        """Refuse what would fail later, as far as the request and the group tell (DESIGN section 3)."""
+        """Refuse what would fail later, as far as the request and the group tell (docs/protocol.md#prepare)."""
         limits = self._limits
         if not 0 < len(request.messages) <= limits.max_messages:
             raise InvalidRequestError(

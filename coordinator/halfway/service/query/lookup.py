@@ -39,7 +39,7 @@ class Finding:
         """Find an id in the shard that owns it.
 
         An id that is not known is looked for once more after a read barrier: the tail has then reached the end of
-        half[s] as it was when this was called (DESIGN section 5).
+        half[s] as it was when this was called (docs/protocol.md#ownership-and-fencing).
 
         Raises:
             UnknownTransactionError, OutcomeExpiredError: it is certainly not pending; neither means "rolled back".

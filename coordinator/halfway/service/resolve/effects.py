@@ -1,4 +1,7 @@
-"""What is done to a transaction, and what each of these writes, by the state that stands (DESIGN section 2)."""
+"""What is done to a transaction, and what each of these writes, by the state that stands.
+
+See docs/protocol.md#state-is-a-fold-over-the-log.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What each resolution writes (DESIGN section 2): pure functions from what is known of a transaction to a `LaneWrite`.
+"""What each resolution writes: pure functions from what is known of a transaction to a `LaneWrite`.
+
+See docs/protocol.md#state-is-a-fold-over-the-log.
 
 Each takes the entry, its half with the totals of now, the time (ms since the epoch) and the deadline of the write.
 """

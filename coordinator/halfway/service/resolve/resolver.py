@@ -1,4 +1,7 @@
-"""Resolving a transaction: claim its id, write through the lane, apply what was written (DESIGN sections 2 and 4)."""
+"""Resolving a transaction: claim its id, write through the lane, apply what was written.
+
+See docs/protocol.md#end-the-lane.
+"""
 
 from __future__ import annotations
 
@@ -286,7 +289,7 @@ class Ending:
         """Write until it stands, the state forbids it, or the deadline has passed.
 
         After a lane was lost the fold tells what became of the write: an outcome that carries the time of one that was
-        `tried`, and its cause, is its own (DESIGN section 4).
+        `tried`, and its cause, is its own (docs/protocol.md#end-the-lane).
         """
         while True:
             shard = await self._shards.serving(number, deadline=deadline)

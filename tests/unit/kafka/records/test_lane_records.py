@@ -1,4 +1,4 @@
-"""A lane write becomes records with the headers of DESIGN sections 1 and 4."""
+"""A lane write becomes records with the headers of docs/protocol.md#topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each call of DESIGN section 7 answers as it says there."""
+"""Each call of docs/rest.md answers as it says there."""
 
 import asyncio
 import base64
