@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYER_FOLDERS = ("adapters", "coordinator", "pipeline", "schemas")
 DATA_SUFFIXES = {".avsc", ".html", ".md", ".py", ".typed"}
 # The portions that need an extra, and the lock that holds it.
-LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all"}
+LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all", "halfway.testing": "all"}
 CLIENT = "halfway/client/"
 CLIENT_PROJECT = ROOT / "packaging" / "client"
 CONSUMER = "halfway.client.consumer"

@@ -1,0 +1,126 @@
+"""What both servers are: an event loop in a thread, and the REST interface in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from uuid import uuid4
+
+from halfway.rest.server.api import Api, ApiLimits
+from halfway.rest.server.server import HttpServer
+from halfway.runtime.metrics import Metrics
+from halfway.runtime.settings import Settings
+from halfway.service.coordinator import Coordinator
+from halfway.testing.record import Record
+
+T = TypeVar("T")
+
+_HOST: Final = "127.0.0.1"
+_START_S: Final = 120.0
+_DRAIN_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.02
+
+
+class ServerError(Exception):
+    """The server cannot do what the test asks; the message says what to change."""
+
+
+class Server(ABC):
+    """A coordinator on a free port of 127.0.0.1 while its `with` block runs.
+
+    Its clients may be of any language. It looks for due checks every 0.1 s, and a group may be checked as often.
+    """
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self.url = ""
+        """Where the coordinator is reached, such as http://127.0.0.1:40123."""
+        self._settings = Settings(
+            kafka_prefix=f"_halfway-test-{uuid4().hex[:12]}.",
+            shards=2,
+            scan_interval_s=0.1,
+            min_check_interval_s=0.1,
+            check_timeout_s=2,
+            session_timeout_s=6,
+        )
+        self._metrics = Metrics()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-testing", daemon=True)
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> Self:
+        """Start, and return once requests are served."""
+        self._thread.start()
+        try:
+            self._run(self._start())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish what is in flight, and stop."""
+        try:
+            self._run(self._stack.aclose())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    @abstractmethod
+    def create_topic(self, name: str, *, partitions: int = 3) -> None:
+        """Create a real topic; raises ServerError if it exists."""
+
+    @abstractmethod
+    def records(self, topic: str) -> Sequence[Record]:
+        """Return what a `read_committed` consumer sees of a topic now, by partition and offset."""
+
+    def new_topic(self, prefix: str = "topic", *, partitions: int = 3) -> str:
+        """Create a topic whose name begins with `prefix` and is no other test's, and return the name."""
+        name = f"{prefix}-{uuid4().hex[:12]}"
+        self.create_topic(name, partitions=partitions)
+        return name
+
+    def wait_for_records(self, topic: str, count: int, *, within_s: float = 30.0) -> Sequence[Record]:
+        """Return a topic's records as soon as there are so many; ServerError if they do not come."""
+        deadline = time.monotonic() + within_s
+        while len(found := self.records(topic)) < count:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{topic} has {len(found)} records after {within_s:g} s, not {count}")
+            time.sleep(_LOOK_EVERY_S)
+        return found
+
+    @abstractmethod
+    async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
+        """Return a coordinator that serves every shard, until the stack is closed."""
+
+    async def _start(self) -> None:
+        coordinator = await self._coordinator(self._stack)
+        api = Api(
+            coordinator,
+            internal_prefix=self._settings.kafka_prefix,
+            observer=self._metrics,
+            limits=ApiLimits(request_timeout_s=self._settings.request_timeout_s),
+        )
+        server = HttpServer(api)
+        await server.start(_HOST, 0)
+        self.url = f"http://{_HOST}:{server.port}"
+
+        async def stop() -> None:
+            await server.close_port()
+            await coordinator.drain()
+            await api.drain(asyncio.get_running_loop().time() + _DRAIN_S)
+            await server.stop()
+
+        self._stack.push_async_callback(stop)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)

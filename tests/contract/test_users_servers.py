@@ -1,0 +1,144 @@
+"""`halfway.testing`: what a user's test sees is the same over ports in memory and over a Kafka broker."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from halfway.client import (
+    AlreadyEndedError,
+    CheckWorker,
+    InvalidRequestError,
+    Message,
+    SyncHalfway,
+    UnknownGroupError,
+    UnknownTransactionError,
+    answer_check_sync,
+)
+from halfway.client.consumer import Record as ConsumedRecord
+from halfway.domain.ids import partition_for_key
+from halfway.testing import KafkaServer, MemoryServer, Server, ServerError
+from tests.fixtures_kafka import Kafka
+
+SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1000}
+
+
+@pytest.fixture(scope="module", params=["memory", "kafka"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    kafka: Kafka | None = request.getfixturevalue("kafka") if request.param == "kafka" else None
+    with MemoryServer() if kafka is None else KafkaServer(kafka.bootstrap_servers) as server:
+        yield server
+
+
+@pytest.fixture
+def topic(server: Server) -> str:
+    return server.new_topic("orders")
+
+
+@pytest.fixture
+def client(server: Server, topic: str) -> Iterator[SyncHalfway]:
+    with SyncHalfway(server.url, f"shop-{topic}") as client:
+        client.register(topics=[topic], policy=SOON)
+        yield client
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """Run a service that answers every check with commit."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            question = self.rfile.read(int(self.headers["Content-Length"]))
+            status, body = answer_check_sync(question, lambda _: "commit")
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}/check"
+        served.shutdown()
+        thread.join()
+
+
+def test_nothing_is_seen_before_the_commit_and_everything_after_it(
+    server: Server, client: SyncHalfway, topic: str
+) -> None:
+    messages = [
+        Message(topic=topic, key="42", value={"total": 9.9}, headers={"trace": b"\xff"}, partition=1),
+        Message(topic=topic, key=b"\x00", value=None),
+    ]
+    with client.transaction(messages) as transaction:
+        assert list(server.records(topic)) == []
+    found = {record.key: record for record in server.records(topic)}
+    assert found[b"42"].json() == {"total": 9.9}
+    assert (found[b"42"].partition, found[b"42"].header("trace"), found[b"\x00"].value) == (1, b"\xff", None)
+    assert {record.header("halfway-message") for record in found.values()} == {b"1/2", b"2/2"}
+    assert {record.header("halfway-transaction-id") for record in found.values()} == {transaction.id.encode()}
+    assert ConsumedRecord(**vars(found[b"42"])).id == f"{transaction.id}/1"
+
+
+def test_a_key_has_the_same_partition_everywhere(server: Server, client: SyncHalfway, topic: str) -> None:
+    """The one that Kafka's Java client chooses."""
+    keys = [f"order-{number}" for number in range(9)]
+    with client.transaction([Message(topic=topic, key=key, value="v") for key in keys]):
+        pass
+    places = {(record.key or b"").decode(): record.partition for record in server.records(topic)}
+    assert [places[key] for key in keys] == [partition_for_key(key.encode(), 3) for key in keys]
+
+
+def test_a_rollback_leaves_nothing(server: Server, client: SyncHalfway, topic: str) -> None:
+    with pytest.raises(ZeroDivisionError), client.transaction([Message(topic=topic, value="v")]) as transaction:
+        raise ZeroDivisionError
+    client.end(transaction.id, "rollback")
+    assert client.show(transaction.id)["state"] == "rolled_back"
+    assert list(server.records(topic)) == []
+
+
+def test_a_lost_end_is_asked_for(server: Server, client: SyncHalfway, topic: str, endpoint: str) -> None:
+    client.register(topics=[topic], check_urls=[endpoint], policy=SOON)
+    client.prepare([Message(topic=topic, value="v")], id=f"lost-{topic}")
+    assert [record.value for record in server.wait_for_records(topic, 1)] == [b"v"]
+    assert client.show(f"lost-{topic}")["cause"] == "check"
+
+
+def test_checks_can_be_fetched(server: Server, client: SyncHalfway, topic: str) -> None:
+    client.run_in_background(lambda inner: CheckWorker(inner, lambda _: "commit", wait_s=1).run())
+    client.prepare([Message(topic=topic, value="v")], id=f"fetched-{topic}")
+    assert len(server.wait_for_records(topic, 1)) == 1
+
+
+def test_one_outcome_stands(server: Server, client: SyncHalfway, topic: str) -> None:
+    with client.transaction([Message(topic=topic, value="v")]) as transaction:
+        pass
+    client.end(transaction.id, "commit")
+    with pytest.raises(AlreadyEndedError):
+        client.end(transaction.id, "rollback")
+    assert len(server.records(topic)) == 1
+
+
+def test_what_is_refused_is_refused_alike(server: Server, client: SyncHalfway, topic: str) -> None:
+    client.register(topics=[topic, "no-such-topic"], policy=SOON)
+    with pytest.raises(InvalidRequestError, match="unknown_topic"):
+        client.prepare([Message(topic="no-such-topic", value="v")], id="refused-1")
+    with pytest.raises(InvalidRequestError, match="topic_not_allowed"):
+        client.prepare([Message(topic="another", value="v")], id="refused-2")
+    with pytest.raises(UnknownTransactionError):
+        client.end("never-prepared", "commit")
+    with SyncHalfway(server.url, "nobody") as stranger, pytest.raises(UnknownGroupError):
+        stranger.prepare([Message(topic=topic, value="v")], id="refused-3")
+
+
+def test_topics_are_the_tests_own(server: Server, topic: str) -> None:
+    with pytest.raises(ServerError, match="exists: give another name"):
+        server.create_topic(topic)
+    with pytest.raises(ServerError, match="no-such-topic does not exist"):
+        server.records("no-such-topic")
+    with pytest.raises(ServerError, match=r"has 0 records after 0\.1 s, not 1"):
+        server.wait_for_records(topic, 1, within_s=0.1)
