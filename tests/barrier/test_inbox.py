@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import sessionmaker
 
 from halfway.client.consumer import Inbox
@@ -28,7 +28,9 @@ def inbox_of(servers: Servers, driver: str, name: str) -> Inbox:
     connect: Callable[[], AbstractContextManager[Any]]
     connect = servers["postgresql"].psycopg
     if driver != "postgresql":
-        connect = sessionmaker(create_engine(**url(servers, driver), isolation_level="READ COMMITTED")).begin
+        connect = sessionmaker(
+            create_engine(**url(servers, driver), isolation_level="READ COMMITTED", poolclass=NullPool)
+        ).begin
     inbox = Inbox(dialect, connect, table=name)
     inbox.create()
     return inbox
