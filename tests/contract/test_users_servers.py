@@ -19,7 +19,7 @@ from halfway.client import (
 from halfway.client.consumer import Record as ConsumedRecord
 from halfway.domain.ids import partition_for_key
 from halfway.testing import KafkaServer, MemoryServer, Server, ServerError
-from tests.fixtures_kafka import Kafka
+from tests.support.brokers.fixtures import Kafka
 
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1000}
 
