@@ -22,7 +22,7 @@ from halfway.rest.handlers.calls import refusal
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import Api, ApiLimits
-from halfway.rest.server.health_port import Reason, SecondPort, ShardNotAcquired
+from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.backend import Backend, running
@@ -132,7 +132,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         looking = asyncio.create_task(look_now_and_then())
         stack.callback(looking.cancel)
         health = HttpServer(
-            SecondPort(reasons=stage.reasons, not_acquired=stage.not_acquired, metrics=metrics.render),
+            HealthPort(reasons=stage.reasons, not_acquired=stage.not_acquired, metrics=metrics.render),
             max_connections=HEALTH_CONNECTIONS,
         )
         stack.push_async_callback(health.stop)

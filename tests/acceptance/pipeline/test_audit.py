@@ -28,7 +28,7 @@ from tests.support.coordinator.topics import Cluster
 from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.fixtures import Command
 from tests.support.pipeline.histories import History, Rogue, as_messages, events, write_history
-from tests.unit.pipeline.test_agreement import shown
+from tests.unit.pipeline.transforms.test_agreement import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -36,7 +36,7 @@ class ShardNotAcquired(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str
 
 
-class SecondPort:
+class HealthPort:
     """The handler of the second port."""
 
     def __init__(

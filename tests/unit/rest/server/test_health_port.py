@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.rest.server.health_port import Reason, SecondPort, ShardNotAcquired
+from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.liveness import LoopPauses
 from halfway.runtime.metrics import MAX_GROUPS, Metrics
@@ -22,7 +22,7 @@ async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str, str]
 async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
     reasons = [Reason(check="kafka", detail="not reached")]
     lacking: list[ShardNotAcquired] = []
-    server = HttpServer(SecondPort(reasons=lambda: reasons, not_acquired=lambda: lacking, metrics=Metrics().render))
+    server = HttpServer(HealthPort(reasons=lambda: reasons, not_acquired=lambda: lacking, metrics=Metrics().render))
     port = await server.start(HOST, 0)
     try:
         assert (await ask(port, "/health/live"))[0] == 200
