@@ -15,8 +15,13 @@ DATA_SUFFIXES = {".avsc", ".html", ".md", ".py", ".typed"}
 # The portions that need an extra, and the lock that holds it.
 LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all", "halfway.testing": "all"}
 CLIENT = "halfway/client/"
+# The modules of the client that need an extra of its distribution.
+CLIENT_EXTRAS = {
+    "consumer": "halfway.client.consumer",
+    "django": "halfway.client.django",
+    "sqlalchemy": "halfway.client.sqlalchemy",
+}
 CLIENT_PROJECT = ROOT / "packaging" / "client"
-CONSUMER = "halfway.client.consumer"
 CLIENT_TRIAL = """
 import importlib, importlib.util, sqlite3
 from halfway.client import Message, PrepareUnconfirmedError, SyncHalfway
@@ -104,18 +109,25 @@ def try_coordinator(wheel: Path, files: set[str], there: Path) -> None:
 
 
 def try_client(wheel: Path, files: set[str], there: Path) -> None:
-    """Install the client with its own dependencies and use it where nothing of the coordinator is."""
+    """Install the client with its own dependencies, use it where nothing of the coordinator is, then add its extras."""
     check_contents(wheel, files)
     bin_folder = environment(there / "client-venv")
-    constraint = ROOT / "requirements" / "runtime.txt"
-    install = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python", "--constraint", constraint)
-    run(*install, wheel, cwd=there)
-    modules = sorted(module_name(file) for file in files if file.endswith(".py"))
-    alone = [module for module in modules if not module.startswith(CONSUMER)]
-    run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(alone)}", cwd=there)
+    constraint = ROOT / "requirements" / "all.txt"
+    modules = {module_name(file) for file in files if file.endswith(".py")}
+    of_extras = {
+        extra: {module for module in modules if module.startswith(portion)} for extra, portion in CLIENT_EXTRAS.items()
+    }
+
+    def install(extra: str, modules: set[str]) -> None:
+        wanted = f"{wheel}{extra}"
+        command = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python", "--constraint", constraint)
+        run(*command, wanted, cwd=there)
+        run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(sorted(modules))}", cwd=there)
+
+    install("", modules.difference(*of_extras.values()))
     run(bin_folder / "python", "-I", "-W", "error", "-c", CLIENT_TRIAL, cwd=there)
-    run(*install, f"{wheel}[consumer]", cwd=there)
-    run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
+    for extra, its_modules in of_extras.items():
+        install(f"[{extra}]", its_modules)
 
 
 def main() -> None:

@@ -28,11 +28,6 @@ Servers = dict[str, Server]
 Begin = Callable[[], Any]
 
 
-@pytest.fixture
-def servers(postgresql_server: Server, mariadb_server: Server) -> Servers:
-    return {"postgresql": postgresql_server, "mysql": mariadb_server}
-
-
 def asked(transaction_id: str) -> Check:
     now = datetime.now(UTC).isoformat()
     return Check(id=transaction_id, group="shop", prepared_at=now, attempt=1, messages=[])

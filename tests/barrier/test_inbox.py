@@ -10,9 +10,7 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import sessionmaker
 
 from halfway.client.consumer import Inbox
-from tests.barrier.test_drivers import Servers, servers, url
-
-__all__ = ["servers"]
+from tests.barrier.test_drivers import Servers, url
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
 

@@ -5,7 +5,7 @@
 
 from halfway.client.checks import Check, InvalidCheckError, answer_check, answer_check_sync, read_check
 from halfway.client.client import Halfway
-from halfway.client.endpoints import AiohttpChecks, AsgiChecks, WsgiChecks
+from halfway.client.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -41,6 +41,7 @@ __all__ = [
     "CheckWorker",
     "ClientClosedError",
     "EndUnconfirmedError",
+    "FlaskChecks",
     "ForbiddenError",
     "Halfway",
     "HalfwayError",

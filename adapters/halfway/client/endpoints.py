@@ -1,4 +1,4 @@
-"""Check endpoints for the servers that services run; Django and Flask views call `answer_check_sync` themselves."""
+"""Check endpoints for the servers that services run; Django's is in halfway.client.django."""
 
 from __future__ import annotations
 
@@ -85,17 +85,40 @@ class WsgiChecks:
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
         """Answer one request."""
-        status, answer = self._answer(environ)
+        status, answer = answer_request(environ["REQUEST_METHOD"], _reader(environ), self._decide)
         headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(answer)))]
         start_response(f"{int(status)} {HTTPStatus(status).phrase}", headers)
         return [answer]
 
-    def _answer(self, environ: Mapping[str, Any]) -> tuple[int, bytes]:
-        if environ["REQUEST_METHOD"] != "POST":
-            return _NOT_POST
-        size = MAX_QUESTION_BYTES + 1
+
+class FlaskChecks:
+    """A view for Flask: `app.add_url_rule("/check", "check", FlaskChecks(barrier.decide), methods=["POST"])`."""
+
+    def __init__(self, decide: DecideSync) -> None:
+        """Take what answers a check."""
+        self._decide = decide
+
+    def __call__(self) -> Any:
+        """Answer one request."""
+        from flask import Response, request
+
+        status, answer = answer_request(request.method, request.stream.read, self._decide)
+        return Response(answer, status=status, content_type=CONTENT_TYPE)
+
+
+def answer_request(method: str, read: Callable[[int], bytes], decide: DecideSync) -> tuple[int, bytes]:
+    """Return the status and the body that answer a request, of whose body `read` returns so many bytes."""
+    if method != "POST":
+        return _NOT_POST
+    body = read(MAX_QUESTION_BYTES + 1)
+    return too_large() if len(body) > MAX_QUESTION_BYTES else answer_check_sync(body, decide)
+
+
+def _reader(environ: Mapping[str, Any]) -> Callable[[int], bytes]:
+    def read(size: int) -> bytes:
         if not environ.get("wsgi.input_terminated"):  # then only the length says where the body ends
             length = environ.get("CONTENT_LENGTH") or "0"
             size = min(size, int(length)) if length.isascii() and length.isdigit() else 0
-        body = environ["wsgi.input"].read(size)
-        return too_large() if len(body) > MAX_QUESTION_BYTES else answer_check_sync(body, self._decide)
+        return bytes(environ["wsgi.input"].read(size))
+
+    return read

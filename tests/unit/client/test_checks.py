@@ -9,9 +9,22 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from fastapi import FastAPI
+from flask import Flask
 from starlette.applications import Starlette
+from werkzeug.exceptions import NotFound
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import Client as WsgiClient
 
-from halfway.client import AiohttpChecks, AsgiChecks, Check, WsgiChecks, answer_check, answer_check_sync
+from halfway.client import (
+    AiohttpChecks,
+    AsgiChecks,
+    Check,
+    FlaskChecks,
+    WsgiChecks,
+    answer_check,
+    answer_check_sync,
+)
 from halfway.client import checks as checks_module
 
 QUESTION: dict[str, Any] = {
@@ -58,9 +71,16 @@ async def over_aiohttp(decide: Any, body: bytes) -> tuple[int, str, bytes]:
         await runner.cleanup()
 
 
-async def over_asgi(decide: Any, body: bytes) -> tuple[int, str, bytes]:
-    app = Starlette()
-    app.add_route("/check", AsgiChecks(decide))  # type: ignore[arg-type]  # an application is taken too
+async def over_starlette(decide: Any, body: bytes) -> tuple[int, str, bytes]:
+    return await over_asgi(Starlette(), decide, body)
+
+
+async def over_fastapi(decide: Any, body: bytes) -> tuple[int, str, bytes]:
+    return await over_asgi(FastAPI(), decide, body)
+
+
+async def over_asgi(app: Starlette, decide: Any, body: bytes) -> tuple[int, str, bytes]:
+    app.add_route("/check", AsgiChecks(decide), methods=["POST"])  # type: ignore[arg-type]  # an application as well
     half = len(body) // 2
     events = [
         {"type": "http.request", "body": body[:half], "more_body": True},
@@ -74,8 +94,8 @@ async def over_asgi(decide: Any, body: bytes) -> tuple[int, str, bytes]:
     async def send(event: Any) -> None:
         sent.append(event)
 
-    scope = {"type": "http", "method": "POST", "path": "/check", "headers": [], "query_string": b"", "root_path": ""}
-    await app(scope, receive, send)
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/check", "headers": [], "query_string": b""}
+    await app({**scope, "root_path": ""}, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), sent[1]["body"]
 
 
@@ -86,7 +106,20 @@ async def over_wsgi(decide: Any, body: bytes) -> tuple[int, str, bytes]:
     return int(started[0].partition(" ")[0]), dict(started[1])["Content-Type"], b"".join(answer)
 
 
-ENDPOINTS = [over_aiohttp, over_asgi, over_wsgi]
+async def over_flask(decide: Any, body: bytes) -> tuple[int, str, bytes]:
+    app = Flask("shop")
+    app.add_url_rule("/check", "check", FlaskChecks(decide), methods=["POST"])
+    answer = await asyncio.to_thread(app.test_client().post, "/check", data=body)
+    return answer.status_code, answer.mimetype or "", answer.data
+
+
+async def over_werkzeug(decide: Any, body: bytes) -> tuple[int, str, bytes]:
+    mounted = DispatcherMiddleware(NotFound(), {"/check": WsgiChecks(decide)})
+    answer = await asyncio.to_thread(WsgiClient(mounted).post, "/check", data=body)
+    return answer.status_code, answer.mimetype or "", answer.data
+
+
+ENDPOINTS = [over_aiohttp, over_starlette, over_fastapi, over_wsgi, over_werkzeug, over_flask]
 
 
 @pytest.mark.parametrize("ask", ENDPOINTS)

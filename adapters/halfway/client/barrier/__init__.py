@@ -8,9 +8,10 @@ from halfway.client.barrier.barrier import AsyncBarrier, Barrier, InvalidRetenti
 from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
 from halfway.client.barrier.maintenance import BarrierMaintenance
-from halfway.client.barrier.table import LateTransactionError
+from halfway.client.barrier.table import TABLE, LateTransactionError, migration
 
 __all__ = [
+    "TABLE",
     "AsyncBarrier",
     "Barrier",
     "BarrierMaintenance",
@@ -19,4 +20,5 @@ __all__ = [
     "LateTransactionError",
     "NoTransactionError",
     "UnsupportedConnectionError",
+    "migration",
 ]

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import carry_out, carry_out_async, require_transaction
-from halfway.client.barrier.table import BarrierTable, Steps
+from halfway.client.barrier.table import TABLE, BarrierTable, Steps
 from halfway.client.checks import Check
 from halfway.client.errors import HalfwayError
 from halfway.client.outcome import Outcome
@@ -25,7 +25,6 @@ ConnectAsync = Callable[[], AbstractAsyncContextManager[Any]]
 """The same of an asynchronous driver: `begin` of SQLAlchemy's asynchronous engine, or asyncpg's `pool.acquire`."""
 
 _DAY_S: Final = 86_400
-_TABLE: Final = "halfway_barrier"
 
 
 class InvalidRetentionError(HalfwayError, ValueError):
@@ -89,7 +88,7 @@ class Barrier(_AnyBarrier):
     """The barrier through a synchronous driver: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
 
     def __init__(
-        self, dialect: Dialect | str, connect: Connect, *, table: str = _TABLE, retention_s: float = 7 * _DAY_S
+        self, dialect: Dialect | str, connect: Connect, *, table: str = TABLE, retention_s: float = 7 * _DAY_S
     ) -> None:
         """Take what connects to the service's database, and for how many seconds rows are kept."""
         super().__init__(dialect, table, retention_s)
@@ -144,7 +143,7 @@ class AsyncBarrier(_AnyBarrier):
     """The barrier through an asynchronous driver: asyncpg, psycopg, asyncmy, SQLAlchemy."""
 
     def __init__(
-        self, dialect: Dialect | str, connect: ConnectAsync, *, table: str = _TABLE, retention_s: float = 7 * _DAY_S
+        self, dialect: Dialect | str, connect: ConnectAsync, *, table: str = TABLE, retention_s: float = 7 * _DAY_S
     ) -> None:
         """Take what connects to the service's database, and for how many seconds rows are kept."""
         super().__init__(dialect, table, retention_s)

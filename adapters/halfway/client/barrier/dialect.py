@@ -15,6 +15,11 @@ class Dialect(StrEnum):
     """MySQL and MariaDB, with InnoDB."""
     SQLITE = "sqlite"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Dialect | None:
+        """Take SQLAlchemy's other name of MariaDB."""
+        return cls.MYSQL if value == "mariadb" else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Statements:

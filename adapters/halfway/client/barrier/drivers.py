@@ -78,7 +78,7 @@ def _dbapi(placeholder: str) -> Execute:
 
 def _sqlalchemy(connection: Any, statement: Statement) -> Result:
     """Execute on a Connection or a Session, with the placeholders of the driver below it."""
-    connection = _sqlalchemy_connection(connection)
+    connection = sqlalchemy_connection(connection)
     match connection.dialect.paramstyle:
         case "qmark":
             sql = statement.sql.replace("{p}", "?")
@@ -94,7 +94,7 @@ async def _sqlalchemy_async(connection: Any, statement: Statement) -> Result:
     return await connection.run_sync(_sqlalchemy, statement)  # type: ignore[no-any-return]
 
 
-def _sqlalchemy_connection(connection: Any) -> Any:
+def sqlalchemy_connection(connection: Any) -> Any:
     """Return the synchronous Connection behind a Session, an AsyncSession or an AsyncConnection."""
     for name in ("sync_session", "sync_connection"):
         connection = getattr(connection, name, connection)
@@ -134,7 +134,7 @@ def _mysql_commits(connection: Any) -> bool:
 
 
 def _sqlalchemy_commits(connection: Any) -> bool:
-    return bool(_sqlalchemy_connection(connection)._is_autocommit_isolation())  # noqa: SLF001 - else it asks the server
+    return bool(sqlalchemy_connection(connection)._is_autocommit_isolation())  # noqa: SLF001 - else it asks the server
 
 
 SYNCHRONOUS: Final[Mapping[str, Execute]] = {

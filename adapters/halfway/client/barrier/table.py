@@ -14,6 +14,9 @@ from halfway.client.outcome import Outcome
 
 T = TypeVar("T")
 
+TABLE: Final = "halfway_barrier"
+"""The table's name unless another is chosen."""
+
 _COMMITTED: Final = "commit"
 _ROLLED_BACK: Final = "rollback"
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
@@ -119,6 +122,11 @@ class BarrierTable:
 
     def _statement(self, sql: str, *parameters: object) -> Statement:
         return Statement(sql.replace("{table}", self._name), parameters)
+
+
+def migration(dialect: Dialect | str, table: str = TABLE) -> list[str]:
+    """Return the statements that make a barrier's table, for a migration tool; Alembic's and Django's names do too."""
+    return BarrierTable(dialect, table).migration()
 
 
 def _alone(statement: Statement) -> Steps[Result]:

@@ -1,0 +1,7 @@
+"""halfway in a Django project; in INSTALLED_APPS it brings the migration of the barrier's table."""
+
+from halfway.client.django.barrier import django_barrier
+from halfway.client.django.endpoint import DjangoChecks
+from halfway.client.django.producer import AtomicProducer
+
+__all__ = ["AtomicProducer", "DjangoChecks", "django_barrier"]

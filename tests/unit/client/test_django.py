@@ -1,0 +1,283 @@
+"""What is sent inside Django's `atomic()` shares the fate of its database transaction; on a real SQLite."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connections, transaction
+from django.http import HttpResponse
+from django.test import Client, override_settings
+from django.urls import path
+
+from halfway.client import InvalidRequestError, PrepareUnconfirmedError, SyncHalfway, UnserialisableMessageError
+from halfway.client.barrier import LateTransactionError, NoTransactionError
+from halfway.client.django import AtomicProducer, DjangoChecks, django_barrier
+from halfway.client.sending import MixedProducersError, NoBarrierError
+from tests.support.rest.client import RestWorld
+from tests.unit.client.django_project import count, forget_connection, insert, project
+from tests.unit.client.test_barrier import asked
+from tests.unit.client.test_checks import BODY, QUESTION
+from tests.unit.client.test_settling import settled
+from tests.unit.client.test_sqlalchemy import prepares, values
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[None]:
+    with project(ENGINE="django.db.backends.sqlite3", NAME=str(tmp_path / "shop.sqlite"), ATOMIC_REQUESTS=True):
+        yield
+
+
+@pytest.fixture
+def client(world: RestWorld, database: None) -> SyncHalfway:
+    return SyncHalfway(world.url, "shop", barrier=django_barrier(), prepare_timeout_s=5)
+
+
+async def run(
+    client: SyncHalfway, service: Callable[[AtomicProducer], None], raises: type[Exception] | None = None
+) -> None:
+    """Run a service in a thread, and wait for its ends."""
+
+    def work() -> None:
+        with pytest.raises(raises) if raises else nullcontext():
+            service(AtomicProducer(client))
+        assert connections["default"].get_autocommit()
+        assert connections["default"].run_on_commit == []
+        forget_connection()
+        client.close()
+
+    await asyncio.to_thread(work)
+
+
+async def counts() -> tuple[int, int]:
+    """Return how many orders are committed, and how many rows of the barrier."""
+    return await asyncio.to_thread(lambda: (count(), count("halfway_barrier")))
+
+
+async def test_the_outermost_commit_sends_everything_as_one_transaction(world: RestWorld, client: SyncHalfway) -> None:
+    def service(producer: AtomicProducer) -> None:
+        with transaction.atomic(durable=True):
+            ids.append(producer.send("orders", "42", {"total": 9.9}))
+            with transaction.atomic():
+                insert("42")
+                ids.append(producer.send("coupons", "42", b"\x00", headers={"trace": b"\xff"}))
+            transaction.on_commit(lambda: ids.append("on_commit"))
+            assert world.requests.counts.total() == 1  # the registration
+
+    ids: list[str] = []
+    await run(client, service)
+    assert ids == [ids[0], ids[0], "on_commit"]
+    assert await settled(world, ids[0]) == "committed"
+    assert prepares(world) == 2  # with the end
+    assert values(world) == [b'{"total":9.9}']
+    assert await counts() == (1, 1)
+
+
+def fail(producer: AtomicProducer) -> None:
+    with transaction.atomic():
+        insert("1")
+        producer.send("orders", "1", "v")
+        _ = 1 / 0
+
+
+def fail_inside(producer: AtomicProducer) -> None:
+    with transaction.atomic():
+        insert("1")
+        producer.send("orders", "1", "v")
+        with transaction.atomic(savepoint=False):
+            producer.send("orders", "1", "w")
+            insert("1")
+
+
+def ask_for_a_rollback(producer: AtomicProducer) -> None:
+    with transaction.atomic():
+        insert("1")
+        producer.send("orders", "1", "v")
+        transaction.set_rollback(True)
+
+
+def lose_the_connection(producer: AtomicProducer) -> None:
+    with transaction.atomic():
+        insert("1")
+        producer.send("orders", "1", "v")
+        connections["default"].close()
+
+
+@pytest.mark.parametrize(
+    "service, raises",
+    [(fail, ZeroDivisionError), (fail_inside, IntegrityError), (ask_for_a_rollback, None), (lose_the_connection, None)],
+)
+async def test_what_is_rolled_back_is_never_prepared(
+    world: RestWorld, client: SyncHalfway, service: Any, raises: type[Exception] | None
+) -> None:
+    await run(client, service, raises)
+    assert (prepares(world), await counts()) == (0, (0, 0))
+
+
+async def test_a_nested_block_that_is_rolled_back_takes_its_messages_with_it(
+    world: RestWorld, client: SyncHalfway
+) -> None:
+    def service(producer: AtomicProducer) -> None:
+        def nested(value: str, inner: Callable[[], None] | None = None, *, back: bool) -> None:
+            with transaction.atomic():
+                producer.send("orders", "1", value)
+                if inner is not None:
+                    inner()
+                if back:
+                    transaction.set_rollback(True)
+
+        with transaction.atomic():
+            nested("gone first", back=True)
+            producer.send("orders", "1", "one")
+            nested("two", lambda: nested("gone inside", back=True), back=False)
+            nested("gone", lambda: nested("gone though released", back=False), back=True)
+            producer.send("orders", "1", "three")
+        with transaction.atomic():
+            nested("gone too", back=True)
+
+    await run(client, service)
+    assert values(world) == [b"one", b"two", b"three"]
+    assert await counts() == (0, 1)
+
+
+async def test_without_autocommit_each_commit_sends_once(world: RestWorld, client: SyncHalfway) -> None:
+    def service(producer: AtomicProducer) -> None:
+        transaction.set_autocommit(False)
+        for number in range(2):
+            insert(f"{number}")
+            with transaction.atomic():
+                producer.send("orders", "1", f"{number}")
+            assert count() == number
+            transaction.commit()
+        transaction.set_autocommit(True)
+
+    await run(client, service)
+    assert values(world) == [b"0", b"1"]
+    assert await counts() == (2, 2)
+
+
+async def test_a_prepare_that_fails_rolls_the_database_back(world: RestWorld, client: SyncHalfway) -> None:
+    def local(producer: AtomicProducer, topic: str) -> None:
+        with transaction.atomic():
+            insert("1")
+            producer.send(topic, "1", "v")
+
+    def service(producer: AtomicProducer) -> None:
+        with pytest.raises(InvalidRequestError):
+            local(producer, "absent")
+        down = SyncHalfway(
+            "http://127.0.0.1:1", "shop", barrier=client.barrier, prepare_timeout_s=0.2, end_timeout_s=0.2
+        )
+        with down, pytest.raises(PrepareUnconfirmedError):
+            local(AtomicProducer(down), "orders")
+        assert count() == 0
+        local(producer, "orders")
+
+    await run(client, service)
+    assert values(world) == [b"v"]
+    assert await counts() == (1, 1)
+
+
+async def test_a_commit_that_the_database_refuses_is_left_to_check_back(world: RestWorld, client: SyncHalfway) -> None:
+    def service(producer: AtomicProducer) -> None:
+        with transaction.atomic():
+            insert("1", parent="none")  # told by the commit
+            ids.append(producer.send("orders", "1", "v"))
+
+    ids: list[str] = []
+    await run(client, service, IntegrityError)
+    assert (await world.show(ids[0])).body["state"] == "prepared"
+    assert client.barrier is not None
+    assert await asyncio.to_thread(client.barrier.decide, asked(ids[0])) == "rollback"
+    assert await counts() == (0, 1)
+
+
+async def test_a_check_that_came_first_wins(world: RestWorld, client: SyncHalfway) -> None:
+    def service(producer: AtomicProducer) -> None:
+        with transaction.atomic():
+            assert client.barrier is not None
+            assert client.barrier.decide(asked(producer.send("orders", "1", "v"))) == "rollback"
+            insert("1")
+
+    await run(client, service, LateTransactionError)
+    assert (prepares(world), await counts()) == (0, (0, 1))
+
+
+async def test_a_view_with_atomic_requests_sends_when_it_has_answered(world: RestWorld, client: SyncHalfway) -> None:
+    producers: list[AtomicProducer] = []
+
+    def order(request: Any, key: str) -> HttpResponse:
+        insert(key)
+        producers[0].send("orders" if key != "absent" else key, key, "v")
+        if key == "fails":
+            raise ZeroDivisionError
+        return HttpResponse("ordered")
+
+    def service(producer: AtomicProducer) -> None:
+        producers.append(producer)
+        browser = Client(raise_request_exception=False)
+        with override_settings(ROOT_URLCONF=(path("orders/<key>", order),)):
+            statuses.extend(browser.get(f"/orders/{key}").status_code for key in ("42", "fails", "absent"))
+
+    statuses: list[int] = []
+    await run(client, service)
+    assert (statuses, values(world)) == ([200, 500, 500], [b"v"])
+    assert await counts() == (1, 1)
+
+
+async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, client: SyncHalfway) -> None:
+    def service(producer: AtomicProducer) -> None:
+        with pytest.raises(NoTransactionError, match=r"inside `transaction\.atomic\(\)`"):
+            producer.send("orders", "1", "v")
+        with pytest.raises(NoBarrierError, match=r"django_barrier\(\)"):
+            AtomicProducer(SyncHalfway(world.url, "shop"))
+        with transaction.atomic():
+            with pytest.raises(UnserialisableMessageError):
+                producer.send("orders", "1", {"at": object()})
+            producer.send("orders", "1", "v")
+            with pytest.raises(MixedProducersError, match="use one for all"):
+                AtomicProducer(client).send("orders", "1", "v")
+            transaction.set_rollback(True)
+
+    await run(client, service)
+    assert prepares(world) == 0
+
+
+def test_the_check_view_answers_whatever_the_project_demands_of_others(tmp_path: Path) -> None:
+    """No CSRF token, no atomic request that would lock the database, and no bound on small bodies."""
+    with project(
+        ENGINE="django.db.backends.sqlite3",
+        NAME=str(tmp_path / "shop.sqlite"),
+        ATOMIC_REQUESTS=True,
+        OPTIONS={"transaction_mode": "IMMEDIATE"},
+    ):
+        views = (path("check", DjangoChecks(django_barrier().decide)), path("commit", DjangoChecks(lambda _: "commit")))
+        browser = Client(enforce_csrf_checks=True)
+        with override_settings(ROOT_URLCONF=views):
+            answer = browser.post("/check", BODY, content_type="application/json")
+            assert (answer.status_code, json.loads(answer.content)) == (
+                200,
+                {"outcome": "unknown", "nonce": "qL4c"},  # the question is of long ago
+            )
+            large = json.dumps({**QUESTION, "messages": [{"value": "x" * 3_000_000}]})
+            assert json.loads(browser.post("/commit", large, content_type="application/json").content) == {
+                "outcome": "commit",
+                "nonce": "qL4c",
+            }
+            assert browser.post("/commit", "nonsense", content_type="text/plain").status_code == 400
+            assert browser.get("/check").status_code == 405
+
+
+def test_the_migration_makes_the_table_and_takes_it_back(database: None) -> None:
+    shown = io.StringIO()
+    call_command("sqlmigrate", "halfway_client", "create_barrier", stdout=shown)
+    assert "CREATE TABLE IF NOT EXISTS halfway_barrier" in shown.getvalue()
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+    assert count("halfway_barrier") == 0
+    call_command("migrate", "halfway_client", "zero", verbosity=0)
+    assert "halfway_barrier" not in connections["default"].introspection.table_names()

@@ -1,0 +1,452 @@
+"""What is sent inside a session of SQLAlchemy shares the fate of its database transaction; on a real SQLite."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, ForeignKey, create_engine, event, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+from halfway.client import (
+    ClientClosedError,
+    Halfway,
+    InvalidRequestError,
+    PrepareUnconfirmedError,
+    SyncHalfway,
+    UnserialisableMessageError,
+)
+from halfway.client.barrier import (
+    AsyncBarrier,
+    Barrier,
+    LateTransactionError,
+    NoTransactionError,
+    UnsupportedConnectionError,
+)
+from halfway.client.sending import MixedProducersError, NoBarrierError
+from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
+from tests.support.rest.client import RestWorld
+from tests.unit.client.test_barrier import asked
+from tests.unit.client.test_settling import settled
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    parent: Mapped[str | None] = mapped_column(ForeignKey("orders.id", deferrable=True, initially="DEFERRED"))
+
+
+class Shop:
+    """A service with an engine, a client and a producer."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        self.engine = create_engine(f"sqlite:///{path}")
+        transactional(self.engine)
+        self.barrier = Barrier("sqlite", self.engine.begin)
+        self.barrier.create()
+        Base.metadata.create_all(self.engine)
+        self.client = SyncHalfway(url, "shop", barrier=self.barrier, prepare_timeout_s=5)
+        self.producer = SessionProducer(self.client)
+
+    def close(self) -> None:
+        self.client.close()
+        self.engine.dispose()
+
+    def count(self, table: str = "orders") -> int:
+        with self.engine.begin() as connection:
+            return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())  # noqa: S608 - ours
+
+
+def transactional(engine: Engine) -> None:
+    """Have the driver of SQLite keep out of transactions, as SQLAlchemy's documentation says for savepoints."""
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+
+@pytest.fixture
+def shop(world: RestWorld, tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(world.url, tmp_path / "shop.sqlite")
+    yield shop
+    shop.close()
+
+
+def prepares(world: RestWorld) -> int:
+    return sum(count for (operation, _), count in world.requests.counts.items() if operation == "batch")
+
+
+async def run(shop: Shop, service: Callable[[Shop], None], raises: type[Exception] | None = None) -> None:
+    """Run a service in a thread, and wait for its ends."""
+
+    def work() -> None:
+        with pytest.raises(raises) if raises else nullcontext():
+            service(shop)
+        shop.client.close()
+
+    await asyncio.to_thread(work)
+
+
+def values(world: RestWorld) -> list[bytes | None]:
+    return [record.value for record in world.memory.records("orders")]
+
+
+@contextmanager
+def a_session(shop: Shop) -> Iterator[Any]:
+    with Session(shop.engine) as session, session.begin():
+        yield session
+
+
+@contextmanager
+def a_scoped_session(shop: Shop) -> Iterator[Any]:
+    sessions = scoped_session(sessionmaker(shop.engine))
+    with sessions.begin():
+        yield sessions
+    sessions.remove()
+
+
+@contextmanager
+def a_connection(shop: Shop) -> Iterator[Any]:
+    with shop.engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def a_connection_that_commits_as_it_goes(shop: Shop) -> Iterator[Any]:
+    with shop.engine.connect() as connection:
+        yield connection
+        connection.commit()
+
+
+BEGINS = [a_session, a_scoped_session, a_connection, a_connection_that_commits_as_it_goes]
+
+
+@pytest.mark.parametrize("begin", BEGINS)
+async def test_what_is_sent_in_one_transaction_is_one_transaction(world: RestWorld, shop: Shop, begin: Any) -> None:
+    def service(shop: Shop) -> None:
+        with begin(shop) as session:
+            first = shop.producer.send(session, "orders", "42", {"total": 9.9})
+            session.execute(text("INSERT INTO orders (id) VALUES ('42')"))
+            assert shop.producer.send(session, "coupons", "42", b"\x00", headers={"trace": b"\xff"}) == first
+            assert world.requests.counts.total() == 1  # the registration
+        ids.append(first)
+
+    ids: list[str] = []
+    await run(shop, service)
+    assert await settled(world, ids[0]) == "committed"
+    assert prepares(world) == 2  # with the end
+    assert values(world) == [b'{"total":9.9}']
+    assert len(world.memory.records("coupons")) == 1
+    assert shop.count() == 1
+    assert shop.barrier.look(ids[0]) == "commit"
+
+
+def roll_back(shop: Shop) -> None:
+    with Session(shop.engine) as session:
+        session.add(Order(id="1"))
+        shop.producer.send(session, "orders", "1", "v")
+        session.rollback()
+        session.commit()
+
+
+def fail(shop: Shop) -> None:
+    with a_session(shop) as session:
+        session.add(Order(id="1"))
+        shop.producer.send(session, "orders", "1", "v")
+        _ = 1 / 0
+
+
+def fail_in_the_flush_of_the_commit(shop: Shop) -> None:
+    with a_session(shop) as session:
+        shop.producer.send(session, "orders", "1", "v")
+        session.add_all([Order(id="1"), Order(id="2")])
+        session.flush()
+        session.execute(text("UPDATE orders SET id = '3' WHERE id = '1'"))
+        session.add(Order(id="3"))  # flushed by the commit
+
+
+def close(shop: Shop) -> None:
+    with Session(shop.engine) as session:
+        session.add(Order(id="1"))
+        shop.producer.send(session, "orders", "1", "v")
+    with shop.engine.connect() as connection:
+        shop.producer.send(connection, "orders", "1", "v")
+
+
+@pytest.mark.parametrize(
+    "service, raises",
+    [(roll_back, None), (fail, ZeroDivisionError), (fail_in_the_flush_of_the_commit, IntegrityError), (close, None)],
+)
+async def test_what_is_rolled_back_is_never_prepared(
+    world: RestWorld, shop: Shop, service: Callable[[Shop], None], raises: type[Exception] | None
+) -> None:
+    await run(shop, service, raises)
+    assert prepares(world) == 0
+    assert (shop.count(), shop.count("halfway_barrier")) == (0, 0)
+    with shop.engine.begin() as connection:  # the pool's connection brings nothing from before
+        assert "halfway.client" not in connection.info
+
+
+@pytest.mark.parametrize("begin", [a_session, a_connection])
+async def test_a_savepoint_that_is_rolled_back_takes_its_messages_with_it(
+    world: RestWorld, shop: Shop, begin: Any
+) -> None:
+    def nested(session: Any, *steps: str | Callable[[], None], back: bool) -> None:
+        savepoint = session.begin_nested()
+        for step in steps:
+            if callable(step):
+                step()
+            else:
+                shop.producer.send(session, "orders", "1", step)
+        if back:
+            savepoint.rollback()
+        else:
+            savepoint.commit()
+
+    def service(shop: Shop) -> None:
+        with begin(shop) as session:
+            nested(session, "gone first", back=True)
+            shop.producer.send(session, "orders", "1", "one")
+            nested(session, "two", lambda: nested(session, "gone inside", back=True), "three", back=False)
+            nested(session, "gone", lambda: nested(session, "gone though released", back=False), back=True)
+            shop.producer.send(session, "orders", "1", "four")
+        with begin(shop) as session:
+            nested(session, "gone too", back=True)
+
+    await run(shop, service)
+    assert values(world) == [b"one", b"two", b"three", b"four"]
+    assert shop.count("halfway_barrier") == 1
+
+
+async def test_a_session_is_used_again_after_each_end(world: RestWorld, shop: Shop) -> None:
+    def service(shop: Shop) -> None:
+        with Session(shop.engine) as session:
+            for number, end in enumerate([session.commit, session.rollback, session.commit]):
+                session.add(Order(id=f"{number}"))
+                shop.producer.send(session, "orders", "1", f"{number}")
+                end()
+            session.execute(text("SELECT 1"))
+            session.commit()
+
+    await run(shop, service)
+    assert values(world) == [b"0", b"2"]
+    assert (shop.count(), shop.count("halfway_barrier")) == (2, 2)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_a_session_inside_the_transaction_of_a_connection_waits_for_it(
+    world: RestWorld, shop: Shop, commit: bool
+) -> None:
+    """As test suites do it, which roll everything back in the end."""
+
+    def service(shop: Shop) -> None:
+        with shop.engine.connect() as connection, connection.begin() as outer:
+            with Session(connection, join_transaction_mode="create_savepoint") as session:
+                session.add(Order(id="1"))
+                shop.producer.send(session, "orders", "1", "v")
+                session.commit()
+            assert prepares(world) == 0
+            if not commit:
+                outer.rollback()
+
+    await run(shop, service)
+    assert len(values(world)) == shop.count() == int(commit)
+
+
+async def test_a_prepare_that_fails_rolls_the_database_back(world: RestWorld, shop: Shop) -> None:
+    def service(shop: Shop) -> None:
+        for kind, url, topic in [
+            (InvalidRequestError, world.url, "absent"),
+            (PrepareUnconfirmedError, "http://127.0.0.1:1", "orders"),
+        ]:
+            with SyncHalfway(url, "shop", barrier=shop.barrier, prepare_timeout_s=0.2, end_timeout_s=0.2) as client:
+                with Session(shop.engine) as session:
+                    session.add(Order(id="1"))
+                    SessionProducer(client).send(session, topic, "1", "v")
+                    with pytest.raises(kind):
+                        session.commit()
+                    session.rollback()
+                    assert session.get(Order, "1") is None
+                    session.add(Order(id=topic))
+                    session.commit()
+                with shop.engine.connect() as connection:
+                    SessionProducer(client).send(connection, topic, "1", "v")
+                    connection.execute(text("INSERT INTO orders (id) VALUES ('1')"))
+                    with pytest.raises(kind):
+                        connection.commit()
+                    connection.rollback()
+                    found = connection.execute(text("SELECT count(*) FROM orders WHERE id = '1'"))
+                    assert found.scalar_one() == 0
+
+    await run(shop, service)
+    assert values(world) == []
+    assert (shop.count(), shop.count("halfway_barrier")) == (2, 0)
+
+
+async def test_a_commit_that_the_database_refuses_is_left_to_check_back(world: RestWorld, shop: Shop) -> None:
+    """It may have been carried out as well: only the barrier knows, and is asked on a connection of its own."""
+
+    def service(shop: Shop) -> None:
+        with a_session(shop) as session:
+            session.add(Order(id="1", parent="none"))  # told by the commit
+            ids.append(shop.producer.send(session, "orders", "1", "v"))
+
+    ids: list[str] = []
+    await run(shop, service, IntegrityError)
+    assert (await world.show(ids[0])).body["state"] == "prepared"
+    assert shop.barrier.decide(asked(ids[0])) == "rollback"
+    assert shop.count() == 0
+
+
+async def test_a_check_that_came_first_wins(world: RestWorld, shop: Shop) -> None:
+    def service(shop: Shop) -> None:
+        with a_session(shop) as session:
+            transaction_id = shop.producer.send(session, "orders", "1", "v")
+            assert shop.barrier.decide(asked(transaction_id)) == "rollback"
+            session.add(Order(id="1"))
+
+    await run(shop, service, LateTransactionError)
+    assert (prepares(world), shop.count()) == (0, 0)
+
+
+async def test_a_check_during_the_prepare_is_told_unknown(
+    world: RestWorld, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(messages: Any, **named: Any) -> None:
+        verdicts.append(shop.barrier.decide(asked(named["id"])))
+        original(messages, **named)
+
+    def service(shop: Shop) -> None:
+        with a_session(shop) as session:
+            shop.producer.send(session, "orders", "1", "v")
+
+    verdicts: list[str] = []
+    original = shop.client.prepare
+    monkeypatch.setattr(shop.client, "prepare", prepare)
+    await run(shop, service)
+    assert (verdicts, values(world)) == (["unknown"], [b"v"])
+
+
+async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, shop: Shop, tmp_path: Path) -> None:
+    def service(shop: Shop) -> None:
+        with pytest.raises(NoBarrierError, match="barrier="), SyncHalfway(world.url, "shop") as client:
+            SessionProducer(client)
+        by_itself = shop.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with by_itself.connect() as connection, pytest.raises(NoTransactionError, match="begin the local transaction"):
+            shop.producer.send(connection, "orders", "1", "v")
+        asynchronous: Any = AsyncSession(create_async_engine("sqlite+aiosqlite://"))
+        with pytest.raises(UnsupportedConnectionError, match="AsyncSessionProducer"):
+            shop.producer.send(asynchronous, "orders", "1", "v")
+        with Session(shop.engine) as session:
+            with pytest.raises(UnserialisableMessageError):
+                shop.producer.send(session, "orders", "1", {"at": object()})
+            shop.producer.send(session, "orders", "1", "v")
+            other_client = SyncHalfway(world.url, "shop", barrier=shop.barrier)
+            with pytest.raises(MixedProducersError, match="use one for all"):
+                SessionProducer(other_client).send(session, "orders", "1", "v")
+        shared = create_engine("sqlite://", poolclass=StaticPool)
+        with shared.connect() as one, shared.connect() as other:
+            shop.producer.send(one, "orders", "1", "v")
+            with pytest.raises(UnsupportedConnectionError, match="give each its own"):
+                shop.producer.send(other, "orders", "1", "v")
+        shared.dispose()
+        shop.client.close()
+        with a_session(shop) as session:
+            session.add(Order(id="1"))
+            shop.producer.send(session, "orders", "1", "v")
+
+    await run(shop, service, ClientClosedError)
+    assert (prepares(world), shop.count()) == (0, 0)
+
+
+class AsyncShop:
+    """The same with an asynchronous engine."""
+
+    def __init__(self, engine: AsyncEngine, client: Halfway, barrier: AsyncBarrier) -> None:
+        self.engine = engine
+        self.client = client
+        self.barrier = barrier
+        self.producer = AsyncSessionProducer(client)
+
+    async def count(self, table: str = "orders") -> int:
+        async with self.engine.begin() as connection:
+            return int((await connection.execute(text(f"SELECT count(*) FROM {table}"))).scalar_one())  # noqa: S608
+
+
+@pytest.fixture
+async def async_shop(world: RestWorld, tmp_path: Path) -> AsyncIterator[AsyncShop]:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}")
+    transactional(engine.sync_engine)
+    barrier = AsyncBarrier("sqlite", engine.begin)
+    await barrier.create()
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        yield AsyncShop(engine, client, barrier)
+    await engine.dispose()
+
+
+async def test_an_asynchronous_session_or_connection_sends_the_same(world: RestWorld, async_shop: AsyncShop) -> None:
+    send = async_shop.producer.send
+
+    async def local(session: AsyncSession | AsyncConnection, number: int) -> str:
+        transaction_id = await send(session, "orders", "1", f"{number}")
+        async with session.begin_nested() as savepoint:
+            await send(session, "orders", "1", "gone")
+            await savepoint.rollback()
+        await session.execute(text("INSERT INTO orders (id) VALUES (:id)"), {"id": f"{number}"})
+        return transaction_id
+
+    async def fail() -> None:
+        async with AsyncSession(async_shop.engine) as session, session.begin():
+            await local(session, 3)
+            _ = 1 / 0
+
+    async with AsyncSession(async_shop.engine) as session, session.begin():
+        first = await local(session, 1)
+    async with async_shop.engine.begin() as connection:
+        second = await local(connection, 2)
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert {await settled(world, first), await settled(world, second)} == {"committed"}
+    assert values(world) == [b"1", b"2"]
+    assert (await async_shop.count(), await async_shop.count("halfway_barrier")) == (2, 2)
+
+
+async def test_a_commit_that_is_cancelled_while_halfway_is_asked_rolls_back(
+    world: RestWorld, async_shop: AsyncShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare(*_: Any, **__: Any) -> None:
+        asking.set()
+        await asyncio.sleep(60)
+
+    async def service() -> None:
+        async with AsyncSession(async_shop.engine) as session, session.begin():
+            session.add(Order(id="1"))
+            await async_shop.producer.send(session, "orders", "1", "v")
+
+    asking = asyncio.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(async_shop.client, "prepare", prepare)
+        cancelled = asyncio.create_task(service())
+        await asking.wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    assert (await async_shop.count(), await async_shop.count("halfway_barrier")) == (0, 0)
+    await service()
+    assert await async_shop.count() == 1
