@@ -48,7 +48,9 @@ class Message:
 
 def _data(data: object, where: str) -> object:
     match data:
-        case None | str():
+        case str():
+            return _text(data, where)
+        case None:
             return data
         case bytes() | bytearray() | memoryview():
             return {"type": "BINARY", "data": base64.b64encode(data).decode()}
@@ -60,9 +62,17 @@ def _value(value: object) -> object:
     if value is None or isinstance(value, str | bytes | bytearray | memoryview):
         return _data(value, "value")
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UnserialisableMessageError(
             f"value cannot be written as JSON ({error}): give str, bytes, None, or what json.dumps takes"
         ) from None
     return {"type": "JSON", "data": value}
+
+
+def _text(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnserialisableMessageError(f"{where} is no text in UTF-8 ({error}): give bytes for such data") from None
+    return text

@@ -16,6 +16,7 @@ from halfway.client import (
     NestedTransactionError,
     PrepareUnconfirmedError,
     QueueFullError,
+    SyncHalfway,
     TransactionEndedError,
     UnknownGroupError,
     UnknownTransactionError,
@@ -240,3 +241,71 @@ async def state_after(client: Halfway, transaction_id: str) -> str:
             return state
         await asyncio.sleep(0.01)
     pytest.fail("it is still prepared")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(topic="orders", value="\ud800"),
+        Message(topic="orders", value={"name": "\ud800"}),
+        Message(topic="orders", value={"\ud800": 1}),
+        Message(topic="orders", value=[float("nan")]),
+        Message(topic="orders", key="\ud800"),
+        Message(topic="orders", headers={"trace": "\ud800"}),
+    ],
+)
+async def test_text_that_is_no_unicode_is_refused_by_name(halfway: Halfway, message: Message) -> None:
+    with pytest.raises(UnserialisableMessageError, match=r"^(value|key|headers\['trace'\]) "):
+        await halfway.prepare([message], id="a")
+
+
+async def test_no_bad_use_leaves_anything_prepared(world: RestWorld, halfway: Halfway) -> None:
+    async def within(client: Halfway, message: Message = ORDER) -> None:
+        async with client.transaction([message]) as transaction:
+            await transaction.commit()
+            with pytest.raises(TransactionEndedError):
+                await transaction.rollback()
+            async with client.transaction([ORDER]):  # the first has ended
+                pass
+            async with client.transaction([ORDER]):
+                with pytest.raises(NestedTransactionError):
+                    await client.transaction([ORDER]).__aenter__()
+                await client.close()  # the commit of the block is lost
+
+    async with Halfway(world.url, "nobody") as stranger, Halfway(world.url, "shop") as client:
+        with pytest.raises(UnknownGroupError):
+            await within(stranger)
+        for wrong in (Message(topic="absent"), Message(topic=""), Message(topic="orders", partition=99)):
+            with pytest.raises(InvalidRequestError):
+                await within(client, wrong)
+        with pytest.raises(ClientClosedError):
+            await within(client)
+    prepared = [one async for one in halfway.list_ids(state="prepared")]
+    assert len(prepared) == 1  # check-back resolves it
+    assert len(written(world)) == 2
+
+
+def test_each_event_loop_has_a_client_of_its_own_at_the_same_time() -> None:
+    """Loops in several threads, each with its client, beside one for threads that all of them share."""
+
+    async def serve() -> None:
+        async with RestWorld() as world:
+            await world.put_shop()
+
+            async def one() -> None:
+                async with Halfway(world.url, "shop") as client:
+                    for _ in range(5):
+                        async with client.transaction([ORDER]):
+                            pass
+
+            def several(shared: SyncHalfway) -> None:
+                asyncio.run(one())
+                with shared.transaction([ORDER]):
+                    pass
+
+            with SyncHalfway(world.url, "shop") as shared:
+                await asyncio.gather(*(asyncio.to_thread(several, shared) for _ in range(3)))
+                await asyncio.to_thread(shared.close)
+            assert len(written(world)) == 18
+
+    asyncio.run(serve())
