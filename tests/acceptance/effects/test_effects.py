@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.effects.story import PARTITIONS, Story
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.topics import Cluster
+from tests.support.effects.story import PARTITIONS, Story
 
 ORDERS = int(os.environ.get("HALFWAY_TEST_EFFECTS_ORDERS", "300"))
 SEED = int(os.environ.get("HALFWAY_TEST_EFFECTS_SEED", "") or random.randrange(10**9))

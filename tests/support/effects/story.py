@@ -18,7 +18,7 @@ from halfway.client import CheckWorker, Halfway, SyncHalfway
 from halfway.client.barrier import Barrier
 from halfway.client.consumer import Inbox, Record
 from halfway.embedded.process import SupervisedProcess
-from tests.acceptance.effects.services import MESSAGES, create, database
+from tests.support.effects.services import MESSAGES, create, database
 
 PARTITIONS = 4
 PROCESSES = ("produce", "produce", "consume", "consume")
@@ -83,7 +83,7 @@ class Story:
 
     def _start(self, service: str) -> SupervisedProcess:
         given = json.dumps({**self._given, "seed": self._chance.getrandbits(32)})
-        command = [sys.executable, "-m", "tests.acceptance.effects.services", service, given]
+        command = [sys.executable, "-m", "tests.support.effects.services", service, given]
         return SupervisedProcess(command, cwd=SERVICES.parents[3], log_path=self._folder / f"{service}.log")
 
     def _kill(self, slots: Iterable[int]) -> None:
