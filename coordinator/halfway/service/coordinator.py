@@ -16,7 +16,7 @@ from halfway.service.prepare.prepare import Preparing
 from halfway.service.query.get_and_list import Queries
 from halfway.service.query.lookup import Finding
 from halfway.service.resolve.caller_requests import Acting
-from halfway.service.resolve.resolver import Ending
+from halfway.service.resolve.resolver import Resolver
 from halfway.service.shards.groups import Groups
 from halfway.service.shards.shard_table import ShardTable
 
@@ -81,17 +81,17 @@ class Coordinator:
         self._shards = ShardTable(limits, clock, observer)
         self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
         self._finding = Finding(limits, self._shards, half_log, clock)
-        self._ending = Ending(self._shards, self._finding, lane, clock, observer)
+        self._resolver = Resolver(self._shards, self._finding, lane, clock, observer)
         self._preparing = Preparing(limits, self._shards, half_log, self._groups, topics, clock, observer)
         self._checks = CheckDesk(
-            limits, self._shards, self._groups, self._finding, self._ending, caller, clock, observer
+            limits, self._shards, self._groups, self._finding, self._resolver, caller, clock, observer
         )
         self._leases = Leases(limits, self._shards, self._groups, self._finding, self._checks, clock, observer)
         self._acting = Acting(
-            self._groups, self._finding, self._ending, self._checks.verdicts, self._checks.asks, observer
+            self._groups, self._finding, self._resolver, self._checks.verdicts, self._checks.asks, observer
         )
         self._scanning = Scanning(
-            limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer
+            limits, self._shards, self._groups, self._resolver, self._checks, cursors, clock, observer
         )
         self._queries = Queries(self._shards, self._groups, self._finding)
         self._forwarding = Forwarding(self._shards, owners or NoOwners(), peers or NoPeers(), observer)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
-    from halfway.domain.transaction import Outcome
+    from halfway.domain.transaction import Outcome, State
     from halfway.service.peer_calls import PeerCall
 
 
@@ -40,7 +40,7 @@ class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     shard: int
     id: str
     group: str
-    state: str
+    state: State
     """For the header `halfway-state` of every record of this write: the state it leads to."""
     prepared_at: int
     messages: tuple[Message, ...] = ()

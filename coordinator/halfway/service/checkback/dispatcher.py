@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from halfway.service.ports import CheckCaller, Clock, Observer
     from halfway.service.query.lookup import Finding
     from halfway.service.requests import ServiceLimits, TransactionView
-    from halfway.service.resolve.resolver import Ending
+    from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
 
@@ -49,7 +49,7 @@ class CheckDesk:
         shards: ShardTable,
         groups: Groups,
         finding: Finding,
-        ending: Ending,
+        resolver: Resolver,
         caller: CheckCaller,
         clock: Clock,
         observer: Observer,
@@ -59,7 +59,7 @@ class CheckDesk:
         self._shards = shards
         self._groups = groups
         self._finding = finding
-        self._ending = ending
+        self._resolver = resolver
         self._caller = caller
         self._clock = clock
         self._observer = observer
@@ -69,7 +69,7 @@ class CheckDesk:
         self._rates = HostRates(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.verdicts = CommitVerdicts(shards, ending, self.spawn, limits.outcome_horizon_s)
+        self.verdicts = CommitVerdicts(shards, resolver, self.spawn, limits.outcome_horizon_s)
         self.closed = False
 
     def desk(self, group: str) -> Desk:
@@ -245,7 +245,7 @@ class CheckDesk:
         act = Act(action=ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
         failed: HalfwayError | None = None
         try:
-            await self._ending.act(transaction_id, act, deadline=limit())
+            await self._resolver.resolve(transaction_id, act, deadline=limit())
         except AlreadyEndedError as error:
             failed = error
             log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
@@ -259,7 +259,7 @@ class CheckDesk:
         """Write the op CHECKED of a check that was sent; where it cannot be written, it was not counted."""
         act = Act(action=Action.CHECK, cause=Cause.CHECK, remark=remark, checks=checks, checked_at=now)
         try:
-            await self._ending.act(entry.id, act, deadline=limit())
+            await self._resolver.resolve(entry.id, act, deadline=limit())
         except HalfwayError as error:
             log.info("check_not_noted", id=entry.id, error=error.code)
 

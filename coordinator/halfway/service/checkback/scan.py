@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from halfway.service.checkback.dispatcher import CheckDesk
     from halfway.service.ports import Clock, CursorStore, Observer
     from halfway.service.requests import ServiceLimits
-    from halfway.service.resolve.resolver import Ending
+    from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
 
@@ -49,7 +49,7 @@ class Scanning:
         limits: ServiceLimits,
         shards: ShardTable,
         groups: Groups,
-        ending: Ending,
+        resolver: Resolver,
         checks: CheckDesk,
         cursors: CursorStore,
         clock: Clock,
@@ -59,7 +59,7 @@ class Scanning:
         self._limits = limits
         self._shards = shards
         self._groups = groups
-        self._ending = ending
+        self._resolver = resolver
         self._checks = checks
         self._cursors = cursors
         self._clock = clock
@@ -106,7 +106,7 @@ class Scanning:
     def _correct_strays(self, shard: Shard) -> None:
         """Step 1: put right halves that stand after what they would undo."""
         for transaction_id, _ in shard.state.strays()[: self._limits.scan_batch]:
-            self._carry_out(shard, transaction_id, self._ending.correct)
+            self._carry_out(shard, transaction_id, self._resolver.correct)
 
     async def _commit_cursors(self, shard: Shard) -> None:
         """Step 6: commit the cursors, also when they are unchanged."""
@@ -175,7 +175,7 @@ class Scanning:
             elif isinstance(decision, Park | RollBack):
                 self._carry_out(shard, name, partial(self._give_up, entry.group, decision))
             elif isinstance(decision, ReAnchor):
-                self._carry_out(shard, name, self._ending.write_again)
+                self._carry_out(shard, name, self._resolver.reanchor)
             else:
                 shard.agenda.put(name, decision.until)
 
@@ -187,14 +187,14 @@ class Scanning:
         for entry in shard.state.oldest_first(self._limits.scan_batch):
             if not isinstance(self._decide(shard, entry, now), ReAnchor):
                 return
-            self._carry_out(shard, entry.id, self._ending.write_again)
+            self._carry_out(shard, entry.id, self._resolver.reanchor)
 
     async def _give_up(self, group: str, decision: Park | RollBack, transaction_id: str, *, deadline: float) -> None:
         """Park or roll back, as long as the policy still decides so when it is written."""
         action = Action.PARK if isinstance(decision, Park) else Action.ROLLBACK
         still = partial(self._still, decision)
         act = Act(action=action, cause=Cause.POLICY, remark=decision.reason, still=still)
-        ended = await self._ending.act(transaction_id, act, deadline=deadline)
+        ended = await self._resolver.resolve(transaction_id, act, deadline=deadline)
         if ended.changed:
             log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
 

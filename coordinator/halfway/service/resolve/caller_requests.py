@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from halfway.service.ports import Observer
     from halfway.service.query.lookup import Finding
     from halfway.service.resolve.commit_verdicts import CommitVerdicts
-    from halfway.service.resolve.resolver import Ending
+    from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard
 
@@ -33,7 +33,7 @@ class Acting:
         self,
         groups: Groups,
         finding: Finding,
-        ending: Ending,
+        resolver: Resolver,
         verdicts: CommitVerdicts,
         asks: Callable[[Entry], bool],
         observer: Observer,
@@ -41,7 +41,7 @@ class Acting:
         """Keep the parts; `asks` says whether a check of a transaction is under way."""
         self._groups = groups
         self._finding = finding
-        self._ending = ending
+        self._resolver = resolver
         self._verdicts = verdicts
         self._asks = asks
         self._observer = observer
@@ -67,7 +67,7 @@ class Acting:
         try:
             act = self._act(request, shard, entry, credential)
             cause = act.cause
-            answer = self._ending.begun_at_once(shard, entry, act, deadline=deadline)
+            answer = self._resolver.begin(shard, entry, act, deadline=deadline)
         except HalfwayError as error:
             answer = loop.create_future()
             answer.set_exception(error)
@@ -86,7 +86,7 @@ class Acting:
             group = entry.group
             act = self._act(request, shard, entry, credential)
             cause = act.cause
-            ended = await self._ending.act(request.id, act, deadline=deadline)
+            ended = await self._resolver.resolve(request.id, act, deadline=deadline)
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
                 still.remark = request.remark
             result = "changed" if ended.changed else "unchanged"
@@ -146,7 +146,7 @@ class Acting:
         """Take a parked transaction back among the prepared; one that is prepared is unchanged."""
         shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="resume")
-        await self._ending.act(transaction_id, Act(action=Action.RESUME, cause=Cause.OPERATOR), deadline=deadline)
+        await self._resolver.resolve(transaction_id, Act(action=Action.RESUME, cause=Cause.OPERATOR), deadline=deadline)
         now = shard.state.find(transaction_id)
         return view(self._groups, entry if now is None else now)
 

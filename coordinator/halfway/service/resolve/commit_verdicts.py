@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from halfway.domain.shard import Entry, Unresolved
-    from halfway.service.resolve.resolver import Ending
+    from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.shard_table import ShardTable
 
 log = structlog.get_logger(__name__)
@@ -33,14 +33,14 @@ class CommitVerdicts:
     def __init__(
         self,
         shards: ShardTable,
-        ending: Ending,
+        resolver: Resolver,
         spawn: Callable[[Coroutine[object, object, None]], None],
         horizon_s: float,
     ) -> None:
         """Keep the parts; `spawn` does something that nobody waits for."""
         self._horizon_ms = round(horizon_s * 1000)
         self._shards = shards
-        self._ending = ending
+        self._resolver = resolver
         self._spawn = spawn
         self._recording: set[str] = set()
 
@@ -89,7 +89,7 @@ class CommitVerdicts:
             shard = await self._shards.serving(said.shard, deadline=limit())
             entry = shard.state.unresolved(transaction_id)
             if entry is not None and not entry.commit_verdict and not self.is_of_another(said, entry):
-                await self._ending.act(transaction_id, _note(entry, said), deadline=limit())
+                await self._resolver.resolve(transaction_id, _note(entry, said), deadline=limit())
         except _OVER:
             self._shards.said_commit.pop(transaction_id, None)
         except HalfwayError as error:

@@ -1,40 +1,48 @@
-"""What is done to a transaction, and what each of these writes, by the state that stands.
-
-See docs/protocol.md#state-is-a-fold-over-the-log.
-"""
+"""What can be done to a transaction, and what that writes (docs/protocol.md#end-the-lane)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import ClassVar, Protocol
 
 import msgspec
 
-from halfway.domain.errors import (
-    EndUnconfirmedError,
-    HalfwayError,
-    NotWrittenError,
-    OvertakenError,
-    RetryableError,
-)
+from halfway.domain.errors import EndUnconfirmedError, HalfwayError, NotWrittenError, OvertakenError, RetryableError
 from halfway.domain.records import Half, OpKind
 from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending, Unresolved
-from halfway.domain.transaction import Action, Cause, Outcome, State, transition
+from halfway.domain.transaction import Action, Cause, Outcome, transition
 from halfway.service.ports import LaneWrite
 from halfway.service.requests import EndResult
 from halfway.service.resolve import lane_writes
 
-if TYPE_CHECKING:
-    from halfway.service.shards.shard_table import Shard
-
 ACTIONS = {Outcome.COMMIT: Action.COMMIT, Outcome.ROLLBACK: Action.ROLLBACK, Outcome.UNKNOWN: Action.UNKNOWN}
 """What each outcome, of a caller or of a check, does."""
-Build = Callable[["Shard", Unresolved, Half | None, int], LaneWrite]
-"""Makes a write from the shard, the entry, its payload and the time."""
+
+
+class Change(Protocol):
+    """Something to do to a transaction."""
+
+    @property
+    def needs_payload(self) -> bool:
+        """Whether what it writes holds the messages or their hashes."""
+
+    @property
+    def needs_whole_payload(self) -> bool:
+        """Whether it cannot be written where the payload cannot be read."""
+
+    def settled(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
+        """Return the answer if nothing is to be written, None if something is; raise if the state forbids it.
+
+        `tried` are the times (ms since the epoch) of writes of this very change whose lane was lost: an outcome that
+        carries one of them, and its cause, is its own (docs/protocol.md#end-the-lane).
+        """
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
+        """Return what to write, from the state that stands."""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One thing to do to a transaction; `checks` is the count to record, None for the one that stands.
+    """What a caller, a check or policy does; `checks` is the count to record, None for the one that stands.
 
     What policy does brings `still`, which is asked at every write, under the claim: a verdict may have come first.
     """
@@ -47,54 +55,94 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     commit_verdict: bool = False
     still: Callable[[Unresolved], bool] | None = None
 
+    @property
+    def needs_payload(self) -> bool:
+        """A rollback takes it for the audit's hashes."""
+        return self.action not in (Action.CHECK, Action.UNKNOWN)
 
-def leaves_note(act: Act, entry: Entry) -> bool:
-    """Whether an action that leaves the state as it is writes an op marker all the same."""
-    if isinstance(entry, ParkedEntry):
-        return act.commit_verdict
-    if not isinstance(entry, Pending):
-        return False
-    return act.action is Action.CHECK or (act.action is Action.UNKNOWN and bool(act.remark))
+    @property
+    def needs_whole_payload(self) -> bool:
+        """One that cannot be read any more must not keep a rollback from ending."""
+        return self.action is not Action.ROLLBACK
 
+    def settled(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
+        """Judge by the transitions of docs/protocol.md."""
+        target = transition(entry.id, entry.state, self.action)
+        if isinstance(entry, Ended):
+            own = entry.at in tried and entry.cause is self.cause
+            return EndResult(id=entry.id, state=entry.state, changed=own and entry.state is target)
+        if target is entry.state and not self._leaves_note(entry):
+            return EndResult(id=entry.id, state=target, changed=bool(tried))
+        return None
 
-def write_of(shard: int, entry: Unresolved, half: Half | None, act: Act, *, at: int, deadline: float) -> LaneWrite:
-    """Choose what an action writes from the state that stands; OvertakenError where policy no longer decides it."""
-    if act.still is not None and not act.still(entry):
-        raise OvertakenError(id=entry.id)
-    told = lane_writes.Told(
-        cause=act.cause,
-        at=at,
-        deadline=deadline,
-        checks=entry.checks if act.checks is None else act.checks,
-        checked_at=act.checked_at if act.checked_at is not None else getattr(entry, "checked_at", None),
-        remark=act.remark,
-        commit_verdict=act.commit_verdict,
-    )
-    if act.action is Action.ROLLBACK:
-        return lane_writes.rolled_back(shard, entry, half, told)
-    if half is None:
+    def _leaves_note(self, entry: Unresolved) -> bool:
+        """Whether it writes an op marker although it leaves the state as it is."""
         if isinstance(entry, ParkedEntry):
+            return self.commit_verdict
+        return self.action is Action.CHECK or (self.action is Action.UNKNOWN and bool(self.remark))
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
+        """Choose by the state that stands; OvertakenError if policy no longer decides it."""
+        if isinstance(entry, Ended):
             raise NotWrittenError
-        return lane_writes.noted(shard, entry, told, OpKind.VERDICT if act.commit_verdict else OpKind.CHECKED)
-    if act.action is Action.COMMIT:
-        return lane_writes.committed(shard, entry, half, told)
-    if isinstance(entry, Pending) or act.action is Action.PARK:
-        return lane_writes.parked(shard, entry, half, told)
-    return lane_writes.resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
+        if self.still is not None and not self.still(entry):
+            raise OvertakenError(id=entry.id)
+        told = lane_writes.Told(
+            cause=self.cause,
+            at=at,
+            deadline=deadline,
+            checks=entry.checks if self.checks is None else self.checks,
+            checked_at=self.checked_at if self.checked_at is not None else getattr(entry, "checked_at", None),
+            remark=self.remark,
+            commit_verdict=self.commit_verdict,
+        )
+        if self.action is Action.ROLLBACK:
+            return lane_writes.rolled_back(shard, entry, half, told)
+        if half is None:
+            if isinstance(entry, ParkedEntry):
+                raise NotWrittenError
+            return lane_writes.noted(shard, entry, told, OpKind.VERDICT if self.commit_verdict else OpKind.CHECKED)
+        if self.action is Action.COMMIT:
+            return lane_writes.committed(shard, entry, half, told)
+        if isinstance(entry, Pending) or self.action is Action.PARK:
+            return lane_writes.parked(shard, entry, half, told)
+        return lane_writes.resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
 
 
-def own(transaction_id: str, entry: Ended | None, target: State, act: Act | None, tried: Sequence[int]) -> EndResult:
-    """Judge what the fold says after a lane was lost."""
-    if entry is None:
-        raise unconfirmed(transaction_id)
-    if act is not None:
-        transition(transaction_id, entry.state, act.action)
-        own = entry.at in tried and entry.cause is act.cause
-        return EndResult(id=transaction_id, state=entry.state, changed=own and entry.state is target)
-    return EndResult(id=transaction_id, state=entry.state, changed=False)
+class Reanchor(msgspec.Struct, frozen=True, gc=False):
+    """Write the half of a prepared transaction again at the tail."""
+
+    needs_payload: ClassVar[bool] = True
+    needs_whole_payload: ClassVar[bool] = True
+
+    def settled(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
+        """Leave what is prepared no longer."""
+        return None if isinstance(entry, Pending) else EndResult(id=entry.id, state=entry.state, changed=False)
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has no outcome
+        """Return the half with the totals that stand."""
+        if half is None or not isinstance(entry, Pending):
+            raise NotWrittenError
+        return lane_writes.written_again(shard, entry, half, deadline=deadline)
+
+
+class Bury(msgspec.Struct, frozen=True, gc=False):
+    """Write the tombstone of a stray half of a transaction that is parked or ended."""
+
+    needs_payload: ClassVar[bool] = False
+    needs_whole_payload: ClassVar[bool] = False
+
+    def settled(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
+        """Leave what is prepared: its half is no stray."""
+        return EndResult(id=entry.id, state=entry.state, changed=False) if isinstance(entry, Pending) else None
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
+        """Return the tombstone."""
+        return lane_writes.buried(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
 
 
 def unconfirmed(transaction_id: str) -> RetryableError:
+    """Return the error of an end whose fate is not known in time."""
     return EndUnconfirmedError(
         f"the end of {transaction_id!r} was not confirmed in time: send the same end again, it is never done twice",
         id=transaction_id,
@@ -105,17 +153,3 @@ def note_error(entry: Entry, error: HalfwayError) -> None:
     """Show with a pending transaction why it could not be written."""
     if isinstance(entry, Pending):
         entry.last_error = f"{error.code}: {error.detail}"
-
-
-def needs_payload(act: Act) -> bool:
-    """Whether what an act writes holds the messages or their hashes."""
-    return act.action not in (Action.CHECK, Action.UNKNOWN)
-
-
-def builder(act: Act, deadline: float) -> Build:
-    """Return what makes the write of an act."""
-
-    def build(shard: Shard, entry: Unresolved, half: Half | None, at: int) -> LaneWrite:
-        return write_of(shard.number, entry, half, act, at=at, deadline=deadline)
-
-    return build

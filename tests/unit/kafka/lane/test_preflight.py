@@ -12,6 +12,7 @@ import pytest
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError, TopicUnavailableError
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
+from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Answer
 from halfway.kafka.lane.preflight import LaneContext, admit
@@ -61,7 +62,7 @@ def submission(name: str, *messages: Message) -> Submission:
         shard=0,
         id=name,
         group="g",
-        state="COMMITTED",
+        state=State.COMMITTED,
         prepared_at=1,
         messages=messages or (Message(topic=name, value=b"v"),),
         deadline=0,

@@ -8,6 +8,7 @@ import pytest
 
 from halfway.domain.errors import OverloadedError
 from halfway.domain.records import Message
+from halfway.domain.transaction import State
 from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release, Submission
 from halfway.service.ports import LaneWrite, Written
 
@@ -18,7 +19,7 @@ PLENTY = 1_000_000
 
 def submission(name: str, *sizes: int) -> Submission:
     messages = tuple(Message(topic="t", value=b"x" * size) for size in sizes)
-    write = LaneWrite(shard=0, id=name, group="g", state="committed", prepared_at=1, messages=messages, deadline=0)
+    write = LaneWrite(shard=0, id=name, group="g", state=State.COMMITTED, prepared_at=1, messages=messages, deadline=0)
     future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
     return Submission(write, future, 0)
 

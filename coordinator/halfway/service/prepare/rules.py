@@ -1,0 +1,131 @@
+"""The rules that a prepare must keep, in the order in which they are asked (docs/protocol.md#prepare).
+
+Each refuses what would fail later, and names the field, what it is, and what it may be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from halfway.domain.errors import (
+    InvalidRequestError,
+    MessageTooLargeError,
+    OverloadedError,
+    PreparesRejectedError,
+    TopicNotAllowedError,
+    UnknownTopicError,
+)
+from halfway.domain.ids import CLIENT_ID, server_made
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from halfway.domain.records import Group, Message
+    from halfway.service.ports import TopicFacts
+    from halfway.service.requests import Prepare, ServiceLimits
+
+MIN_TOPIC_MESSAGE_BYTES: Final = 65_536
+"""The lane's batches are this large: a topic that takes less would refuse them."""
+RECORD_OVERHEAD_BYTES: Final = 512
+"""What halfway's headers and Kafka's framing add to a message, at most."""
+HEADER_OVERHEAD_BYTES: Final = 10
+"""What Kafka's framing adds to each header, at most."""
+
+
+def prepares_are_taken(limits: ServiceLimits) -> None:
+    """Raise PreparesRejectedError if the operator has switched prepares off."""
+    if limits.reject_prepares:
+        raise PreparesRejectedError
+
+
+def id_is_legal(transaction_id: str | None) -> None:
+    """Raise InvalidRequestError if a caller's own id has a wrong form."""
+    if transaction_id is None:
+        return
+    if CLIENT_ID.match(transaction_id) is None:
+        raise InvalidRequestError(
+            f"id {transaction_id[:140]!r} is not legal: 1 to 128 of letters, digits, and . _ ~ -", field="id"
+        )
+    if server_made(transaction_id) is not None:
+        raise InvalidRequestError(
+            f"id {transaction_id!r} has the shape of an id that the server makes: choose another", field="id"
+        )
+
+
+def messages_are_within_limits(request: Prepare, limits: ServiceLimits) -> None:
+    """Raise InvalidRequestError for too many messages or none, MessageTooLargeError for too many bytes."""
+    if not 0 < len(request.messages) <= limits.max_messages:
+        raise InvalidRequestError(
+            f"messages has {len(request.messages)} items: from 1 to {limits.max_messages}", field="messages"
+        )
+    size = sum([message.size for message in request.messages])
+    if size > limits.max_prepare_bytes:
+        raise MessageTooLargeError(
+            f"messages are {size} bytes together, more than the limit of {limits.max_prepare_bytes}: send less, "
+            "or raise HALFWAY_MAX_PREPARE_BYTES",
+            size=size,
+            limit=limits.max_prepare_bytes,
+        )
+
+
+def check_comes_before_max_age(request: Prepare, max_age_s: float) -> None:
+    """Raise InvalidRequestError if the first check would come after policy has given up."""
+    latest = round(max_age_s * 1000)
+    if request.check_after_ms is not None and request.check_after_ms >= latest:
+        raise InvalidRequestError(
+            f"check_after_s {request.check_after_ms / 1000:g} is not below the group's max_age_s {latest / 1000:g}",
+            field="check_after_s",
+        )
+
+
+def group_may_write_to_topics(request: Prepare, group: Group) -> None:
+    """Raise TopicNotAllowedError for a message to a topic that the group does not name."""
+    for number, message in enumerate(request.messages):
+        if message.topic not in group.topics:
+            raise TopicNotAllowedError(
+                f"topic {message.topic!r} is not among the topics of group {group.name!r}: "
+                f"PUT /v1/groups/{group.name} with it first",
+                field=f"messages[{number}].topic",
+            )
+
+
+def topics_take_messages(request: Prepare, facts: Mapping[str, TopicFacts | None]) -> None:
+    """Raise UnknownTopicError, InvalidRequestError or MessageTooLargeError if a topic would refuse its message."""
+    for number, message in enumerate(request.messages):
+        _topic_takes(number, message, facts.get(message.topic))
+
+
+def has_room(pending: int, limits: ServiceLimits) -> None:
+    """Raise OverloadedError if as many transactions are pending as this instance may hold."""
+    if pending >= limits.max_pending:
+        raise OverloadedError(f"{limits.max_pending} transactions are pending here already: end some first")
+
+
+def _topic_takes(number: int, message: Message, facts: TopicFacts | None) -> None:
+    field = f"messages[{number}]"
+    if facts is None:
+        raise UnknownTopicError(
+            f"topic {message.topic!r} does not exist: create it in Kafka first", field=f"{field}.topic"
+        )
+    if facts.max_message_bytes < MIN_TOPIC_MESSAGE_BYTES:
+        raise InvalidRequestError(
+            f"topic {message.topic!r} has max.message.bytes {facts.max_message_bytes}: halfway needs at least "
+            f"{MIN_TOPIC_MESSAGE_BYTES}",
+            field=f"{field}.topic",
+        )
+    if facts.compacted and message.key is None:
+        raise InvalidRequestError(
+            f"topic {message.topic!r} is compacted, which needs a key, and key is null", field=f"{field}.key"
+        )
+    if message.partition is not None and message.partition >= facts.partitions:
+        raise InvalidRequestError(
+            f"topic {message.topic!r} has {facts.partitions} partitions, and partition is {message.partition}",
+            field=f"{field}.partition",
+        )
+    size = message.size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(message.headers)
+    if size > facts.max_message_bytes:
+        raise MessageTooLargeError(
+            f"{field} is {size} bytes with its headers, more than the max.message.bytes {facts.max_message_bytes} of "
+            f"topic {message.topic!r}",
+            errors=[{"field": field, "detail": f"{size} bytes"}],
+        )
