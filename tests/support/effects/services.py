@@ -10,12 +10,16 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any
+
+from sqlalchemy import NullPool, create_engine, event, text
+from sqlalchemy.orm import Session
 
 from halfway.client import HalfwayError, Message, SyncHalfway
 from halfway.client.barrier import Barrier
 from halfway.client.consumer import Consumer, Inbox, Record, Retries
+from halfway.client.sqlalchemy import SessionProducer
 
 THREADS = 4
 MESSAGES = 2
@@ -52,37 +56,50 @@ def change_mind(chance: random.Random) -> None:
 
 
 def produce(given: Settings) -> None:
-    """Place orders until killed: most commit, some roll back, some ends are not sent."""
+    """Place orders until killed, around a transaction and inside sessions: most commit, some roll back."""
     begin = database(given["orders"])
     barrier = Barrier("sqlite", begin)
     seeds = random.Random(given["seed"])
+    engine = create_engine(f"sqlite:///{given['orders']}", poolclass=NullPool, connect_args={"timeout": 60})
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
 
-    def place_orders(client: SyncHalfway, chance: random.Random) -> None:
+    def around(client: SyncHalfway, order: str, chance: random.Random) -> None:
+        messages = [Message(topic=given["topic"], key=value, value=value) for value in values_of(order)]
+        with client.transaction(messages, confirm=chance.random() < 0.5) as transaction:
+            with begin() as connection:
+                connection.execute("INSERT INTO orders VALUES (?)", (order,))
+                barrier.insert(connection, transaction.id)
+                change_mind(chance)
+            change_mind(chance)  # too late: it has committed
+            if chance.random() < 0.05:
+                transaction.unknown()
+
+    def inside(client: SyncHalfway, order: str, chance: random.Random) -> None:
+        producer = SessionProducer(client)
+        with Session(engine) as session, session.begin():
+            session.execute(text("INSERT INTO orders VALUES (:order)"), {"order": order})
+            for value in values_of(order):
+                producer.send(session, given["topic"], value, value)
+            change_mind(chance)
+
+    def place_orders(client: SyncHalfway, chance: random.Random, place: Callable[..., None]) -> None:
         while True:
-            order = f"{chance.getrandbits(64):016x}"
-            messages = [
-                Message(topic=given["topic"], key=f"{order}-{number}", value=f"{order}/{number}")
-                for number in range(MESSAGES)
-            ]
-            try:
-                with client.transaction(messages, confirm=chance.random() < 0.5) as transaction:
-                    with begin() as connection:
-                        connection.execute("INSERT INTO orders VALUES (?)", (order,))
-                        barrier.insert(connection, transaction.id)
-                        change_mind(chance)
-                    if chance.random() < 0.05:
-                        transaction.unknown()
-            except (HalfwayError, UnwantedOrderError):
-                pass
+            with suppress(HalfwayError, UnwantedOrderError):
+                place(client, f"{chance.getrandbits(64):016x}", chance)
 
-    with SyncHalfway(given["url"], given["group"]) as client:
+    with SyncHalfway(given["url"], given["group"], barrier=barrier) as client:
         threads = [
-            threading.Thread(target=place_orders, args=(client, random.Random(seeds.random())), daemon=True)
-            for _ in range(THREADS)
+            threading.Thread(target=place_orders, args=(client, random.Random(seeds.random()), place), daemon=True)
+            for place in (around, inside) * (THREADS // 2)
         ]
         for thread in threads:
             thread.start()
         threads[0].join()
+
+
+def values_of(order: str) -> list[str]:
+    """Return the values of the messages that an order sends."""
+    return [f"{order}/{number}" for number in range(MESSAGES)]
 
 
 def consume(given: Settings) -> None:

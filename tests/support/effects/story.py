@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from halfway.client import CheckWorker, Halfway, SyncHalfway
 from halfway.client.barrier import Barrier
 from halfway.client.consumer import Inbox, Record
 from halfway.embedded.process import SupervisedProcess
-from tests.support.effects.services import MESSAGES, create, database
+from tests.support.effects.services import create, database, values_of
 
 PARTITIONS = 4
 PROCESSES = ("produce", "produce", "consume", "consume")
@@ -143,11 +143,34 @@ class Story:
         self._wait(lambda: set(last) <= set(self._effects_now()), "the consumers are not at the end")
 
     def _compare(self, committed: Sequence[str]) -> None:
-        wanted = {f"{order}/{number}" for order in committed for number in range(MESSAGES)}
+        wanted = {value for order in committed for value in values_of(order)}
+        written = self._written()
+        assert {value: times for value, times in written.items() if times > 1} == {}
+        assert sorted(wanted ^ set(written)) == []
         found = Counter(effect for effect in self._effects_now() if not effect.startswith("last/"))
         assert {effect: times for effect, times in found.items() if times > 1} == {}
         assert sorted(wanted - set(found)) == []
         assert sorted(set(found) - wanted) == []
+
+    def _written(self) -> Counter[str]:
+        """Count what stands in the topic, without the copies and the marks of the end."""
+        written: Counter[str] = Counter()
+        reader = Consumer(
+            {"bootstrap.servers": self._bootstrap_servers, "group.id": self._group, "enable.partition.eof": True}
+        )
+        reader.assign([TopicPartition(self._topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+        at_end = 0
+        deadline = time.monotonic() + REST_WITHIN_S
+        while at_end < PARTITIONS:
+            assert time.monotonic() < deadline, f"{at_end} partitions of {PARTITIONS} were read to their end"
+            for message in reader.consume(1000, timeout=1):
+                if (error := message.error()) is not None:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    at_end += 1
+                elif (COPY, b"") not in (message.headers() or ()):
+                    written[(message.value() or b"").decode()] += 1
+        reader.close()
+        return Counter({value: times for value, times in written.items() if not value.startswith("last/")})
 
     def _wait(self, there: Callable[[], bool], trouble: str) -> None:
         deadline = time.monotonic() + REST_WITHIN_S
