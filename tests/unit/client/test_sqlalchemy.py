@@ -1,7 +1,9 @@
 """What is sent inside a session of SQLAlchemy shares the fate of its database transaction; on a real SQLite."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from halfway.client import (
     ClientClosedError,
     Halfway,
     InvalidRequestError,
+    Message,
     PrepareUnconfirmedError,
     SyncHalfway,
     UnserialisableMessageError,
@@ -371,6 +374,34 @@ async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, s
 
     await run(shop, service, ClientClosedError)
     assert (prepares(world), shop.count()) == (0, 0)
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_who_holds_the_only_connection_while_the_coordinator_stalls(tmp_path: Path, held: int) -> None:
+    """`transaction` does not, a commit inside a session does, as docs/producing.md says."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}", pool_size=1, max_overflow=0)
+    barrier = Barrier("sqlite", engine.begin)
+    barrier.create()
+
+    def place(client: SyncHalfway) -> None:
+        if held:
+            with Session(engine) as session, session.begin():
+                SessionProducer(client).send(session, "orders", "1", "v")
+        else:
+            with client.transaction([Message(topic="orders", value="v")]), Session(engine) as session, session.begin():
+                pytest.fail("the block ran")
+
+    with socket.create_server(("127.0.0.1", 0)) as stalled, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{stalled.getsockname()[1]}"
+        with SyncHalfway(url, "shop", barrier=barrier, prepare_timeout_s=1, end_timeout_s=0.1) as client:
+            placed = pool.submit(place, client)
+            asked, _ = stalled.accept()
+            with asked:
+                assert asked.recv(1)  # the prepare is on its way
+                assert engine.pool.checkedout() == held  # type: ignore[attr-defined]  # a QueuePool
+                assert isinstance(placed.exception(30), PrepareUnconfirmedError)
+            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # the same
+    engine.dispose()
 
 
 class AsyncShop:

@@ -1,0 +1,25 @@
+"""Alembic leaves the barrier's table alone, as docs/producing.md says."""
+
+from pathlib import Path
+
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import MetaData, create_engine
+
+from halfway.client.barrier import Barrier
+
+INCLUDE_NAME = 'include_name=lambda name, kind, _: kind != "table" or name != "halfway_barrier"'
+PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
+
+
+def test_autogenerate_does_not_drop_the_barriers_table(tmp_path: Path) -> None:
+    assert INCLUDE_NAME in PAGE.read_text(encoding="utf-8")
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
+    Barrier("sqlite", engine.begin).create()
+    include_name = eval(INCLUDE_NAME.removeprefix("include_name="))  # noqa: S307 - ours
+    with engine.connect() as connection:
+        told = compare_metadata(MigrationContext.configure(connection), MetaData())
+        assert [change[0] for change in told] == ["remove_index", "remove_table"]
+        context = MigrationContext.configure(connection, opts={"include_name": include_name})
+        assert compare_metadata(context, MetaData()) == []
+    engine.dispose()
