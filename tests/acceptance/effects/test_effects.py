@@ -11,7 +11,7 @@ from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.topics import Cluster
 from tests.support.effects.story import PARTITIONS, Story
 
-ORDERS = int(os.environ.get("HALFWAY_TEST_EFFECTS_ORDERS", "300"))
+ORDERS = int(os.environ.get("HALFWAY_TEST_EFFECTS_ORDERS", "200"))
 SEED = int(os.environ.get("HALFWAY_TEST_EFFECTS_SEED", "") or random.randrange(10**9))
 KILLS = max(6, ORDERS // 1000)
 
