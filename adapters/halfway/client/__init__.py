@@ -28,6 +28,7 @@ from halfway.client.errors import (
 from halfway.client.listener import TransactionListener, TransactionProducer
 from halfway.client.messages import Message, UnserialisableMessageError
 from halfway.client.outcome import Outcome
+from halfway.client.sending import MixedProducersError, NoBarrierError
 from halfway.client.sync import SyncHalfway, SyncTransaction
 from halfway.client.transaction import Transaction
 from halfway.client.transport import InvalidUrlError
@@ -50,7 +51,9 @@ __all__ = [
     "InvalidRequestError",
     "InvalidUrlError",
     "Message",
+    "MixedProducersError",
     "NestedTransactionError",
+    "NoBarrierError",
     "Outcome",
     "OutcomeExpiredError",
     "PrepareUnconfirmedError",

@@ -12,6 +12,8 @@ from halfway.client.errors import HalfwayError
 
 Data = str | bytes | None
 """Text is sent as UTF-8, bytes as they are, None is a null."""
+Value = Data | Mapping[str, Any] | Sequence[Any]
+"""A mapping or list is written as JSON; a value of None is a tombstone."""
 
 
 class UnserialisableMessageError(HalfwayError, TypeError):
@@ -23,8 +25,7 @@ class Message:
     """A message that a transaction writes to a topic when it commits."""
 
     topic: str
-    value: Data | Mapping[str, Any] | Sequence[Any] = None
-    """Text, bytes, None (a tombstone), or a mapping or list that is written as JSON."""
+    value: Value = None
     key: Data = None
     headers: Mapping[str, Data] = field(default_factory=dict)
     partition: int | None = None

@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.barrier.drivers import require_transaction, sqlalchemy_connection
 from halfway.client.client import Halfway
-from halfway.client.messages import Data, Message
+from halfway.client.messages import Data, Message, Value
 from halfway.client.outcome import Outcome
 from halfway.client.sending import Endings, MixedProducersError, NoBarrierError, Sending
 from halfway.client.sync import SyncHalfway
@@ -44,7 +44,7 @@ class SessionProducer:
         session: Session | scoped_session[Any] | Connection,
         topic: str,
         key: Data = None,
-        value: Data | Mapping[str, Any] | list[Any] = None,
+        value: Value = None,
         *,
         headers: Mapping[str, Data] | None = None,
         partition: int | None = None,
@@ -71,7 +71,7 @@ class AsyncSessionProducer:
         session: AsyncSession | AsyncConnection,
         topic: str,
         key: Data = None,
-        value: Data | Mapping[str, Any] | list[Any] = None,
+        value: Value = None,
         *,
         headers: Mapping[str, Data] | None = None,
         partition: int | None = None,

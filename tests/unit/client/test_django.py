@@ -15,10 +15,16 @@ from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
 
-from halfway.client import InvalidRequestError, PrepareUnconfirmedError, SyncHalfway, UnserialisableMessageError
+from halfway.client import (
+    InvalidRequestError,
+    MixedProducersError,
+    NoBarrierError,
+    PrepareUnconfirmedError,
+    SyncHalfway,
+    UnserialisableMessageError,
+)
 from halfway.client.barrier import LateTransactionError, NoTransactionError
 from halfway.client.django import AtomicProducer, DjangoChecks, django_barrier
-from halfway.client.sending import MixedProducersError, NoBarrierError
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, forget_connection, insert, project
 from tests.unit.client.test_barrier import asked

@@ -20,6 +20,8 @@ from halfway.client import (
     Halfway,
     InvalidRequestError,
     Message,
+    MixedProducersError,
+    NoBarrierError,
     PrepareUnconfirmedError,
     SyncHalfway,
     UnserialisableMessageError,
@@ -31,7 +33,6 @@ from halfway.client.barrier import (
     NoTransactionError,
     UnsupportedConnectionError,
 )
-from halfway.client.sending import MixedProducersError, NoBarrierError
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
 from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import asked

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from halfway.client.barrier import NoTransactionError
-from halfway.client.messages import Data, Message
+from halfway.client.messages import Data, Message, Value
 from halfway.client.sending import MixedProducersError, NoBarrierError, Sending
 from halfway.client.sync import SyncHalfway
 
@@ -36,7 +36,7 @@ class AtomicProducer:
         self,
         topic: str,
         key: Data = None,
-        value: Data | Mapping[str, Any] | list[Any] = None,
+        value: Value = None,
         *,
         headers: Mapping[str, Data] | None = None,
         partition: int | None = None,
