@@ -48,13 +48,13 @@ def forget_connection() -> None:
         del connections["default"]
 
 
-def insert(order: str, parent: str | None = None) -> None:
+def insert(key: str, parent: str | None = None) -> None:
     """Do a service's local work."""
     with connections["default"].cursor() as cursor:
         if parent is None:
-            cursor.execute("INSERT INTO orders (id) VALUES (%s)", [order])
+            cursor.execute("INSERT INTO orders (id) VALUES (%s)", [key])
         else:
-            cursor.execute("INSERT INTO orders (id, parent) VALUES (%s, %s)", [order, parent])
+            cursor.execute("INSERT INTO orders (id, parent) VALUES (%s, %s)", [key, parent])
 
 
 def count(table: str = "orders") -> int:

@@ -3,9 +3,11 @@
 import asyncio
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +33,8 @@ from tests.unit.client.test_barrier import asked
 from tests.unit.client.test_checks import BODY, QUESTION
 from tests.unit.client.test_settling import settled
 from tests.unit.client.test_sqlalchemy import prepares, values
+
+PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
 
 
 @pytest.fixture
@@ -287,3 +291,23 @@ def test_the_migration_makes_the_table_and_takes_it_back(database: None) -> None
     assert count("halfway_barrier") == 0
     call_command("migrate", "halfway_client", "zero", verbosity=0)
     assert "halfway_barrier" not in connections["default"].introspection.table_names()
+
+
+async def test_the_project_in_the_documentation_works(world: RestWorld, database: None) -> None:
+    (block,) = re.findall(
+        r"^```text\n(from django.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    order = SimpleNamespace(objects=SimpleNamespace(create=insert))
+    names: dict[str, Any] = {"Order": order}
+
+    def work() -> bytes:
+        exec(block.replace("http://halfway:8080", world.url), names)  # noqa: S102 - ours
+        names["place_order"]("42")
+        with override_settings(ROOT_URLCONF=tuple(names["urlpatterns"])):
+            answer = Client().post("/check", BODY, content_type="application/json")
+        names["halfway"].close()
+        forget_connection()
+        return bytes(answer.content)
+
+    assert b"unknown" in await asyncio.to_thread(work)  # the question is of long ago
+    assert (values(world), await counts()) == ([b'{"total":9.9}'], (1, 1))
