@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, connection, connections, transaction
 from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
 
 from halfway.client import (
     InvalidRequestError,
+    Message,
     MixedProducersError,
     NoBarrierError,
     PrepareUnconfirmedError,
@@ -238,6 +239,24 @@ async def test_a_view_with_atomic_requests_sends_when_it_has_answered(world: Res
     await run(client, service)
     assert (statuses, values(world)) == ([200, 500, 500], [b"v"])
     assert await counts() == (1, 1)
+
+
+async def test_a_transaction_around_an_atomic_block_takes_the_projects_connection(
+    world: RestWorld, client: SyncHalfway
+) -> None:
+    def service(_: AtomicProducer) -> None:
+        assert client.barrier is not None
+        for number, known in enumerate((connection, connections["default"])):
+            with client.transaction([Message(topic="orders", value=f"{number}")]) as around, transaction.atomic():
+                insert(f"{number}")
+                client.barrier.insert(known, around.id)
+            assert client.barrier.look(around.id) == "commit"
+            with pytest.raises(NoTransactionError):
+                client.barrier.insert(known, "a")
+
+    await run(client, service)
+    assert values(world) == [b"0", b"1"]
+    assert await counts() == (2, 2)
 
 
 async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, client: SyncHalfway) -> None:
