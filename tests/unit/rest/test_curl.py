@@ -1,0 +1,62 @@
+"""The calls that docs/rest.md shows with curl are answered as it says, and no operation is left out."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+
+from halfway.client import answer_check
+from tests.support.rest.client import RestWorld
+
+PAGE = (Path(__file__).parents[3] / "docs" / "rest.md").read_text(encoding="utf-8")
+LINE = re.compile(r"^\$ (curl .*?)   # (\d{3})", re.MULTILINE)
+
+
+def calls() -> Iterator[tuple[str, str, dict[str, str], str | None, int]]:
+    """Give method, address, headers, body and status of each line; it must have no other options."""
+    for line, status in LINE.findall(PAGE):
+        _, *words = shlex.split(line)
+        method, address, headers, body = "GET", "", {}, None
+        while words:
+            match words.pop(0):
+                case "-X":
+                    method = words.pop(0)
+                case "-H":
+                    name, _, value = words.pop(0).partition(": ")
+                    headers[name] = value
+                case "-d":
+                    body = words.pop(0)
+                case address if not address.startswith("-"):
+                    pass
+                case other:
+                    raise AssertionError(other)
+        yield method, address, headers, body, int(status)
+
+
+async def test_every_call_is_answered_as_the_page_says() -> None:
+    asked = set()
+    async with RestWorld() as world, aiohttp.ClientSession() as session:
+        for method, address, headers, body, status in calls():
+            if address.startswith("localhost:9000"):
+                continue
+            url = address.replace("localhost:8080", world.url)
+            async with session.request(method, url, data=body, headers=headers) as answer:
+                assert answer.status == status, (method, address, await answer.text())
+            path = re.sub(r"\?.*|localhost:8080", "", address)
+            asked.add((method, re.sub(r"/(o-\d+|shop|batch-jobs)(?=/|$)", "/{}", path)))
+        described = await (await session.get(f"{world.url}/openapi.json")).json()
+    there = {
+        (method.upper(), re.sub(r"\{\w+\}", "{}", path))
+        for path, operations in described["paths"].items()
+        for method in operations
+        if method in {"get", "put", "post", "delete"}
+    }
+    assert there - asked == set()
+
+
+async def test_the_question_is_one_that_an_endpoint_answers() -> None:
+    (body,) = [body for _, address, _, body, _ in calls() if address.startswith("localhost:9000")]
+    assert body is not None
+    assert await answer_check(body.encode(), lambda _: "commit") == (200, b'{"outcome": "commit", "nonce": "n-1"}')
