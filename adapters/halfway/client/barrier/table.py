@@ -98,14 +98,8 @@ class BarrierTable:
 
     def clean(self, older_than_s: float, limit: int) -> Steps[int]:
         """Delete at most `limit` rows, the oldest; none while another instance does it. How many were deleted."""
-        if self.sql.elect is not None and (yield self._statement(self.sql.elect)).rows[0][0] != 1:
-            return 0
-        try:
-            done = yield self._statement(self.sql.clean, older_than_s, limit)
-        finally:
-            if self.sql.resign is not None:
-                yield self._statement(self.sql.resign)
-        return done.written
+        elect, resign = (None if sql is None else self._statement(sql) for sql in (self.sql.elect, self.sql.resign))
+        return (yield from clean_by_one(self._statement(self.sql.clean, older_than_s, limit), elect, resign))
 
     def _waiting_shortly(self, statement: Statement) -> Steps[Result]:
         before = (yield Statement(self.sql.read_lock_wait)).rows[0][0]
@@ -127,6 +121,18 @@ class BarrierTable:
 def migration(dialect: Dialect | str, table: str = TABLE) -> list[str]:
     """Return the statements that make a barrier's table, for a migration tool; Alembic's and Django's names do too."""
     return BarrierTable(dialect, table).migration()
+
+
+def clean_by_one(clean: Statement, elect: Statement | None, resign: Statement | None) -> Steps[int]:
+    """Delete rows unless another connection is the one that cleans now; return how many were deleted."""
+    if elect is not None and (yield elect).rows[0][0] != 1:
+        return 0
+    try:
+        done = yield clean
+    finally:
+        if resign is not None:
+            yield resign
+    return done.written
 
 
 def _alone(statement: Statement) -> Steps[Result]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.table import Statement, Steps
+from halfway.client.barrier.table import Statement, Steps, clean_by_one
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
@@ -101,14 +101,8 @@ class InboxTable:
 
     def clean(self, older_than_s: float, limit: int) -> Steps[int]:
         """Delete at most `limit` rows, the oldest; none while another instance does it. How many were deleted."""
-        if self._sql.elect is not None and (yield self._statement(self._sql.elect)).rows[0][0] != 1:
-            return 0
-        try:
-            done = yield self._statement(self._sql.clean, older_than_s, limit)
-        finally:
-            if self._sql.resign is not None:
-                yield self._statement(self._sql.resign)
-        return done.written
+        elect, resign = (None if sql is None else self._statement(sql) for sql in (self._sql.elect, self._sql.resign))
+        return (yield from clean_by_one(self._statement(self._sql.clean, older_than_s, limit), elect, resign))
 
     def _statement(self, sql: str, *parameters: object) -> Statement:
         return Statement(sql.replace("{table}", self._name), parameters)
