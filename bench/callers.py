@@ -13,10 +13,20 @@ from bench.wire import Contents, Requests, WireError, id_in, items_in, split
 _SHOWN = 300
 
 
+class BeginsAndCloses(Protocol):
+    """A caller, as its desk knows it."""
+
+    def begin(self, now: float) -> None:
+        """Begin a transaction, or a batch; latency counts from `now`."""
+
+    def close(self) -> None:
+        """End; what is still under way is not confirmed."""
+
+
 class Desk(Protocol):
     """Where callers report, and which tells them to begin."""
 
-    def ready(self, caller: Caller) -> None:
+    def ready(self, caller: BeginsAndCloses) -> None:
         """Hear that a caller has nothing to do."""
 
     def confirmed(self, began: float, made: Sequence[Made]) -> None:

@@ -14,17 +14,19 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from bench.callers import Caller
+from bench.callers import BeginsAndCloses, Caller
+from bench.client_caller import ClientCaller, Messages
 from bench.figures import cpu_us, percentile
 from bench.journal import Journal, Made
-from bench.plan import LoadPlan, LoadResult, Window
+from bench.plan import GROUP, LoadPlan, LoadResult, Window
 from bench.wire import Contents, Requests
+from halfway.client import Halfway
 
 MAX_FAILURES: Final = 1_000
 FINISH_S: Final = 30.0
@@ -46,20 +48,32 @@ class Load:
         self._failed = 0
         self._first_failure = ""
         self._running = True
-        self._resting: deque[Caller] = deque()
+        self._resting: deque[BeginsAndCloses] = deque()
         self._due: deque[float] = deque()
         self._all_resting = asyncio.Event()
 
     async def run(self) -> LoadResult:
         """Connect, carry the plan out, finish what is under way."""
+        async with AsyncExitStack() as stack:
+            return await self._load(await self._callers(stack))
+
+    async def _callers(self, stack: AsyncExitStack) -> Sequence[BeginsAndCloses]:
         plan = self._plan
+        if plan.client:
+            client = await stack.enter_async_context(Halfway(f"http://{plan.host}:{plan.port}", GROUP))
+            messages = Messages(plan.topic)
+            return [ClientCaller(client, messages, self) for _ in range(plan.callers)]
         loop = asyncio.get_running_loop()
-        callers = []
+        connected = []
         for _ in range(plan.callers):
             _, caller = await loop.create_connection(
                 lambda: Caller(self._requests, self, batch=plan.batch > 0), plan.host, plan.port
             )
-            callers.append(caller)
+            connected.append(caller)
+        return connected
+
+    async def _load(self, callers: Sequence[BeginsAndCloses]) -> LoadResult:
+        plan = self._plan
         gc.collect()
         gc.freeze()
         self._wake()
@@ -132,7 +146,7 @@ class Load:
             while self._due and self._resting:
                 self._resting.pop().begin(self._due.popleft())
 
-    def ready(self, caller: Caller) -> None:
+    def ready(self, caller: BeginsAndCloses) -> None:
         if self._running and self._failed < MAX_FAILURES:
             if self._due:
                 caller.begin(self._due.popleft())

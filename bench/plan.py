@@ -16,11 +16,15 @@ KEYS: Final = 256
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Callers, each with one request at a time; `batch` transactions in a request, 0 for requests of one each."""
+    """Callers, each with one request at a time; `batch` transactions in a request, 0 for requests of one each.
+
+    With `client` they share one `halfway.client`; else each has a connection of its own.
+    """
 
     name: str
     callers: int
     batch: int = 0
+    client: bool = False
 
 
 SCENARIOS: Final = (
@@ -39,6 +43,8 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     callers: int
     batch: int
+    client: bool = False
+    """Whether the callers share one `halfway.client`."""
     lead_s: float
     window_s: float
     windows: int = 1

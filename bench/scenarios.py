@@ -94,6 +94,7 @@ def load_plan(rig: Rig, scenario: Scenario, *, lead_s: float, window_s: float) -
         topic=rig.topic,
         callers=scenario.callers,
         batch=scenario.batch,
+        client=scenario.client,
         lead_s=lead_s,
         window_s=window_s,
         pids=rig.pids,

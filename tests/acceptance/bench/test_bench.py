@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from bench.__main__ import main
+from bench.client import compare
 from bench.plan import SCENARIOS, TOPIC
 from bench.report import write_json
 from bench.rig import Rig
@@ -29,6 +30,7 @@ def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_pat
     with Rig(say=said.append, bootstrap_servers=kafka.bootstrap_servers, name="bench-smoke") as rig:
         lengths = Lengths(warm_up_s=0, lead_s=0, run_s=0.5, raw_s=0.5)
         lines = run_scenarios(rig, SCENARIOS, lengths, say=said.append)
+        compared = compare(rig, lengths, say=said.append)
         lasted = soak(rig, Lasting(minutes=1 / 60, share=0.5, warm_up_s=0, maximum_s=0.5, window_s=0.5))
 
     write_json(tmp_path / "bench.json", lines)
@@ -40,6 +42,9 @@ def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_pat
         assert line["audited"] > 0
         found = (line["missing"], line["doubled"], line["extra"], line["contradicted"], line["stuck"], line["failed"])
         assert not any(found), line
+    assert [line.scenario for line in compared.lines] == ["rest-1", "client-1", "rest-64", "client-64"]
+    assert all(line.audited for line in compared.lines)
+    assert compared.clean, compared
     assert len(lasted.lines) == 2
     assert lasted.clean, lasted
 

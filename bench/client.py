@@ -1,0 +1,87 @@
+"""The Python client beside bare REST, in one run: what it adds for one caller, and what it saves for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from bench.plan import Scenario
+from bench.rig import Rig
+from bench.scenarios import WARM_UP, Lengths, load_plan, loaded, run_load
+
+COMPARED: Final = (
+    Scenario(name="rest-1", callers=1),
+    Scenario(name="client-1", callers=1, client=True),
+    Scenario(name="rest-64", callers=64),
+    Scenario(name="client-64", callers=64, client=True),
+)
+
+
+class ClientLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of one way to call; microseconds of CPU are for one transaction."""
+
+    scenario: str
+    tx_per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: Mapping[str, float]
+    failed: int
+    first_failure: str
+    found: Mapping[str, int]
+    """What the checker found: missing, doubled, extra, contradicted, stuck."""
+    audited: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether every transaction was answered, and stands exactly as it was."""
+        return not (self.failed or any(self.found.values()))
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines, and what they come to."""
+
+    lines: list[ClientLine]
+    client_adds_ms: float
+    """To the p50 of one caller."""
+    coordinator_cpu_ratio: float
+    """Of 64 callers: the coordinator's CPU for a transaction through one client, by that of bare REST."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether all lines are."""
+        return all(line.clean for line in self.lines)
+
+
+def compare(rig: Rig, lengths: Lengths, *, say: Callable[[str], None]) -> Compared:
+    """Warm the broker's JVM, then measure each way."""
+    for scenario in WARM_UP if lengths.warm_up_s else ():
+        say(f"warm-up: {scenario.name}")
+        run_load(rig, load_plan(rig, scenario, lead_s=0, window_s=lengths.warm_up_s / len(WARM_UP)))
+    lines = {}
+    for scenario in COMPARED:
+        say(f"{scenario.name}: {lengths.lead_s + lengths.run_s:g} s, then the audit")
+        lines[scenario.name] = _measured(rig, scenario, lengths)
+    cpu = {name: line.cpu_us["coordinator"] for name, line in lines.items()}
+    return Compared(
+        lines=list(lines.values()),
+        client_adds_ms=round(lines["client-1"].p50_ms - lines["rest-1"].p50_ms, 2),
+        coordinator_cpu_ratio=round(cpu["client-64"] / cpu["rest-64"], 3) if cpu["rest-64"] else 0.0,
+    )
+
+
+def _measured(rig: Rig, scenario: Scenario, lengths: Lengths) -> ClientLine:
+    done = loaded(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=lengths.run_s))
+    window, audit = done.result.windows[-1], done.audit
+    return ClientLine(
+        scenario=scenario.name,
+        tx_per_s=round(window.transactions / window.seconds, 1),
+        p50_ms=round(window.p50_ms, 2),
+        p99_ms=round(window.p99_ms, 2),
+        cpu_us={name: round(used / max(1, window.transactions), 1) for name, used in window.cpu_us.items()},
+        failed=done.result.failed,
+        first_failure=done.result.first_failure,
+        found={name: getattr(audit, name) for name in ("missing", "doubled", "extra", "contradicted", "stuck")},
+        audited=audit.transactions,
+    )

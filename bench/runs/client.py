@@ -1,0 +1,59 @@
+"""The Python client beside bare REST."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.client import Compared, compare
+from bench.report import counts, wide_console, write_json
+from bench.rig import Rig
+from bench.runs.kinds import Kinds
+from bench.scenarios import Lengths
+
+
+def add(kinds: Kinds) -> None:
+    """Add its command."""
+    defaults = Lengths()
+    beside = kinds.add_parser("client", help="the Python client beside bare REST; writes build/client.json")
+    beside.set_defaults(run=_client)
+    beside.add_argument("--json", type=Path, default=Path("build/client.json"), help="where the figures go")
+    beside.add_argument("--warm-up", type=float, default=defaults.warm_up_s, help="seconds, once")
+    beside.add_argument("--lead", type=float, default=defaults.lead_s, help="seconds before counting, each way")
+    beside.add_argument("--seconds", type=float, default=defaults.run_s, help="that count, each way")
+    beside.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already, for figures without its CPU")
+
+
+def _client(given: argparse.Namespace) -> int:
+    console = wide_console()
+    lengths = Lengths(warm_up_s=given.warm_up, lead_s=given.lead, run_s=given.seconds)
+    with Rig(say=console.print, bootstrap_servers=given.kafka) as rig:
+        compared = compare(rig, lengths, say=console.print)
+    console.print(client_table(compared))
+    for line in compared.lines:
+        if line.failed:
+            console.print(f"{line.scenario}: the first that failed: {line.first_failure}", markup=False)
+    console.print(f"one caller waits {compared.client_adds_ms:+.2f} ms longer (p50) through the client")
+    console.print(
+        f"64 callers through one client need {compared.coordinator_cpu_ratio:.0%} of the coordinator's CPU for each"
+    )
+    write_json(given.json, compared)
+    console.print(f"written to {given.json}")
+    return 0 if compared.clean else 1
+
+
+def client_table(compared: Compared) -> Table:
+    """Return the ways as a table."""
+    table = Table(title="prepare to commit confirmed; CPU in microseconds a transaction")
+    table.add_column("callers")
+    for name in ("tx/s", "p50 ms", "p99 ms", "coordinator", "broker", "load", "failed", "the checker found"):
+        table.add_column(name, justify="right")
+    for line in compared.lines:
+        cpu = (f"{line.cpu_us[name]:.0f}" if name in line.cpu_us else "" for name in ("coordinator", "broker", "load"))
+        table.add_row(
+            *(line.scenario, f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}", *cpu),
+            *(str(line.failed), counts({name: count for name, count in line.found.items() if count})),
+        )
+    return table
