@@ -9,6 +9,8 @@ COPY adapters adapters
 COPY pipeline pipeline
 COPY schemas schemas
 RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps .
+COPY packaging packaging
+RUN /opt/halfway/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /opt/client ./packaging/client
 
 FROM python:3.11.14-slim-bookworm AS base
 RUN groupadd --gid 10001 halfway && useradd --uid 10001 --gid halfway --no-create-home --shell /usr/sbin/nologin halfway
@@ -20,6 +22,8 @@ USER 10001:10001
 FROM base AS orders
 COPY examples/orders/service.py /opt/orders/service.py
 USER root
+COPY --from=build /opt/client /opt/client
+RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps /opt/client/*.whl
 RUN install --directory --owner 10001 --group 10001 /var/lib/orders
 USER 10001:10001
 VOLUME /var/lib/orders

@@ -1,9 +1,11 @@
 """The network between the order service and halfway, which loses what the plan says."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Self
+from http import HTTPStatus
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
@@ -11,7 +13,9 @@ from aiohttp import web
 from examples.orders.plan import Fault
 from examples.orders.recorder import Recorder
 
-MAX_BODY = 1024 * 1024
+Json = Mapping[str, Any]
+
+MAX_BODY = 4 * 1024 * 1024
 
 
 class LossyNetwork:
@@ -48,55 +52,63 @@ class LossyNetwork:
         await self._session.close()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        """Carry a request; the client sends prepares and ends together, and what is lost of them takes the rest along.
+
+        The rest has arrived, or arrives when the client sends it again.
+        """
         body = await request.read()
-        order, step = _about(request, body)
+        if request.path != "/v1/batch":
+            status, told = await self._send(request.method, request.path_qs, body)
+            return web.Response(status=status, body=told, content_type="application/json")
+        answers: dict[str, list[Json]] = {}
+        for step, items in json.loads(body).items():
+            carried = await asyncio.gather(*(self._carry(step, item) for item in items))
+            answers[step] = [answer for answer in carried if answer is not None]
+            if len(answers[step]) < len(items):
+                return _break(request)
+        return web.json_response(answers)
+
+    async def _carry(self, step: str, item: Json) -> Json | None:
+        """Return the answer to a prepare or an end, None if it or its answer is lost."""
+        order = str(item["id"])
         fault = self._faults.get(order, Fault.NONE)
+        arrives = told = True
         match step, fault:
-            case "end", Fault.END_LOST:
-                return self._lose(request, order, fault)
+            case "end", Fault.END_LOST | Fault.PREPARE_ANSWERS_LOST:
+                arrives = told = False
             case "end", Fault.KILLED if order not in self._done:
                 await self._kill(order)
-                return self._lose(request, order, fault)
+                arrives = told = False
             case ("prepare", Fault.PREPARE_ANSWERS_LOST) | ("end", Fault.END_ANSWER_LOST):
-                await self._forward(request, body)
-                return self._lose(request, order, fault)
+                told = False
             case "prepare", Fault.PREPARE_ANSWER_LOST_ONCE if order not in self._done:
-                await self._forward(request, body)
-                return self._lose(request, order, fault)
-            case _:
-                return await self._forward(request, body)
-
-    def _lose(self, request: web.Request, order: str, fault: Fault) -> web.StreamResponse:
-        """Break the connection: whoever waits at its other end learns nothing."""
-        if order not in self._done:
+                told = False
+        answer = await self._forward(step, item) if arrives else None
+        if not told and order not in self._done:
             self._done.add(order)
             self.happened[fault] += 1
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response()
+        return answer if told else None
 
-    async def _forward(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        headers = {"content-type": request.content_type}
-        order, step = _about(request, body)
-        asked = None if self._recorder is None else self._recorder.asked(order, step, body)
+    async def _forward(self, step: str, item: Json) -> Json:
+        asked = None if self._recorder is None else self._recorder.asked(step, item)
+        status, told = await self._send("POST", "/v1/batch", json.dumps({step: [item]}).encode())
+        answered: Any = json.loads(told)
+        answer: Json = answered[step][0] if status == HTTPStatus.OK else {"status": status, "problem": answered}
+        if self._recorder is not None and asked is not None:
+            self._recorder.answered(step, item, asked, answer)
+        return answer
+
+    async def _send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        headers = {"content-type": "application/json"}
         try:
-            async with self._session.request(
-                request.method, self._halfway_url + request.path_qs, data=body, headers=headers
-            ) as answer:
-                told = await answer.read()
-                if self._recorder is not None and asked is not None:
-                    self._recorder.answered(order, step, body, asked, answer.status, told)
-                return web.Response(status=answer.status, body=told, content_type=answer.content_type)
+            async with self._session.request(method, self._halfway_url + path, data=body, headers=headers) as answer:
+                return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError):
-            return web.Response(status=502)
+            return HTTPStatus.BAD_GATEWAY, b"{}"
 
 
-def _about(request: web.Request, body: bytes) -> tuple[str, str]:
-    """Return the order's id and the step of the protocol that a request is, empty for neither."""
-    match request.path.strip("/").split("/"):
-        case ["v1", "transactions", order, "end"]:
-            return order, "end"
-        case ["v1", "transactions"]:
-            return str(json.loads(body).get("id", "")), "prepare"
-        case _:
-            return "", ""
+def _break(request: web.Request) -> web.Response:
+    """Break the connection: whoever waits at its other end learns nothing."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()

@@ -1,6 +1,5 @@
 """Writes down what passes between the order service and halfway, for the checker (docs/checker.md)."""
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from itertools import count
@@ -28,33 +27,39 @@ class Recorder:
         rolls_back = tuple(group for group, policy in POLICIES.items() if policy["on_exhausted"] == "rollback")
         self._history.write(Run(seed=seed, topics=TOPICS, policy_rolls_back=rolls_back))
 
-    def asked(self, order: str, step: str, body: bytes) -> tuple[str, int]:
-        """Note a request before halfway gets it; what is returned goes into `answered`."""
+    def asked(self, step: str, item: Json) -> tuple[str, int]:
+        """Note a prepare or an end before halfway gets it; what is returned goes into `answered`."""
+        order = item["id"]
         ref = f"{order}/{next(self._numbers)}"
-        told = json.loads(body) if step else {}
         if step == "prepare":
             contents = tuple(
                 content_of(message["topic"], message["key"].encode(), message["value"].encode())
-                for message in told["messages"]
+                for message in item["messages"]
             )
-            self._history.write(Prepare(ref=ref, group=told["group"], contents=contents, id=order))
-        elif step == "end":
-            self._history.write(End(id=order, outcome=told["outcome"]))
+            self._history.write(Prepare(ref=ref, group=item["group"], contents=contents, id=order))
+        else:
+            self._history.write(End(id=order, outcome=item["outcome"]))
         return ref, self._history.now()
 
-    def answered(self, order: str, step: str, body: bytes, asked: tuple[str, int], status: int, answer: bytes) -> None:
+    def answered(self, step: str, item: Json, asked: tuple[str, int], answer: Json) -> None:
         """Note what halfway answered, whether it arrives or not."""
         ref, sent_at = asked
-        told: Json = json.loads(answer) if step and answer else {}
-        state, code = told.get("state"), told.get("error_code")
+        told: Json = answer.get("body") or answer.get("problem") or {}
+        state, code, status = told.get("state"), told.get("error_code"), answer["status"]
         if step == "prepare":
             self._history.write(
-                Prepared(ref=ref, status=status, sent_at=sent_at, id=order, state=state, error_code=code)
+                Prepared(ref=ref, status=status, sent_at=sent_at, id=item["id"], state=state, error_code=code)
             )
-        elif step == "end":
-            outcome = json.loads(body)["outcome"]
+        else:
             self._history.write(
-                Ended(id=order, outcome=outcome, status=status, sent_at=sent_at, state=state, error_code=code)
+                Ended(
+                    id=item["id"],
+                    outcome=item["outcome"],
+                    status=status,
+                    sent_at=sent_at,
+                    state=state,
+                    error_code=code,
+                )
             )
 
     def operator_ends(self, order: str, outcome: Any) -> None:

@@ -204,7 +204,8 @@ class Demo:
         with sqlite3.connect(f"file:{self.service.database}?mode=ro", uri=True) as database:
             orders = dict(database.execute("SELECT id, state FROM orders"))
             fenced = {
-                row[0] for row in database.execute("SELECT transaction_id FROM barrier WHERE inserted_by = 'check'")
+                row[0]
+                for row in database.execute("SELECT transaction_id FROM halfway_barrier WHERE outcome = 'rollback'")
             }
         database.close()
         *consumers, dead_letters = self.consumers

@@ -1,7 +1,7 @@
-"""The order service: its own process, its own SQLite database, and halfway only over HTTP.
+"""The order service: its own process, its own SQLite database, and halfway through its Python client.
 
 An order is one halfway transaction: four messages are prepared, the order goes into the database, and the transaction
-is ended. Where the end is lost, halfway asks `/check`, which answers from the database.
+is ended. If the end is lost, halfway asks `/check`, which answers from the database.
 """
 
 import argparse
@@ -13,23 +13,24 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import aiohttp
 from aiohttp import web
 
+from halfway.client import AiohttpChecks, Check, Halfway, HalfwayError, Message, Outcome
+from halfway.client.barrier import Barrier, LateTransactionError
+
 Order = dict[str, Any]
-T = TypeVar("T")
 
 TOPICS = ("coupon", "shipping", "points", "cart")
 SETTLES_AFTER_S = 1.5
 """How long a bank transfer takes here."""
 LATE_S = 4.0
 """How long the slowest card payment takes: longer than halfway waits before it asks."""
-REGISTER_TRIES = 100
 
 # One set of four messages per order; the groups differ in what halfway does when nobody knows the outcome for long.
 POLICIES: dict[str, dict[str, object]] = {
@@ -37,218 +38,135 @@ POLICIES: dict[str, dict[str, object]] = {
     "preorders": {"max_checks": 2, "on_exhausted": "rollback"},
 }
 TIMES = {"first_check_after_s": 2, "check_interval_s": 1, "max_interval_s": 2}
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS orders (
-    id TEXT PRIMARY KEY,
-    customer TEXT NOT NULL,
-    payment TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('paid', 'failed', 'awaiting')),
-    placed_at REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS barrier (
-    transaction_id TEXT PRIMARY KEY,
-    inserted_by TEXT NOT NULL CHECK (inserted_by IN ('order', 'check'))
-);
-"""
-
-
-class FencedError(Exception):
-    """halfway asked about this order before it was in the database, and was told that it never will be."""
-
-
-class Database:
-    """The service's orders. Each method is one database transaction."""
-
-    def __init__(self, path: Path) -> None:
-        """Open the database, made on first use; what it holds is what a killed service knows when it comes back."""
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=FULL")
-        self._connection.executescript(SCHEMA)
-
-    def place(self, order: Order) -> str:
-        """Do the local transaction: insert the order with the state that its payment leads to, and return that.
-
-        Raises:
-            FencedError: a check was answered `rollback` for this order before; nothing is inserted.
-
-        """
-        state = {"card": "paid", "card-late": "paid", "card-declined": "failed"}.get(order["payment"], "awaiting")
-        try:
-            with self._transaction():
-                self._connection.execute("INSERT INTO barrier VALUES (?, 'order')", (order["id"],))
-                self._connection.execute(
-                    "INSERT INTO orders VALUES (?, ?, ?, ?, ?)",
-                    (order["id"], order["customer"], order["payment"], state, time.time()),
-                )
-        except sqlite3.IntegrityError:
-            raise FencedError(order["id"]) from None
-        return state
-
-    def verdict(self, transaction_id: str) -> str:
-        """Say what became of an order; one that is not there is fenced off for good before `rollback` is said.
-
-        An order that is absent now could still be inserted a moment later by a slow request, after halfway has been
-        told `rollback`. So the check takes the order's place in `barrier`: whichever comes first wins, and the other
-        one's insert fails. (The table is known from DTM's sub-transaction barrier.)
-        """
-        with self._transaction():
-            self._connection.execute("INSERT OR IGNORE INTO barrier VALUES (?, 'check')", (transaction_id,))
-            row = self._connection.execute("SELECT state FROM orders WHERE id = ?", (transaction_id,)).fetchone()
-        return VERDICTS[row[0] if row else "fenced"]
-
-    def settle(self, order_id: str, *, paid: bool) -> str:
-        """Note what the bank says of an order that awaits its payment, and return the state that stands."""
-        state = "paid" if paid else "failed"
-        with self._transaction():
-            self._connection.execute("INSERT OR IGNORE INTO barrier VALUES (?, 'check')", (order_id,))
-            self._connection.execute(
-                "UPDATE orders SET state = ? WHERE id = ? AND state = 'awaiting'", (state, order_id)
-            )
-            row = self._connection.execute("SELECT state FROM orders WHERE id = ?", (order_id,)).fetchone()
-        return str(row[0]) if row else "fenced"
-
-    def settle_due(self, before: float) -> None:
-        """Let the bank transfers that are old enough arrive or bounce; an invoice nobody pays stays open."""
-        for payment, state in (("transfer", "paid"), ("transfer-bounces", "failed")):
-            self._connection.execute(
-                "UPDATE orders SET state = ? WHERE state = 'awaiting' AND payment = ? AND placed_at < ?",
-                (state, payment, before),
-            )
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _transaction(self) -> sqlite3.Connection:
-        self._connection.execute("BEGIN IMMEDIATE")
-        return self._connection
-
-
-VERDICTS = {"paid": "commit", "failed": "rollback", "awaiting": "unknown", "fenced": "rollback"}
+PAID_BY: dict[str, str] = {"card": "paid", "card-late": "paid", "card-declined": "failed"}
+VERDICTS: dict[str, Outcome] = {"paid": "commit", "failed": "rollback", "awaiting": "unknown", "fenced": "rollback"}
 """What a state of an order means for its messages."""
 
 
-class Halfway:
-    """The four calls of halfway that a producer needs."""
+class Orders:
+    """The service's orders, and the barrier: an order whose row says rollback can never be placed."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        """Keep where halfway is."""
-        self._session = session
-        self._url = f"{url}/v1"
+    def __init__(self, path: Path) -> None:
+        """Open the database, made on first use; what it holds is what a killed service knows when it comes back."""
+        self._path = path
+        self._turn = threading.Lock()
+        self.barrier = Barrier("sqlite", self.begin)
+        with self.begin() as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, customer TEXT NOT NULL, payment TEXT NOT NULL,"
+                " state TEXT NOT NULL CHECK (state IN ('paid', 'failed', 'awaiting')), placed_at REAL NOT NULL)"
+            )
+        self.barrier.create()
 
-    async def register(self, check_url: str) -> None:
-        """Say where halfway can ask, and how often; again at every start, which changes nothing."""
-        for group, policy in POLICIES.items():
-            body = {"check": {"urls": [check_url]}, "topics": list(TOPICS), "policy": TIMES | policy}
-            for _ in range(REGISTER_TRIES):
-                if await self._call("PUT", f"/groups/{group}", body) in {200, 201}:
-                    break
-                await asyncio.sleep(0.2)
-            else:
-                raise RuntimeError(f"halfway does not take the group {group}: is it running?")
+    @contextmanager
+    def begin(self) -> Iterator[sqlite3.Connection]:
+        with self._turn, closing(sqlite3.connect(self._path, timeout=10)) as connection, connection:
+            yield connection
 
-    async def prepare(self, order: Order) -> bool:
-        """Store the four messages out of sight; False means that nothing may be done for this order.
+    def place(self, order: Order) -> str:
+        """Do the local transaction: return the state that the order's payment leads to; raises LateTransactionError."""
+        state = PAID_BY.get(order["payment"], "awaiting")
+        with self.begin() as connection:
+            self.barrier.insert(connection, order["id"])
+            row = order["id"], order["customer"], order["payment"], state, time.time()
+            connection.execute("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", row)
+        return state
 
-        The transaction's id is the order's own, so that an answer that was lost can be asked for again: the same
-        prepare twice is one transaction.
-        """
-        details: dict[str, object] = order["details"]
-        messages = [
-            {"topic": topic, "key": order["id"], "value": json.dumps({"order": order["id"], topic: details.get(topic)})}
-            for topic in TOPICS
-        ]
-        body = {"group": order["group"], "id": order["id"], "messages": messages}
-        for _ in range(2):
-            if await self._call("POST", "/transactions", body) in {200, 201}:
-                return True
-        return False
+    def decide(self, check: Check) -> Outcome:
+        """Answer a check: the barrier says whether the order was placed, its state what became of the payment."""
+        outcome = self.barrier.decide(check)
+        return VERDICTS[self.state(check.id)] if outcome == "commit" else outcome
 
-    async def end(self, transaction_id: str, outcome: str, remark: str) -> None:
-        """Tell the outcome, once: where that fails, halfway asks `/check`."""
-        await self._call("POST", f"/transactions/{transaction_id}/end", {"outcome": outcome, "remark": remark})
+    def settle(self, order_id: str, state: str) -> Outcome:
+        """Note what the bank says of an order that awaits its payment, and return what that means."""
+        with self.begin() as connection:
+            connection.execute("UPDATE orders SET state = ? WHERE id = ? AND state = 'awaiting'", (state, order_id))
+        now = datetime.now(UTC).isoformat()
+        return self.decide(Check(id=order_id, group="", prepared_at=now, attempt=1, messages=()))
 
-    async def _call(self, method: str, path: str, body: object) -> int | None:
-        """Return the status, None for no answer."""
-        try:
-            async with self._session.request(method, self._url + path, json=body) as response:
-                return response.status
-        except (aiohttp.ClientError, TimeoutError):
-            return None
+    def settle_due(self, before: float) -> None:
+        """Let the bank transfers that are old enough arrive or bounce; an invoice nobody pays stays open."""
+        with self.begin() as connection:
+            for payment, state in (("transfer", "paid"), ("transfer-bounces", "failed")):
+                connection.execute(
+                    "UPDATE orders SET state = ? WHERE state = 'awaiting' AND payment = ? AND placed_at < ?",
+                    (state, payment, before),
+                )
+
+    def state(self, order_id: str) -> str:
+        with self.begin() as connection:
+            (state,) = connection.execute("SELECT state FROM orders WHERE id = ?", (order_id,)).fetchone()
+        return str(state)
 
 
 class OrderService:
     """The HTTP side: `POST /orders`, `POST /orders/{id}/settle` and `POST /check`."""
 
-    def __init__(self, database_path: Path, halfway_url: str, check_url: str) -> None:
-        """Keep the settings; `running` opens everything."""
-        self._path = database_path
-        self._halfway_url = halfway_url
+    def __init__(self, database: Path, halfway_url: str, check_url: str) -> None:
+        """Keep the settings; `running` opens the clients."""
+        self._orders = Orders(database)
         self._check_url = check_url
-        # SQLite waits for the disk: it has a thread of its own.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._clients = {group: Halfway(halfway_url, group, prepare_timeout_s=3, end_timeout_s=2) for group in POLICIES}
 
     def app(self) -> web.Application:
         app = web.Application()
         app.cleanup_ctx.append(self.running)
         app.router.add_post("/orders", self.place)
         app.router.add_post("/orders/{id}/settle", self.settle)
-        app.router.add_post("/check", self.check)
+        app.router.add_post("/check", AiohttpChecks(self._orders.decide).__call__)
         return app
 
     async def running(self, app: web.Application) -> AsyncIterator[None]:
-        """Open the database and register with halfway before the first request; close both after the last."""
+        """Register with halfway before the first request; again at every start, which changes nothing."""
         del app
-        self._database = await self._in_database(lambda: Database(self._path))
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-            self._halfway = Halfway(session, self._halfway_url)
-            await self._halfway.register(self._check_url)
+        async with AsyncExitStack() as stack:
+            for group, policy in POLICIES.items():
+                client = await stack.enter_async_context(self._clients[group])
+                await client.register(topics=TOPICS, check_urls=[self._check_url], policy=TIMES | policy)
             bank = asyncio.create_task(self._bank())
             yield
             bank.cancel()
-        await self._in_database(self._database.close)
-        self._pool.shutdown()
 
     async def place(self, request: web.Request) -> web.Response:
-        """Take an order: prepare, local transaction, end."""
+        """Take an order: prepare, local transaction, end. The transaction's id is the order's own."""
         order: Order = await request.json()
-        if not await self._halfway.prepare(order):
-            return web.json_response({"error": "not now, please order again"}, status=503)
-        if order["payment"] == "card-late":
-            await asyncio.sleep(LATE_S)
         try:
-            state, remark = await self._in_database(lambda: self._database.place(order)), order["payment"]
-        except FencedError:
-            state, remark = "fenced", "came after a check had said rollback"
-        except sqlite3.Error as error:
-            # Whether it is in the database is not known here: the check will find out.
-            await self._halfway.end(order["id"], "unknown", f"database: {error}")
-            return web.json_response({"error": "please look at your orders"}, status=500)
-        await self._halfway.end(order["id"], VERDICTS[state], remark)
+            # The customer need not wait for the end: if it is lost, halfway asks.
+            async with self._clients[order["group"]].transaction(
+                _messages(order), id=order["id"], confirm=False
+            ) as transaction:
+                if order["payment"] == "card-late":
+                    await asyncio.sleep(LATE_S)
+                state = await asyncio.to_thread(self._orders.place, order)
+                if VERDICTS[state] == "rollback":
+                    await transaction.rollback(order["payment"])
+                elif VERDICTS[state] == "unknown":
+                    await transaction.unknown(order["payment"])
+        except LateTransactionError:
+            state = "fenced"
+        except HalfwayError:
+            return web.json_response({"error": "not now, please order again"}, status=503)
         return web.json_response({"id": order["id"], "state": state}, status=201)
 
     async def settle(self, request: web.Request) -> web.Response:
         """Take what a person found out at the bank."""
-        body = await request.json()
-        state = await self._in_database(lambda: self._database.settle(request.match_info["id"], paid=body["paid"]))
-        return web.json_response({"id": request.match_info["id"], "state": state, "outcome": VERDICTS[state]})
-
-    async def check(self, request: web.Request) -> web.Response:
-        """Answer halfway's question what became of a transaction."""
-        question = await request.json()
-        outcome = await self._in_database(lambda: self._database.verdict(question["id"]))
-        # Echoed, the nonce binds this answer to this question; a check that an operator makes by hand has none.
-        nonce = {"nonce": question["nonce"]} if "nonce" in question else {}
-        return web.json_response({"outcome": outcome, **nonce})
+        order_id, body = request.match_info["id"], await request.json()
+        outcome = await asyncio.to_thread(self._orders.settle, order_id, "paid" if body["paid"] else "failed")
+        return web.json_response({"id": order_id, "outcome": outcome})
 
     async def _bank(self) -> None:
         while True:
-            await self._in_database(lambda: self._database.settle_due(time.time() - SETTLES_AFTER_S))
+            await asyncio.to_thread(self._orders.settle_due, time.time() - SETTLES_AFTER_S)
             await asyncio.sleep(0.2)
 
-    async def _in_database(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+def _messages(order: Order) -> list[Message]:
+    details: dict[str, object] = order["details"]
+    return [
+        Message(topic=topic, key=order["id"], value=json.dumps({"order": order["id"], topic: details.get(topic)}))
+        for topic in TOPICS
+    ]
 
 
 def _end_with_stdin() -> None:

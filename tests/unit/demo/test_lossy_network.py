@@ -1,7 +1,7 @@
 """The network of the demo loses what the plan says, and only that."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
@@ -11,8 +11,6 @@ from aiohttp.test_utils import TestServer
 from examples.orders.network import LossyNetwork
 from examples.orders.plan import Fault
 
-Call = Callable[[str, str], Awaitable[int | None]]
-
 
 class Fixture:
     def __init__(self) -> None:
@@ -21,18 +19,21 @@ class Fixture:
         self.happened: Counter[Fault] = Counter()
 
     async def prepare(self, order: str) -> int | None:
-        return await self._call("transactions", {"id": order})
+        return (await self.call("prepare", order))[0]
 
     async def end(self, order: str) -> int | None:
-        return await self._call(f"transactions/{order}/end", {"outcome": "commit"})
+        return (await self.call("end", order))[0]
 
-    async def _call(self, path: str, body: object) -> int | None:
+    async def call(self, step: str, *orders: str) -> list[int | None]:
+        """Send items as the client does, together; return the status of each, None for no answer."""
+        items = [{"id": order, "outcome": "commit"} for order in orders]
         try:
-            async with self.session.post(f"{self.url}/v1/{path}?a=b%20c", json=body) as response:
-                assert await response.json() == {"path": f"/v1/{path}", "query": {"a": "b c"}, "body": body}
-                return response.status
+            async with self.session.post(f"{self.url}/v1/batch", json={step: items}) as response:
+                answers = (await response.json())[step]
         except aiohttp.ClientError:
-            return None
+            return [None] * len(orders)
+        assert [answer["body"] for answer in answers] == items
+        return [answer["status"] for answer in answers]
 
     session: aiohttp.ClientSession
     url: str
@@ -45,9 +46,13 @@ async def lossy() -> AsyncIterator[Fixture]:
 
     async def halfway(request: web.Request) -> web.Response:
         body = await request.json()
-        step = "end" if request.path.endswith("/end") else "prepare"
-        fixture.arrived.append((step, body.get("id") or request.path.split("/")[-2]))
-        return web.json_response({"path": request.path, "query": dict(request.query), "body": body}, status=409)
+        if request.path != "/v1/batch":
+            return web.json_response({"path": request.path, "query": dict(request.query), "body": body}, status=201)
+        for step, items in body.items():
+            fixture.arrived += [(step, item["id"]) for item in items]
+        return web.json_response(
+            {step: [{"status": 409, "body": item} for item in items] for step, items in body.items()}
+        )
 
     async def kill(order: str) -> None:
         fixture.killed.append(order)
@@ -63,7 +68,11 @@ async def lossy() -> AsyncIterator[Fixture]:
 
 
 async def test_what_is_not_lost_comes_through_as_it_is(lossy: Fixture) -> None:
-    """Status, body and query are those of both ends."""
+    """Also what is neither a prepare nor an end: status, body and query are those of both ends."""
+    path = "/v1/groups/shop"
+    async with lossy.session.put(f"{lossy.url}{path}?a=b%20c", json=[1]) as response:
+        assert response.status == 201
+        assert await response.json() == {"path": path, "query": {"a": "b c"}, "body": [1]}
     assert (await lossy.prepare("NONE"), await lossy.end("NONE"), await lossy.end("other")) == (409, 409, 409)
     assert not lossy.happened
 
@@ -71,7 +80,7 @@ async def test_what_is_not_lost_comes_through_as_it_is(lossy: Fixture) -> None:
 @pytest.mark.parametrize(
     "fault, answers, arrived",
     [
-        (Fault.PREPARE_ANSWERS_LOST, (None, None, 409, 409), ("prepare", "prepare", "end", "end")),
+        (Fault.PREPARE_ANSWERS_LOST, (None, None, None, None), ("prepare", "prepare")),
         (Fault.PREPARE_ANSWER_LOST_ONCE, (None, 409, 409, 409), ("prepare", "prepare", "end", "end")),
         (Fault.END_LOST, (409, 409, None, None), ("prepare", "prepare")),
         (Fault.END_ANSWER_LOST, (409, 409, None, None), ("prepare", "prepare", "end", "end")),
@@ -94,3 +103,10 @@ async def test_the_service_is_killed_before_its_end_arrives(lossy: Fixture) -> N
     assert (lossy.killed, lossy.arrived) == (["KILLED"], [])
     assert await lossy.end("KILLED") == 409
     assert lossy.killed == ["KILLED"]
+
+
+async def test_what_is_sent_together_is_lost_together_and_arrives_alone(lossy: Fixture) -> None:
+    """The others of a request have arrived, and are sent again."""
+    assert await lossy.call("end", "NONE", "END_LOST") == [None, None]
+    assert lossy.arrived == [("end", "NONE")]
+    assert await lossy.end("NONE") == 409

@@ -5,6 +5,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from examples.orders.plan import Planned
-from examples.orders.service import TOPICS, Database, FencedError, OrderService
+from examples.orders.service import TOPICS, Orders, OrderService
+from halfway.client.barrier import LateTransactionError
 
 CLIENT = TestClient[web.Request, web.Application]
 
@@ -23,38 +25,41 @@ class FakeHalfway:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, Any]] = []
-        self.breaks = {"prepare": 0, "end": 0}
-        self.prepare_status = 201
+        self.breaks = {"prepare": 0.0, "end": 0.0}
+        self.refuses = False
 
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_put("/v1/groups/{group}", self._group)
-        app.router.add_post("/v1/transactions", self._prepare)
-        app.router.add_post("/v1/transactions/{id}/end", self._end)
+        app.router.add_post("/v1/batch", self._batch)
         return app
 
     def of(self, step: str) -> list[tuple[str, Any]]:
         return [(name, body) for kind, name, body in self.calls if kind == step]
 
+    async def ended(self, count: int = 1) -> list[tuple[str, str]]:
+        """Give what was ended and how, once it was; the service sends that beside its answer."""
+        async with asyncio.timeout(60):
+            while len(self.of("end")) < count:  # noqa: ASYNC110 - only asking tells
+                await asyncio.sleep(0.01)
+        return [(name, body["outcome"]) for name, body in self.of("end")]
+
     async def _group(self, request: web.Request) -> web.Response:
         self.calls.append(("group", request.match_info["group"], await request.json()))
         return web.json_response({}, status=201)
 
-    async def _prepare(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.calls.append(("prepare", body["id"], body))
-        return self._answer(request, "prepare", self.prepare_status)
-
-    async def _end(self, request: web.Request) -> web.Response:
-        self.calls.append(("end", request.match_info["id"], await request.json()))
-        return self._answer(request, "end", 200)
-
-    def _answer(self, request: web.Request, step: str, status: int) -> web.Response:
+    async def _batch(self, request: web.Request) -> web.Response:
+        ((step, items),) = (await request.json()).items()
+        self.calls += [(step, item["id"], item) for item in items]
         if self.breaks[step] > 0:
             self.breaks[step] -= 1
             assert request.transport is not None
             request.transport.abort()
-        return web.json_response({}, status=status)
+        if step == "prepare" and self.refuses:
+            problem = {"error_code": "unknown_group", "detail": "no such group"}
+            return web.json_response({step: [{"status": 404, "problem": problem} for _ in items]})
+        state = "prepared" if step == "prepare" else "committed"
+        return web.json_response({step: [{"status": 200, "body": {"state": state}} for _ in items]})
 
 
 @pytest.fixture
@@ -91,7 +96,16 @@ async def order(service: CLIENT, payment: str = "card") -> tuple[int, Any]:
 
 
 async def check(service: CLIENT, transaction_id: str = "o-1") -> Any:
-    return await post(service, "/check", {"type": "transaction.check", "id": transaction_id, "attempt": 1})
+    now = datetime.now(UTC).isoformat()
+    question = {"type": "transaction.check", "id": transaction_id, "group": "orders", "attempt": 1, "messages": []}
+    return await post(service, "/check", {**question, "prepared_at": now})
+
+
+async def verdict(service: CLIENT, transaction_id: str) -> str:
+    """Ask as halfway does, until the answer is known: while the order is being placed it is not."""
+    while (outcome := (await check(service, transaction_id))[1]["outcome"]) == "unknown":
+        pass
+    return str(outcome)
 
 
 def rows(database: Path, table: str) -> list[tuple[object, ...]]:
@@ -119,12 +133,6 @@ async def test_an_order_is_one_transaction_of_four_messages(service: CLIENT, hal
     assert all(json.loads(message["value"])[message["topic"]] for message in body["messages"])
 
 
-async def test_an_answer_to_a_check_echoes_the_nonce_of_the_question(service: CLIENT) -> None:
-    """So that it can resolve nothing but what was asked about."""
-    question = {"type": "transaction.check", "nonce": "n-1", "id": "o-7", "attempt": 1}
-    assert await post(service, "/check", question) == (200, {"outcome": "rollback", "nonce": "n-1"})
-
-
 @pytest.mark.parametrize(
     "payment, state, outcome",
     [("card", "paid", "commit"), ("card-declined", "failed", "rollback"), ("invoice", "awaiting", "unknown")],
@@ -134,7 +142,7 @@ async def test_the_end_and_a_check_tell_what_the_database_holds(
 ) -> None:
     """Paid is commit, failed is rollback, and a payment under way is unknown: from the end and from the check alike."""
     assert await order(service, payment) == (201, {"id": "o-1", "state": state})
-    assert [(name, body["outcome"]) for name, body in halfway.of("end")] == [("o-1", outcome)]
+    assert await halfway.ended() == [("o-1", outcome)]
     assert await check(service) == (200, {"outcome": outcome})
 
 
@@ -145,23 +153,26 @@ async def test_an_absent_order_is_rolled_back_and_can_never_be_placed_afterwards
     assert await check(service) == (200, {"outcome": "rollback"})
     assert await order(service) == (201, {"id": "o-1", "state": "fenced"})
     assert rows(database, "orders") == []
-    assert [body["outcome"] for _, body in halfway.of("end")] == ["rollback"]
+    assert (await halfway.ended())[0][1] in {"rollback", "unknown"}
     assert await check(service) == (200, {"outcome": "rollback"})
 
 
 async def test_checks_and_orders_at_the_same_instant_agree(service: CLIENT, database: Path) -> None:
     """Whoever comes first, every check says what the database holds in the end."""
     bodies = [Planned(id=f"o-{number}", customer="c").body for number in range(40)]
-    answers = await asyncio.gather(*(post(service, path, body) for body in bodies for path in ("/orders", "/check")))
+    ordered, checked = await asyncio.gather(
+        asyncio.gather(*(post(service, "/orders", body) for body in bodies)),
+        asyncio.gather(*(verdict(service, str(body["id"])) for body in bodies)),
+    )
     placed = {row[0] for row in rows(database, "orders")}
-    for (_, ordered), (_, checked) in zip(answers[::2], answers[1::2], strict=True):
-        expected = ("paid", "commit") if ordered["id"] in placed else ("fenced", "rollback")
-        assert (ordered["state"], checked["outcome"]) == expected
+    for (_, answer), outcome in zip(ordered, checked, strict=True):
+        expected = ("paid", "commit") if answer["id"] in placed else ("fenced", "rollback")
+        assert (answer["state"], outcome) == expected
 
 
 async def test_without_a_durable_prepare_nothing_is_done(service: CLIENT, halfway: FakeHalfway, database: Path) -> None:
     """A refused prepare leaves no order behind and no end is sent."""
-    halfway.prepare_status = 503
+    halfway.refuses = True
     status, _ = await order(service)
     assert status == 503
     assert rows(database, "orders") == []
@@ -171,7 +182,6 @@ async def test_without_a_durable_prepare_nothing_is_done(service: CLIENT, halfwa
 async def test_a_lost_answer_to_the_prepare_is_asked_for_again(service: CLIENT, halfway: FakeHalfway) -> None:
     """The second prepare is the same as the first, with the same id, so it cannot be a second transaction."""
     halfway.breaks["prepare"] = 1
-    halfway.prepare_status = 200
     assert (await order(service))[0] == 201
     first, second = halfway.of("prepare")
     assert first == second
@@ -181,17 +191,17 @@ async def test_when_no_answer_to_the_prepare_comes_the_order_is_refused(
     service: CLIENT, halfway: FakeHalfway, database: Path
 ) -> None:
     """It may be prepared or not: locally nothing is done, and a later check fences it."""
-    halfway.breaks["prepare"] = 2
+    halfway.breaks["prepare"] = float("inf")
     assert (await order(service))[0] == 503
     assert rows(database, "orders") == []
     assert await check(service) == (200, {"outcome": "rollback"})
 
 
-async def test_an_end_that_is_lost_is_not_sent_again(service: CLIENT, halfway: FakeHalfway) -> None:
-    """The customer has the order; the check will tell halfway."""
-    halfway.breaks["end"] = 1
+async def test_nobody_waits_for_an_end_that_is_lost(service: CLIENT, halfway: FakeHalfway) -> None:
+    """The customer has the order; the check tells halfway."""
+    halfway.breaks["end"] = float("inf")
     assert await order(service) == (201, {"id": "o-1", "state": "paid"})
-    assert len(halfway.of("end")) == 1
+    await halfway.ended()
     assert await check(service) == (200, {"outcome": "commit"})
 
 
@@ -228,8 +238,8 @@ async def test_settling_an_absent_order_fences_it(service: CLIENT) -> None:
 
 def test_an_order_that_is_placed_twice_is_refused_whole(database: Path) -> None:
     """The second local transaction changes nothing of the first."""
-    with closing(Database(database)) as opened:
-        assert opened.place(Planned(id="o-1", customer="first").body) == "paid"
-        with pytest.raises(FencedError):
-            opened.place(Planned(id="o-1", customer="second", payment="card-declined").body)
+    orders = Orders(database)
+    assert orders.place(Planned(id="o-1", customer="first").body) == "paid"
+    with pytest.raises(LateTransactionError):
+        orders.place(Planned(id="o-1", customer="second", payment="card-declined").body)
     assert [row[:4] for row in rows(database, "orders")] == [("o-1", "first", "card", "paid")]
