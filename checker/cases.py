@@ -256,13 +256,15 @@ class _Gathering:
     def _place_uses(self, records: list[AnyRecord]) -> None:
         """Give records of ids that are used more than once to the use that has their content, or is named before."""
         halves = sorted((one for one in records if isinstance(one, Half)), key=lambda record: record.offset)
+        ops = sorted((one for one in records if isinstance(one, Op)), key=lambda record: record.offset)
         last: dict[tuple[str, str], str] = {}
         at: dict[tuple[int, int], str] = {}
-        for record in [*halves, *(one for one in records if not isinstance(one, Half))]:
+        for record in [*halves, *ops, *(one for one in records if not isinstance(one, Half | Op))]:
             uses = self._uses[record.id]
-            kind = "parked" if isinstance(record, Parked) else "half"
+            kind = type(record).__name__
             if isinstance(record, Op):
-                name = at.get((record.shard, record.half_offset), record.id)
+                # What is parked has no half any more: its op belongs to the use that the op before it belongs to.
+                name = at.get((record.shard, record.half_offset)) or last.get((kind, record.id), record.id)
             elif isinstance(record, Real):
                 name = next((of for contents, of in uses.items() if record.content in contents), record.id)
             elif record.contents is None:

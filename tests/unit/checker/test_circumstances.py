@@ -19,7 +19,7 @@ from checker.history import (
     Taken,
 )
 from checker.judge import judge
-from checker.records import Op, Real
+from checker.records import Op, Parked, Real
 from tests.support.checker.forgeries import History, Topics, at_end, content, good, half, no_op, real, without
 
 WALL = 1_000_000_000
@@ -145,6 +145,28 @@ def test_each_use_of_an_id_is_a_transaction_of_its_own() -> None:
     assert ("leaked", "message_without_commit_marker", "d#1") in found(history, [*topics, *stray])
     again = [*topics, Op(shard=0, offset=40, id="d", kind="ROLLED_BACK", cause="producer", half_offset=30)]
     assert found(history, again) == {("contradicted", "resolved_twice", "d#1")}
+
+
+def test_what_ends_a_parked_use_of_an_id_is_no_outcome_of_its_former_use() -> None:
+    """Its half is a tombstone by then, so its op names none: it follows the op by which it was parked."""
+    history, topics = good()
+    contents = (content("z"),)
+    at_end(
+        history,
+        Prepare(at=21, ref="r9", group="g", contents=contents, id="d#1"),
+        Prepared(at=21, sent_at=21, ref="r9", status=201, id="d#1", state="prepared"),
+        End(at=22, id="d#1", outcome="rollback", by="operator"),
+        Ended(at=22, sent_at=22, id="d#1", outcome="rollback", status=200, state="rolled_back", changed=True),
+    )
+    topics += [
+        half("d", *contents, offset=30),
+        half("d", offset=31),
+        Parked(shard=0, offset=5, id="d", contents=contents),
+        Parked(shard=0, offset=6, id="d", tombstone=True),
+        Op(shard=0, offset=31, id="d", kind="ROLLED_BACK", cause="operator"),
+        Op(shard=0, offset=30, id="d", kind="PARKED", cause="policy", checks=2, half_offset=30),
+    ]
+    assert found(history, topics) == set()
 
 
 def away(since_s: int, until_s: int) -> tuple[Serving, Serving]:
