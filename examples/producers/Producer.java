@@ -1,0 +1,142 @@
+// A producer in Java 17, without a library: java Producer.java HALFWAY_URL TOPIC DATABASE
+//
+// Each line of standard input is an order to place. What is committed reaches TOPIC, and nothing else does. To see halfway
+// ask, place an order whose id begins with "lost": its end is not sent, as if the process had died there. One whose id
+// begins with "bad" fails in its local transaction.
+
+import com.sun.net.httpserver.HttpExchange;
+import com.sun.net.httpserver.HttpServer;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.Executors;
+import java.util.regex.Pattern;
+
+public class Producer {
+    static final int ATTEMPTS = 5;
+    static final HttpClient http = HttpClient.newBuilder().connectTimeout(Duration.ofSeconds(3)).build();
+    static String halfway;
+    static Barrier barrier;
+
+    /** Stands for the service's database: which orders committed, and which never will. The first decision wins. */
+    static class Barrier {
+        private final Map<String, String> outcomes = new HashMap<>();
+        private final Path file;
+
+        Barrier(Path file) throws IOException {
+            this.file = file;
+            if (Files.exists(file)) {
+                for (String line : Files.readAllLines(file)) {
+                    outcomes.put(line.split(" ")[1], line.split(" ")[0]);
+                }
+            }
+        }
+
+        /** In a database: one transaction that inserts the order and a row with its outcome, unless that row stands. */
+        synchronized String decide(String id, String outcome) throws IOException {
+            if (!outcomes.containsKey(id)) {
+                Files.writeString(file, outcome + " " + id + "\n", StandardOpenOption.CREATE, StandardOpenOption.APPEND,
+                        StandardOpenOption.SYNC);
+                outcomes.put(id, outcome);
+            }
+            return outcomes.get(id);
+        }
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        halfway = arguments[0] + "/v1";
+        String topic = arguments[1];
+        barrier = new Barrier(Path.of(arguments[2]));
+
+        HttpServer checks = HttpServer.create(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0);
+        checks.setExecutor(Executors.newFixedThreadPool(4));
+        checks.createContext("/check", Producer::answerCheck);
+        checks.start();
+        String checkUrl = "http://127.0.0.1:" + checks.getAddress().getPort() + "/check";
+        call("PUT", "/groups/java-shop", """
+                {"check": {"urls": ["%s"]}, "topics": ["%s"],
+                 "policy": {"first_check_after_s": 1, "check_interval_s": 1}}""".formatted(checkUrl, topic));
+        System.out.println("ready " + checkUrl);
+
+        BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
+        for (String id = orders.readLine(); id != null; id = orders.readLine()) {
+            System.out.println(id + " " + place(topic, id));
+        }
+        checks.stop(0);
+        System.exit(0);
+    }
+
+    /** Prepare, run the local transaction, end. */
+    static String place(String topic, String id) throws Exception {
+        // 1. The messages are stored out of sight. The same id again is the same transaction, so a lost answer is asked
+        //    for again. Without a 200 or 201 that says `prepared` nothing may be done.
+        String prepared = call("POST", "/transactions", """
+                {"group": "java-shop", "id": "%s", "messages": [
+                  {"topic": "%s", "key": "%s", "value": {"type": "JSON", "data": {"order": "%s"}}}]}"""
+                .formatted(id, topic, id, id));
+        if (!"prepared".equals(field(prepared, "state"))) {
+            return "refused";
+        }
+        // 2. The local transaction. If a check came first and said rollback, it must fail.
+        String outcome = barrier.decide(id, id.startsWith("bad") ? "rollback" : "commit");
+        // 3. The end. If it is lost halfway asks.
+        if (id.startsWith("lost")) {
+            return "open";
+        }
+        return field(call("POST", "/transactions/" + id + "/end", "{\"outcome\": \"" + outcome + "\"}"), "state");
+    }
+
+    /** Answer what became of a transaction. One that is not there is rolled back for good before that is said. */
+    static void answerCheck(HttpExchange exchange) throws IOException {
+        try (exchange) {
+            String question = new String(exchange.getRequestBody().readAllBytes());
+            String outcome = barrier.decide(field(question, "id"), "rollback");
+            // The nonce binds this answer to this question.
+            byte[] answer = "{\"outcome\": \"%s\", \"nonce\": \"%s\"}".formatted(outcome, field(question, "nonce")).getBytes();
+            exchange.getResponseHeaders().set("Content-Type", "application/json");
+            exchange.sendResponseHeaders(200, answer.length);
+            exchange.getResponseBody().write(answer);
+        }
+    }
+
+    /** Call halfway until it answers for good; every call here may be repeated. */
+    static String call(String method, String path, String body) throws Exception {
+        HttpRequest request = HttpRequest.newBuilder(URI.create(halfway + path)).timeout(Duration.ofSeconds(10))
+                .header("Content-Type", "application/json").method(method, HttpRequest.BodyPublishers.ofString(body)).build();
+        String failure = "";
+        for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
+            try {
+                HttpResponse<String> answer = http.send(request, HttpResponse.BodyHandlers.ofString());
+                if (answer.statusCode() < 300) {
+                    return answer.body();
+                }
+                failure = answer.statusCode() + " " + answer.body();
+                if (answer.statusCode() < 500 && answer.statusCode() != 429) {
+                    break;
+                }
+            } catch (IOException error) {
+                failure = error.toString();
+            }
+            Thread.sleep(200L << attempt);
+        }
+        throw new IOException(method + " " + path + ": " + failure);
+    }
+
+    /** Return a text field; within strings every quote is escaped, so only a real field can match. */
+    static String field(String json, String name) {
+        var found = Pattern.compile("\"" + name + "\"\\s*:\\s*\"([^\"\\\\]*)\"").matcher(json);
+        return found.find() ? found.group(1) : "";
+    }
+}

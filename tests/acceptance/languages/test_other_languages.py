@@ -1,0 +1,95 @@
+"""The producers in other languages, as they stand in examples/producers, beside a real coordinator."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfway.embedded import find_java
+from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.coordinator.rest_client import Rest
+from tests.support.coordinator.topics import Cluster
+
+GO = {"CGO_ENABLED": "0", "GOPROXY": "off", "GOTOOLCHAIN": "local"}
+PRODUCERS = Path(__file__).parents[3] / "examples" / "producers"
+
+
+class Service:
+    """A producer of the examples: orders go in by lines, and what became of them comes out."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        ready, self.check_url = self._line().split()
+        assert ready == "ready"
+
+    def place(self, order: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{order}\n")
+        self._process.stdin.flush()
+        named, _, state = self._line().partition(" ")
+        assert named == order
+        return state
+
+    def ask(self, transaction_id: str) -> object:
+        question = {"type": "transaction.check", "nonce": "n-1", "id": transaction_id, "group": "shop"}
+        request = urllib.request.Request(self.check_url, json.dumps(question).encode())  # noqa: S310 - our own
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - the same
+            return json.load(answer)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"it ended with {self._process.wait(10)}"
+        return line.rstrip("\n")
+
+
+@pytest.fixture(params=["java", "go"])
+def command(request: pytest.FixtureRequest) -> list[str]:
+    if request.param == "java":
+        return [str(find_java().path), str(PRODUCERS / "Producer.java")]
+    # A new machine builds Go's own library first, which takes less time without its optimiser.
+    build = ("-gcflags=all=-N -l", "-ldflags=-w -s")
+    return [str(Path(sys.executable).with_name("go")), "run", *build, str(PRODUCERS / "producer.go")]
+
+
+@pytest.fixture
+async def topic(cluster: Cluster) -> str:
+    return await cluster.make_topic()
+
+
+@pytest.fixture
+def service(command: list[str], coordinator: CoordinatorProcess, topic: str, tmp_path: Path) -> Iterator[Service]:
+    with subprocess.Popen(
+        [*command, coordinator.url, topic, str(tmp_path / "orders")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **GO, "GOTMPDIR": str(tmp_path)},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Service(process)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # `go run` has the program as its child
+
+
+async def test_what_the_producer_commits_is_sent_and_nothing_else(
+    service: Service, rest: Rest, cluster: Cluster, topic: str
+) -> None:
+    """Also if an end is lost, and if the local transaction comes after a check."""
+    good, bad, lost, late = (f"{kind}-{topic}" for kind in ("good", "bad", "lost", "late"))
+    assert service.place(good) == "committed"
+    assert service.place(bad) == "rolled_back"
+    assert service.place(lost) == "open"
+    assert service.ask(late) == {"outcome": "rollback", "nonce": "n-1"}
+    assert service.place(late) == "rolled_back"
+    assert service.place(good) == "refused"
+    assert (await rest.until(lost, "committed"))["cause"] == "check"
+    sent = {record.key: json.loads(record.value or b"") for record in await cluster.read(topic)}
+    assert sent == {order.encode(): {"order": order} for order in (good, lost)}
