@@ -129,6 +129,9 @@ class Running(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - shown by `stop`
             self.error = error
 
+    def begin_to_stop(self) -> None:
+        self._consumer.stop()
+
     def stop(self) -> None:
         self.__exit__()
         if self.error is not None:
@@ -319,6 +322,19 @@ def test_partitions_change_hands_without_an_effect_lost_or_repeated(shop: Shop) 
     in_order = shop.effects()
     for partition in (0, 1):
         assert [what for what in in_order if int(what[1:]) % 2 == partition] == wanted[partition::2]
+
+
+def test_a_consumer_that_is_being_stopped_hands_over_at_once(shop: Shop) -> None:
+    """The next one may join the group before the first has left it."""
+    shop.produce("one")
+    first = shop.consume()
+    shop.wait_for("one")
+    first.begin_to_stop()
+    second = shop.consume()
+    shop.produce("two")
+    shop.wait_for("one", "two")
+    first.stop()
+    second.stop()
 
 
 def test_what_follows_the_commit_is_called_after_it(shop: Shop) -> None:
