@@ -216,7 +216,7 @@ class Writer:
         for shard, half, (offset,) in wave:
             shard.end = max(shard.end, offset + 1)
             at = half.prepared_at + _END_AFTER_MS
-            told = lane_writes.Told(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
+            told = lane_writes.OpFields(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
             write = lane_writes.committed(shard.number, Pending.of(offset, half), half, told)
             ended.append((shard, encode(write, self._config.op_record_bytes), at))
         again = [one for shard in self._shards for one in self._far_behind(shard)]

@@ -138,7 +138,7 @@ def _one(topic: str, number: int) -> Records:
         since=now,
         fingerprint=fingerprint(GROUP, messages, None),
     )
-    told = lane_writes.Told(cause=Cause.PRODUCER, at=now, deadline=0, checks=0)
+    told = lane_writes.OpFields(cause=Cause.PRODUCER, at=now, deadline=0, checks=0)
     return Records(
         shard=shard,
         half=encode_half(half),

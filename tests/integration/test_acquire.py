@@ -24,7 +24,7 @@ from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.partition_reader import PartitionReader, Place
 from halfway.kafka.ownership.acquisition import Acquired, Acquisition
 from halfway.kafka.ownership.acquisition_deadline import AcquireError
-from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
@@ -79,7 +79,7 @@ def acquisition(config: KafkaConfig, incarnation: str, shard: int, **fields: obj
     settings: dict[str, object] = {
         "lane_ids": tuple(f"{config.prefix}{incarnation}.{name}" for name in ("0", "1", "q")),
         "cursors": GivenCursors(),
-        "fences": Fences(incarnation),
+        "fences": FencedOwners(incarnation),
         "turn": nullcontext(),
         "deadline": time.monotonic() + PATIENCE_S,
         "stall_s": config.lane_stall_s,

@@ -15,7 +15,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, initialised
 from halfway.kafka.ownership.acquisition import Acquisition
 from halfway.kafka.ownership.acquisition_deadline import AcquireError
-from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.fenced_owners import FencedOwners
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
@@ -132,7 +132,7 @@ async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itsel
             lane_ids=(f"{config.prefix}stranger.0",),
             shard=2,
             cursors=instance.cursors,
-            fences=Fences("stranger"),
+            fences=FencedOwners("stranger"),
             turn=nullcontext(),
             deadline=time.monotonic() + PATIENCE_S,
             stall_s=config.lane_stall_s,

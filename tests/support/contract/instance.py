@@ -26,7 +26,7 @@ from halfway.service.ports import (
     Written,
 )
 from halfway.service.resolve import lane_writes
-from halfway.service.resolve.lane_writes import Told
+from halfway.service.resolve.lane_writes import OpFields
 
 PATIENCE_S = 60.0
 SHARDS = 2
@@ -218,14 +218,14 @@ class Instance:
             state.apply_parked(written.parked, write.id, write.parked if isinstance(write.parked, Parked) else None)
         return written
 
-    def told(self, **fields: object) -> Told:
+    def told(self, **fields: object) -> OpFields:
         values: dict[str, object] = {
             "cause": Cause.PRODUCER,
             "at": self._backend.now_ms(),
             "deadline": self.deadline(),
             "checks": 0,
         }
-        return Told(**(values | fields))  # type: ignore[arg-type]
+        return OpFields(**(values | fields))  # type: ignore[arg-type]
 
     def commit_of(self, shard: int, half: Half, **fields: object) -> LaneWrite:
         return lane_writes.committed(shard, self.entry(shard, half.id), half, self.told(**fields))

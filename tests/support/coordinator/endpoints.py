@@ -14,7 +14,7 @@ from halfway.embedded.ports import HOST, pick_port
 from tests.support.waiting import until_true
 
 Json = dict[str, Any]
-Answering = Callable[[Json], object]
+PeerHandler = Callable[[Json], object]
 """From the body of a check to an outcome, a whole response, or an awaitable of one of them."""
 
 
@@ -48,18 +48,18 @@ def _own_port() -> int:
 class CheckEndpoint:
     """An HTTP server that writes down what it is asked and answers what it is told to answer."""
 
-    def __init__(self, answer: Answering | str = "unknown", port: int = 0) -> None:
+    def __init__(self, answer: PeerHandler | str = "unknown", port: int = 0) -> None:
         self.port = port or _own_port()
         self.asked: list[Asked] = []
         self.waiting = 0
-        self._answer: Answering | str = answer
+        self._answer: PeerHandler | str = answer
         self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.port}/check"
 
-    def answer(self, answer: Answering | str) -> None:
+    def answer(self, answer: PeerHandler | str) -> None:
         """Answer this from now on."""
         self._answer = answer
 
@@ -198,7 +198,7 @@ class Endpoints:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
 
-    async def check(self, answer: Answering | str = "unknown", *, port: int = 0) -> CheckEndpoint:
+    async def check(self, answer: PeerHandler | str = "unknown", *, port: int = 0) -> CheckEndpoint:
         """Run an endpoint that gives proper answers, `unknown` until it is told another."""
         endpoint = CheckEndpoint(answer, port)
         self._stack.push_async_callback(endpoint.stop)

@@ -12,7 +12,7 @@ import pytest
 
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.ownership.acquisition import Acquisition
-from halfway.service.checkback.scan import Scanning
+from halfway.service.checkback.scan import Scan
 from tests.faults.injection import resolve
 from tests.faults.points import POINTS, STEPS
 
@@ -66,7 +66,7 @@ def test_every_step_is_taken_by_the_product(step: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "area, numbered", [("lane", LaneThread.commit_batch), ("acquire", Acquisition.acquire), ("scan", Scanning.scan)]
+    "area, numbered", [("lane", LaneThread.commit_batch), ("acquire", Acquisition.acquire), ("scan", Scan.scan)]
 )
 def test_the_table_covers_every_numbered_step(area: str, numbered: object) -> None:
     """The steps are those that the product's own docstring numbers."""

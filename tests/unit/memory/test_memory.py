@@ -32,7 +32,7 @@ from halfway.service.coordinator import Coordinator
 from halfway.service.ports import CheckRequest, Cursors, Lane, LaneWrite, Membership, Observer
 from halfway.service.requests import End, GroupSpec, Prepare, ServiceLimits
 from halfway.service.resolve import lane_writes
-from halfway.service.resolve.lane_writes import Told
+from halfway.service.resolve.lane_writes import OpFields
 from tests.support.contract.instance import Listener, half_of, new_id
 
 SHARDS = 2
@@ -64,7 +64,7 @@ class One:
     def commit_of(self, half: Half) -> LaneWrite:
         entry = self.listener.states[0].find(half.id)
         assert entry is not None
-        told = Told(cause=Cause.PRODUCER, at=self.memory.clock.now_ms(), deadline=deadline(), checks=0)
+        told = OpFields(cause=Cause.PRODUCER, at=self.memory.clock.now_ms(), deadline=deadline(), checks=0)
         return lane_writes.committed(0, entry, half, told)  # type: ignore[arg-type]
 
 

@@ -17,8 +17,8 @@ from halfway.domain.shard import ShardState
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.log.partition_reader import PartitionReader, Place
-from halfway.kafka.ownership.acquisition_deadline import HANGING, AcquireError, Patience
-from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.acquisition_deadline import HANGING, AcquireError, AcquisitionDeadline
+from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.ownership.former_owners import FormerOwners, FormerOwnerUnknownError
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
@@ -85,7 +85,7 @@ class Acquisition:
     lane_ids: tuple[str, ...]
     shard: int
     cursors: CursorLoader
-    fences: Fences
+    fences: FencedOwners
     """Whom this incarnation has fenced, for all of its acquisitions."""
     turn: AbstractContextManager[object]
     """Held while records are handled: acquisitions side by side take turns, and leave the loop's thread its own."""
@@ -98,7 +98,7 @@ class Acquisition:
     """Counts a record that cannot be decoded: topic, reason."""
     claimed: bool = False
     released: dict[int, int] = field(default_factory=dict)
-    _patience: Patience = field(init=False, repr=False)
+    _acquisition_deadline: AcquisitionDeadline = field(init=False, repr=False)
 
     def acquire(self) -> Acquired:
         """Acquire the shard, or AcquireError.
@@ -121,12 +121,12 @@ class Acquisition:
         try:
             producer = self._fence_acquirers()
             reader = PartitionReader(self.config, self.turn, **_QUICK)
-            self._patience = Patience(
+            self._acquisition_deadline = AcquisitionDeadline(
                 until=self.deadline, stall_s=self.stall_s, reader=reader, cancelled=self.cancelled
             )
-            self._patience.check("fencing other acquirers")
+            self._acquisition_deadline.check("fencing other acquirers")
             self._settle_former_owners(reader)
-            self._patience.check("fencing the former owner")
+            self._acquisition_deadline.check("fencing the former owner")
             barriers = self._claim(producer)
             # Folding may take long, and there may be many that fold.
             producer.abandon()
@@ -165,7 +165,7 @@ class Acquisition:
         FormerOwners(
             config=self.config,
             reader=reader,
-            patience=self._patience,
+            acquisition_deadline=self._acquisition_deadline,
             count=self.skipped,
             released=self.released,
             fences=self.fences,
@@ -181,7 +181,7 @@ class Acquisition:
             topics = self._produce_claim(producer, barriers)
         except (KafkaException, BufferError) as error:
             raise ProducerFailedError.of("claiming", error) from error
-        producer.commit(max(1.0, min(self.stall_s, self._patience.deadline - time.monotonic())))
+        producer.commit(max(1.0, min(self.stall_s, self._acquisition_deadline.deadline - time.monotonic())))
         if len(barriers) != len(topics) or min(barriers.values()) < 0:
             raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
         self.claimed = True
@@ -244,7 +244,7 @@ class Acquisition:
         """Read on until the targets are reached; a long log may take its time, as long as it moves."""
         began = time.monotonic()
         while not reader.read_until(targets, time.monotonic() + 1, handle):
-            if self._patience.is_stalled(since=began):
+            if self._acquisition_deadline.is_stalled(since=began):
                 short = sorted(place for place, end in targets.items() if reader.positions[place] < end)
                 held = ", ".join(f"{topic}-{number}" for topic, number in short)
                 raise AcquireError(
@@ -253,7 +253,7 @@ class Acquisition:
                     "that nobody ends",
                     remedy=HANGING,
                 )
-            self._patience.check_wanted("folding")
+            self._acquisition_deadline.check_wanted("folding")
 
     def _starts(self, reader: PartitionReader, barriers: Mapping[str, int]) -> dict[str, int]:
         """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""

@@ -33,7 +33,7 @@ class AcquireError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class AcquisitionDeadline:
     """That of one acquisition: until a deadline, and beyond it as long as its reader moves.
 
     A long log may take its time: all of half is read where no owner stands.

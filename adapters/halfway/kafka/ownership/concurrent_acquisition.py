@@ -23,7 +23,7 @@ from halfway.kafka.ownership.retry_backoff import pause_after
 log = structlog.get_logger()
 
 AT_ONCE: Final = 8
-"""Acquisitions at once, which bounds producers, consumers and threads whatever the number of shards."""
+"""ConcurrentAcquisitions at once, which bounds producers, consumers and threads whatever the number of shards."""
 AGAIN_AT_ONCE: Final = 4
 """Of these, how many may be of shards that have failed before: the others always find a place."""
 _CLAIM_S: Final = 30.0
@@ -81,7 +81,7 @@ class _Attempts:
     """Whether the owner record certainly names the incarnation since one of them, and the shard is not served."""
 
 
-class Acquisitions:
+class ConcurrentAcquisitions:
     """Acquires shards side by side. Everything is called on the loop's thread; what blocks runs on its own threads."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Final
 _LOOK_S: Final = 0.25
 
 
-class Fences:
+class FencedOwners:
     """Those of one incarnation. Who is fenced stays fenced: a lane's ids are initialised by their owner once."""
 
     def __init__(self, own: str) -> None:

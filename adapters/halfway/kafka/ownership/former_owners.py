@@ -31,8 +31,8 @@ from halfway.kafka.clients.transactional_ids import lane_ids
 from halfway.kafka.clients.transactional_producer import fence
 from halfway.kafka.lane.rehearsal import end_rehearsal
 from halfway.kafka.log.partition_reader import LEADER_MOVES, PartitionReader, Place
-from halfway.kafka.ownership.acquisition_deadline import Patience
-from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.acquisition_deadline import AcquisitionDeadline
+from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.validation import Count, barrier_in, is_layout, marked, note_skipped, owner_in, owner_key
 
@@ -70,15 +70,15 @@ class _Trail:
 
 @dataclass(kw_only=True)
 class FormerOwners:
-    """The search of one acquisition, which goes on as long as that has patience."""
+    """The search of one acquisition, which goes on as long as that has acquisition_deadline."""
 
     config: KafkaConfig
     reader: PartitionReader
-    patience: Patience
+    acquisition_deadline: AcquisitionDeadline
     count: Count
     released: dict[int, int]
     """When each shard was released, in ms, where its last owner record says so."""
-    fences: Fences
+    fences: FencedOwners
 
     def settle(self, shards: Sequence[int]) -> None:
         """Return once nobody can write for these shards any more; FormerOwnerUnknownError where that is not certain."""
@@ -120,7 +120,7 @@ class FormerOwners:
                 self._fence(unfenced)
             elif reached:
                 break
-            self.patience.check(f"reading {', '.join(f'{topic}-{shard}' for _, shard in trails)}")
+            self.acquisition_deadline.check(f"reading {', '.join(f'{topic}-{shard}' for _, shard in trails)}")
         self.reader.remove(list(trails))
         return found
 
@@ -139,10 +139,10 @@ class FormerOwners:
     def _take_ids(self, incarnation: str, ids: Sequence[str]) -> None:
         log.info("fencing_former_owner", incarnations=[incarnation])
         end_rehearsal(self.config, incarnation)
-        fence(self.config, ids, self.patience.deadline, self.patience.cancelled)
+        fence(self.config, ids, self.acquisition_deadline.deadline, self.acquisition_deadline.cancelled)
 
     def _still_wait(self) -> None:
-        self.patience.check("waiting for the fence of the former owner")
+        self.acquisition_deadline.check("waiting for the fence of the former owner")
 
     def _into(self, trails: Mapping[Place, _Trail]) -> Callable[[Place, Message], None]:
         owners = self.config.owners_topic
@@ -180,13 +180,13 @@ class FormerOwners:
         while True:
             futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
             while wait(futures.values(), _LOOK_S).not_done:
-                self.patience.check("asking for the end offsets")
+                self.acquisition_deadline.check("asking for the end offsets")
             try:
                 return {(one.topic, one.partition): future.result().offset for one, future in futures.items()}
             except KafkaException as error:
                 if error.args[0].code() not in LEADER_MOVES:
                     raise
-            self.patience.check("asking for the end offsets")
+            self.acquisition_deadline.check("asking for the end offsets")
             time.sleep(_AGAIN_S)
             for topic in {place.topic for place in asked}:  # else librdkafka keeps the leader epoch that it has cached
                 with suppress(KafkaException):

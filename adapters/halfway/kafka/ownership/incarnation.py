@@ -25,7 +25,7 @@ from halfway.kafka.lane.queue import Release, Submission
 from halfway.kafka.lane.rehearsal import Rehearsal
 from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.log.tail import OnAppended, Tail
-from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.service.ports import Observer
 
 log = structlog.get_logger()
@@ -78,7 +78,7 @@ class Incarnation:
         self.id = incarnation_id
         self.lane_ids = tuple(producer.transactional_id for producer in producers)
         self.shards = context.shards
-        self.fences = Fences(incarnation_id)
+        self.fences = FencedOwners(incarnation_id)
         self._leaving: set[int] = set()
         self._loop: Loop = context.loop
         self._observer: Observer = context.observer

@@ -24,12 +24,12 @@ from halfway.kafka.lane.lane import KafkaLane
 from halfway.kafka.lane.preflight import Destinations, LaneContext
 from halfway.kafka.lane.quarantine import Quarantine
 from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
-from halfway.kafka.ownership.concurrent_acquisition import Acquisitions, ShardTrouble
+from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import GroupMember
 from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new_incarnation_id
 from halfway.kafka.ownership.release import give_back, leaving_time
-from halfway.kafka.ownership.retry_backoff import Setbacks
-from halfway.kafka.ownership.unserved_time import Absences
+from halfway.kafka.ownership.retry_backoff import RetryBackoff
+from halfway.kafka.ownership.unserved_time import UnservedTime
 from halfway.service.ports import Observer, ShardListener
 
 log = structlog.get_logger()
@@ -96,13 +96,13 @@ class KafkaMembership:
         self._group = GroupMember(config, self)
         self._workers = ThreadPoolExecutor(2, "halfway-membership")
         self._assigned: frozenset[int] = frozenset()
-        self._absences = Absences()
+        self._unserved = UnservedTime()
         self._changed = asyncio.Event()
         self._incarnation: Incarnation | None = None
         self._ended: list[Incarnation] = []
         fenced_pause_s = _FENCED_HEARTBEATS * self._group.heartbeat_s
-        self._setbacks = Setbacks(fenced_pause_s)
-        self._acquisitions = Acquisitions(config, cursors, self, fenced_pause_s)
+        self._backoff = RetryBackoff(fenced_pause_s)
+        self._acquisitions = ConcurrentAcquisitions(config, cursors, self, fenced_pause_s)
         self._stalled = False
         self._outdated: str | None = None
         self._stopping = False
@@ -120,7 +120,7 @@ class KafkaMembership:
             incarnation=None if incarnation is None else incarnation.id,
             owned=tuple(sorted(owned)),
             acquiring=tuple(sorted(self._assigned - owned)),
-            last_error=self._outdated or self._setbacks.last_error,
+            last_error=self._outdated or self._backoff.last_error,
             troubles=self._acquisitions.troubles,
         )
 
@@ -193,12 +193,12 @@ class KafkaMembership:
     def _on_assigned(self, shards: set[int]) -> None:
         if not self._stopping:
             self._assigned |= shards
-            self._absences.begin(shards)
+            self._unserved.begin(shards)
             self._changed.set()
 
     def _on_revoked(self, shards: frozenset[int]) -> None:
         self._assigned -= shards
-        self._absences.forget(shards)
+        self._unserved.forget(shards)
 
     def _on_dropped(self, shards: frozenset[int]) -> None:
         self._on_revoked(shards)
@@ -227,7 +227,7 @@ class KafkaMembership:
                 elif self._stalled:
                     self._stalled = False
                     await self._leave()
-                elif self._setbacks.pause_s:
+                elif self._backoff.pause_s:
                     await self._pause()
                 elif self._incarnation is None:
                     await self._begin()
@@ -237,7 +237,7 @@ class KafkaMembership:
                     await self._changed.wait()
             except Exception as error:
                 log.exception("membership_failed")
-                self._setbacks.failed(repr(error))
+                self._backoff.failed(repr(error))
 
     async def _watch(self) -> None:
         """End an incarnation whose lane hangs so that its own watchdog does not wake up."""
@@ -254,8 +254,8 @@ class KafkaMembership:
         try:
             producers = await self._blocking(lane_producers, self._config, incarnation_id, self._is_stopping)
         except ProducerFailedError as error:
-            self._setbacks.failed(str(error))
-            log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._setbacks.pause_s, 1))
+            self._backoff.failed(str(error))
+            log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._backoff.pause_s, 1))
             await self._leave()
             return
         if self._stopping:
@@ -264,7 +264,7 @@ class KafkaMembership:
             return
         incarnation = self._started(incarnation_id, producers)
         self._incarnation = incarnation
-        self._setbacks.begun()
+        self._backoff.begun()
         self._lane.attach(incarnation.lane, incarnation.shards, self._loop)
         self._group.join_group()
         log.info("incarnation_begun", incarnation=incarnation_id)
@@ -315,7 +315,7 @@ class KafkaMembership:
         self._lane.detach()
         self._tell_lost(sorted(incarnation.shards))
         incarnation.shards.clear()
-        self._setbacks.failed(str(error), fenced=error.fenced)
+        self._backoff.failed(str(error), fenced=error.fenced)
         self._stalled = error.stalled
         self._changed.set()
 
@@ -338,7 +338,7 @@ class KafkaMembership:
     async def _pause(self) -> None:
         """Wait as long as the last failure asks for, and for a fresh poll of the group."""
         polls = self._group.polls
-        await asyncio.sleep(self._setbacks.take_pause())
+        await asyncio.sleep(self._backoff.take_pause())
         while self._group.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
             await asyncio.sleep(_LOOK_AGAIN_S)
 
@@ -359,8 +359,8 @@ class KafkaMembership:
         if self.wants(incarnation, acquired.shard):
             incarnation.serve(acquired.shard, acquired.barrier + 1)
             self._listener.acquired(acquired.shard, acquired.state)
-            self._observer.shard_moved(self._absences.end(acquired.shard, acquired.released_at))
-            self._setbacks.succeeded()
+            self._observer.shard_moved(self._unserved.end(acquired.shard, acquired.released_at))
+            self._backoff.succeeded()
 
     def look_again(self) -> None:
         """Acquire what is assigned now: an acquisition has ended."""
@@ -378,7 +378,7 @@ class KafkaMembership:
     # --- for all of these
 
     def _tell_lost(self, shards: Collection[int]) -> None:
-        self._absences.begin(self._assigned.intersection(shards))
+        self._unserved.begin(self._assigned.intersection(shards))
         for shard in shards:
             try:
                 self._listener.lost(shard)

@@ -17,7 +17,7 @@ def pause_after(failures: int) -> float:
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, _DOUBLINGS))
 
 
-class Setbacks:
+class RetryBackoff:
     """Those of one instance, whose incarnations are tried again when they fail."""
 
     def __init__(self, fenced_pause_s: float) -> None:

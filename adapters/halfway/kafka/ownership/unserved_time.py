@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 
-class Absences:
+class UnservedTime:
     """Shards that are assigned to this instance and not served, with the time since when; seconds since the epoch.
 
     Of an owner that died nobody knows when: the group takes the time of a session to find out, which is not in here.

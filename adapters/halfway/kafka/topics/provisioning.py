@@ -33,7 +33,7 @@ from halfway.kafka.topics.required_config import (
     problems,
     surplus,
 )
-from halfway.kafka.topics.shard_count_record import LayoutRecord
+from halfway.kafka.topics.shard_count_record import ShardCountRecord
 
 log = structlog.get_logger(__name__)
 
@@ -174,7 +174,7 @@ class _Session:
         self._verify_brokers([node.id for node in cluster.nodes])
         planned = plans(self._config, len(cluster.nodes))
         found = self._describe(planned)
-        record = LayoutRecord(self._config, self._skipped, self._deadline, self._check)
+        record = ShardCountRecord(self._config, self._skipped, self._deadline, self._check)
         layout, overwritten = record.read() if self._config.owners_topic in found else (None, False)
         if layout is not None:
             record.verify(layout)

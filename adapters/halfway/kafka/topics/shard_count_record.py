@@ -31,7 +31,7 @@ _LEAST_S: Final = 0.5
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
-class LayoutRecord:
+class ShardCountRecord:
     """Reads, verifies and writes it; blocks until `deadline` at most, which is on `time.monotonic()`."""
 
     def __init__(self, config: KafkaConfig, skipped: Count, deadline: float, check: Callable[[], None]) -> None:

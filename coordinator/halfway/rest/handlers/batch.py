@@ -15,7 +15,7 @@ import structlog
 from halfway.domain.errors import HalfwayError
 from halfway.rest.handlers.calls import ENCODER, Answer, answer, refusal, something_in
 from halfway.rest.requests import convert, models
-from halfway.rest.requests.validation import Explaining
+from halfway.rest.requests.validation import ExplanationBudget
 from halfway.rest.responses.errors import InternalError, invalid
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Items:
         self._cause = call.cause
         self._to_prepare = partial(convert.prepare, internal_prefix=call.site.validation.internal_prefix)
         self._to_end = partial(convert.batch_end, cause=self._cause)
-        self._explaining = Explaining()
+        self._explaining = ExplanationBudget()
 
     async def begin_each(
         self,

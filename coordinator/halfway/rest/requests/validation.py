@@ -61,7 +61,7 @@ class FieldRefusedError(Exception):
         self.detail = detail
 
 
-class Explaining:
+class ExplanationBudget:
     """How much of what is wrong in one request may still be judged again, as that takes much longer than reading it."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Validation:
         body: bytes | msgspec.Raw,
         convert: Callable[[M], R],
         *,
-        explaining: Explaining | None = None,
+        explaining: ExplanationBudget | None = None,
     ) -> R:
         """Return what `convert` makes of a body of JSON; the items of a batch share what may be explained.
 
@@ -134,7 +134,7 @@ class Validation:
         else:
             return converted
         text = bytes(body)
-        if (explaining or Explaining()).affords(text):
+        if (explaining or ExplanationBudget()).affords(text):
             raise invalid(self._explained(model, text) or [first])
         _demand_json(text)
         raise invalid([first])

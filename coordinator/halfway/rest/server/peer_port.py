@@ -23,7 +23,7 @@ from halfway.service.peer_calls import (
 )
 
 if TYPE_CHECKING:
-    from halfway.service.cluster.peer_handler import Answering
+    from halfway.service.cluster.peer_handler import PeerHandler
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class PeerPort:
 
     def __init__(
         self,
-        answering: Answering,
+        answering: PeerHandler,
         *,
         credentials: Sequence[str],
         incarnation: Callable[[], str | None],

@@ -14,8 +14,8 @@ from halfway.domain.errors import AlreadyEndedError, HalfwayError
 from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause, Outcome, transition
-from halfway.service.checkback.host_rate_limit import HostRates
-from halfway.service.checkback.queue import RETRY_MS, Desk
+from halfway.service.checkback.host_rate_limit import HostRateLimits
+from halfway.service.checkback.queue import RETRY_MS, CheckQueue
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.query.views import view
 from halfway.service.resolve.commit_verdicts import CommitVerdicts
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from halfway.domain.shard import Entry
     from halfway.service.ports import CheckCaller, Clock, Observer
-    from halfway.service.query.lookup import Finding
+    from halfway.service.query.lookup import Lookup
     from halfway.service.requests import ServiceLimits, TransactionView
     from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.groups import Groups
@@ -40,7 +40,7 @@ _LOST_MS = 60_000
 """A check of which nothing is heard for this long, longer than any call may take, is looked at again."""
 
 
-class CheckDesk:
+class CheckDispatcher:
     """Sends checks and takes their verdicts, which go the way of any end."""
 
     def __init__(
@@ -48,7 +48,7 @@ class CheckDesk:
         limits: ServiceLimits,
         shards: ShardTable,
         groups: Groups,
-        finding: Finding,
+        lookup: Lookup,
         resolver: Resolver,
         caller: CheckCaller,
         clock: Clock,
@@ -58,52 +58,52 @@ class CheckDesk:
         self._limits = limits
         self._shards = shards
         self._groups = groups
-        self._finding = finding
+        self._lookup = lookup
         self._resolver = resolver
         self._caller = caller
         self._clock = clock
         self._observer = observer
-        self._desks: dict[str, Desk] = {}
+        self._queues: dict[str, CheckQueue] = {}
         self._asking_bytes = 0
         """Payloads of the checks that are under way."""
-        self._rates = HostRates(limits.check_host_rate)
+        self._rates = HostRateLimits(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
         self.verdicts = CommitVerdicts(shards, resolver, self.spawn, limits.outcome_horizon_s)
         self.closed = False
 
-    def desk(self, group: str) -> Desk:
-        """Return the desk of a group."""
-        desk = self._desks.get(group)
-        if desk is None:
-            desk = self._desks[group] = Desk(self._limits)
-        return desk
+    def queue(self, group: str) -> CheckQueue:
+        """Return the queue of a group."""
+        queue = self._queues.get(group)
+        if queue is None:
+            queue = self._queues[group] = CheckQueue(self._limits)
+        return queue
 
     # --- push
 
     def offer(self, shard: Shard, entry: Pending, *, first: bool = False) -> None:
         """Take a check that is due: send it as soon as its group has a free place, or look at it again later."""
-        desk = self.desk(entry.group)
+        queue = self.queue(entry.group)
         now = self._clock.now_ms()
         group = self._groups.find(entry.group)
-        if self.closed or (len(desk.due) >= self._limits.check_queue and not first):
-            shard.agenda.put(entry.id, desk.defer(now + RETRY_MS))
+        if self.closed or (len(queue.due) >= self._limits.check_queue and not first):
+            shard.agenda.put(entry.id, queue.defer(now + RETRY_MS))
         elif now < entry.leased_until <= now + round(self._limits.lease_s * 1000):
             shard.agenda.put(entry.id, entry.leased_until)  # a worker has it, whoever asks for another check
         elif group is not None and group.mode is CheckMode.PULL:
             # It is looked at again whatever becomes of the queue: its age may end, or its group change its mode.
-            self._queue(desk, shard, entry, now, first=first)
+            self._queue(queue, shard, entry, now, first=first)
         elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
             shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was asked about just now
-        elif desk.breaker.open and now < (again := desk.breaker.retry_at(now)) and not first:
-            shard.agenda.put(entry.id, desk.defer(again))
+        elif queue.breaker.open and now < (again := queue.breaker.retry_at(now)) and not first:
+            shard.agenda.put(entry.id, queue.defer(again))
         else:
-            self._queue(desk, shard, entry, now, first=first)
-            self._run(entry.group, desk)
+            self._queue(queue, shard, entry, now, first=first)
+            self._run(entry.group, queue)
 
     async def check_now(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
         """Ask about a prepared transaction now, before its time; a conflict for any other state."""
-        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="check")
         transition(transaction_id, entry.state, Action.CHECK)
         if isinstance(entry, Pending):
@@ -111,76 +111,76 @@ class CheckDesk:
             self.offer(shard, entry, first=True)
         return view(self._groups, entry)
 
-    def _queue(self, desk: Desk, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
+    def _queue(self, queue: CheckQueue, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
         """Queue a check, and have the scan look at its transaction again even if nothing more is heard of it."""
         entry.offered_at = now
         if entry.offered_since is None or entry.offered_since > now:  # by a clock that was set back
             entry.offered_since = now
-        desk.add(shard.number, entry.id, first=first)
+        queue.add(shard.number, entry.id, first=first)
         policy = self._groups.policy(entry.group)
         shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
 
-    def _run(self, name: str, desk: Desk) -> None:
+    def _run(self, name: str, queue: CheckQueue) -> None:
         """Start checks while the group has both free places and checks that are due.
 
         All checks under way have `check_bytes` of payload at most; one of each group is sent all the same.
         """
-        while desk.due and desk.running < self._limits.check_concurrency and not self.closed:
-            number, transaction_id = desk.take()
+        while queue.due and queue.running < self._limits.check_concurrency and not self.closed:
+            number, transaction_id = queue.take()
             shard = self._shards.find(number)
             entry = None if shard is None else shard.state.find(transaction_id)
             if shard is None or not isinstance(entry, Pending) or transaction_id in self._shards.claims:
                 continue
             now = self._clock.now_ms()
-            if desk.running and self._asking_bytes + entry.size > self._limits.check_bytes:
-                shard.agenda.put(transaction_id, desk.defer(now + RETRY_MS))
+            if queue.running and self._asking_bytes + entry.size > self._limits.check_bytes:
+                shard.agenda.put(transaction_id, queue.defer(now + RETRY_MS))
                 continue
             group = self._groups.find(name)
             if group is not None and not self._rates.admits(name, group.urls, now):
-                shard.agenda.put(transaction_id, desk.defer(now + RETRY_MS))
+                shard.agenda.put(transaction_id, queue.defer(now + RETRY_MS))
                 continue
-            if not desk.breaker.admits(now):
-                shard.agenda.put(transaction_id, desk.defer(desk.breaker.retry_at(now)))
+            if not queue.breaker.admits(now):
+                shard.agenda.put(transaction_id, queue.defer(queue.breaker.retry_at(now)))
                 continue
-            desk.running += 1
+            queue.running += 1
             self._asking_bytes += entry.size
-            desk.asked.add(transaction_id)
-            self.spawn(self._check(name, desk, shard, entry))
+            queue.asked.add(transaction_id)
+            self.spawn(self._check(name, queue, shard, entry))
 
-    async def _check(self, name: str, desk: Desk, shard: Shard, entry: Pending) -> None:
+    async def _check(self, name: str, queue: CheckQueue, shard: Shard, entry: Pending) -> None:
         reply: CheckReply | None = None
         try:
-            reply = await self._ask(desk, shard, entry)
+            reply = await self._ask(queue, shard, entry)
         except HalfwayError as error:
             entry.last_error = f"{error.code}: {error.detail}"
         finally:
             now = self._clock.now_ms()
-            desk.running -= 1
+            queue.running -= 1
             self._asking_bytes -= entry.size
             if reply is None:
-                desk.breaker.not_tried()
+                queue.breaker.not_tried()
             elif reply.reachable:
-                desk.breaker.reached()
+                queue.breaker.reached()
             else:
-                desk.breaker.failed(now)
+                queue.breaker.failed(now)
             try:
-                self._run(name, desk)
+                self._run(name, queue)
                 if reply is not None:
                     await self._judge(shard.number, entry, reply, now)
             finally:
-                desk.asked.discard(entry.id)
+                queue.asked.discard(entry.id)
                 self._again(shard.number, entry.id)
 
-    async def _ask(self, desk: Desk, shard: Shard, entry: Pending) -> CheckReply | None:
+    async def _ask(self, queue: CheckQueue, shard: Shard, entry: Pending) -> CheckReply | None:
         """Send one check, to the group's endpoints in turn; None where it was overtaken before it could be sent."""
         loop = asyncio.get_running_loop()
-        half = await self._finding.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
+        half = await self._lookup.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
         if not self.is_open(shard.number, entry.id):
             return None
         group = self._groups.find(entry.group)
         urls = () if group is None else group.urls
-        desk.turn += 1
-        start = desk.turn % len(urls) if urls else 0
+        queue.turn += 1
+        start = queue.turn % len(urls) if urls else 0
         attempt = entry.checks + 1
         request = CheckRequest(
             check_id=check_id(entry.id, attempt),
@@ -269,7 +269,7 @@ class CheckDesk:
 
     def asks(self, entry: Entry) -> bool:
         """Whether a check of a transaction is under way."""
-        return entry.id in self.desk(entry.group).asked
+        return entry.id in self.queue(entry.group).asked
 
     def _again(self, number: int, transaction_id: str) -> None:
         """Put a transaction that is still pending back on the agenda of its shard as it is served now."""
@@ -280,8 +280,8 @@ class CheckDesk:
     async def close(self) -> None:
         """Send no more checks, answer waiting polls, and let those in flight go."""
         self.closed = True
-        for desk in self._desks.values():
-            desk.arrival.set()
+        for queue in self._queues.values():
+            queue.arrival.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

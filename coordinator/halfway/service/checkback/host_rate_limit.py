@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 _WINDOW_MS = 1000
 
 
-class HostRates:
+class HostRateLimits:
     """Admits so many checks to a host each second, and the first of each group whatever the others sent."""
 
     def __init__(self, most: int) -> None:

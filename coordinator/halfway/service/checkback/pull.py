@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from halfway.domain.errors import HalfwayError, InvalidRequestError, OverloadedError
 from halfway.domain.records import CheckMode, Group
 from halfway.service.checkback.dispatcher import check_id
-from halfway.service.checkback.queue import RETRY_MS, Desk
+from halfway.service.checkback.queue import RETRY_MS, CheckQueue
 from halfway.service.requests import LeasedCheck
 from halfway.service.shards.check_schedule import look_at
 
 if TYPE_CHECKING:
     from halfway.domain.records import Half
     from halfway.domain.shard import Pending
-    from halfway.service.checkback.dispatcher import CheckDesk
+    from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.ports import Clock, Observer
-    from halfway.service.query.lookup import Finding
+    from halfway.service.query.lookup import Lookup
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
@@ -38,7 +38,7 @@ def always() -> bool:
     return True
 
 
-class Leases:
+class FetchedChecks:
     """Hands out checks that are due."""
 
     def __init__(
@@ -46,8 +46,8 @@ class Leases:
         limits: ServiceLimits,
         shards: ShardTable,
         groups: Groups,
-        finding: Finding,
-        checks: CheckDesk,
+        lookup: Lookup,
+        checks: CheckDispatcher,
         clock: Clock,
         observer: Observer,
     ) -> None:
@@ -55,7 +55,7 @@ class Leases:
         self._limits = limits
         self._shards = shards
         self._groups = groups
-        self._finding = finding
+        self._lookup = lookup
         self._checks = checks
         self._clock = clock
         self._observer = observer
@@ -78,27 +78,27 @@ class Leases:
                 f'group {name!r} is asked over HTTP: PUT it with "check": {{"mode": "pull"}} to fetch its checks',
                 field="group",
             )
-        desk = self._checks.desk(name)
+        queue = self._checks.queue(name)
         if not wait_s:
-            return await self._hand_out(group, desk, at_most, until=until + _HAND_OUT_S, wanted=wanted)
+            return await self._hand_out(group, queue, at_most, until=until + _HAND_OUT_S, wanted=wanted)
         with self.polling(name):
             while True:
                 hand_out_until = max(until, loop.time()) + _HAND_OUT_S
-                leased = await self._hand_out(group, desk, at_most, until=hand_out_until, wanted=wanted)
+                leased = await self._hand_out(group, queue, at_most, until=hand_out_until, wanted=wanted)
                 if leased or self._checks.closed or not await self.due(name, until=until):
                     return leased
 
     @contextmanager
     def polling(self, name: str) -> Iterator[None]:
         """Count a poll while it waits; OverloadedError where too many do."""
-        desk = self._checks.desk(name)
-        if desk.polls >= self._limits.max_waiting_polls:
-            raise OverloadedError(f"{desk.polls} polls of group {name!r} wait already")
-        desk.polls += 1
+        queue = self._checks.queue(name)
+        if queue.polls >= self._limits.max_waiting_polls:
+            raise OverloadedError(f"{queue.polls} polls of group {name!r} wait already")
+        queue.polls += 1
         try:
             yield
         finally:
-            desk.polls -= 1
+            queue.polls -= 1
 
     @property
     def closed(self) -> bool:
@@ -107,23 +107,23 @@ class Leases:
 
     async def due(self, name: str, *, until: float) -> bool:
         """Wait until checks of a group are due here, or a time on the loop's clock; whether they are."""
-        desk = self._checks.desk(name)
-        while not desk.due and not self._checks.closed:
-            desk.arrival.clear()
+        queue = self._checks.queue(name)
+        while not queue.due and not self._checks.closed:
+            queue.arrival.clear()
             try:
                 async with asyncio.timeout_at(until):
-                    await desk.arrival.wait()
+                    await queue.arrival.wait()
             except TimeoutError:
                 break
-        return bool(desk.due)
+        return bool(queue.due)
 
     async def _hand_out(
-        self, group: Group, desk: Desk, at_most: int, *, until: float, wanted: Wanted
+        self, group: Group, queue: CheckQueue, at_most: int, *, until: float, wanted: Wanted
     ) -> list[LeasedCheck]:
         taken: list[tuple[Shard, Pending]] = []
         size = 0
-        while desk.due and len(taken) < at_most and size < _HAND_OUT_BYTES and wanted():
-            number, transaction_id = desk.take()
+        while queue.due and len(taken) < at_most and size < _HAND_OUT_BYTES and wanted():
+            number, transaction_id = queue.take()
             shard, entry = self._shards.find(number), self._checks.pending(number, transaction_id)
             if shard is None or entry is None:
                 continue
@@ -135,7 +135,7 @@ class Leases:
         halves = await asyncio.gather(*(self._half(shard, entry, until=until) for shard, entry in taken))
         if not wanted():
             for shard, entry in taken:
-                desk.add(shard.number, entry.id, first=True)
+                queue.add(shard.number, entry.id, first=True)
             return []
         return [
             self._leased(group, shard, entry, half)
@@ -145,7 +145,7 @@ class Leases:
 
     async def _half(self, shard: Shard, entry: Pending, *, until: float) -> Half | None:
         try:
-            return await self._finding.payload(shard, entry, deadline=until)
+            return await self._lookup.payload(shard, entry, deadline=until)
         except HalfwayError as error:
             entry.last_error = f"{error.code}: {error.detail}"
             return None

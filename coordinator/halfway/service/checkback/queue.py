@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RETRY_MS = 1000
 
 
-class Desk:
+class CheckQueue:
     """The checks of one group: due, in flight, and (in pull mode) who waits for them."""
 
     def __init__(self, limits: ServiceLimits) -> None:

@@ -20,7 +20,7 @@ from halfway.service.shards.check_schedule import jitter
 
 if TYPE_CHECKING:
     from halfway.domain.policy import Decision
-    from halfway.service.checkback.dispatcher import CheckDesk
+    from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.ports import Clock, CursorStore, Observer
     from halfway.service.requests import ServiceLimits
     from halfway.service.resolve.resolver import Resolver
@@ -41,7 +41,7 @@ class Step(Protocol):
         """Write it, or raise."""
 
 
-class Scanning:
+class Scan:
     """One scan at a time for each shard; the scheduler calls it."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Scanning:
         shards: ShardTable,
         groups: Groups,
         resolver: Resolver,
-        checks: CheckDesk,
+        checks: CheckDispatcher,
         cursors: CursorStore,
         clock: Clock,
         observer: Observer,

@@ -18,8 +18,8 @@ from halfway.service.requests import LeasedCheck, ListQuery, Page
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from halfway.service.checkback.pull import Leases, Wanted
-    from halfway.service.cluster.forward import Forwarding
+    from halfway.service.checkback.pull import FetchedChecks, Wanted
+    from halfway.service.cluster.forward import Forwarder
     from halfway.service.ports import OwnerHint
     from halfway.service.query.get_and_list import Queries
     from halfway.service.requests import TransactionView
@@ -33,12 +33,12 @@ _PAGE_TOPICS = 20_000
 """On one page of a list, beyond those of its last transaction."""
 
 
-class Gathering:
+class FanOut:
     """Asks this instance's shards and every other owner, and puts their answers together."""
 
-    def __init__(self, forwarding: Forwarding, queries: Queries, groups: Groups, leases: Leases) -> None:
+    def __init__(self, forwarding: Forwarder, queries: Queries, groups: Groups, leases: FetchedChecks) -> None:
         """Keep the parts."""
-        self._forwarding = forwarding
+        self._forwarder = forwarding
         self._queries = queries
         self._groups = groups
         self._leases = leases
@@ -50,7 +50,7 @@ class Gathering:
         The cursor is the last transaction's place in that order, which is the same for all shards: it holds wherever
         shards move meanwhile.
         """
-        here, elsewhere = self._forwarding.parts()
+        here, elsewhere = self._forwarder.parts()
         calls = [_task(self._queries.list(query, here, deadline=deadline, credential=credential))]
         calls += [
             self._asked(owner, ListCall(query=query, shards=tuple(shards)), deadline, credential)
@@ -67,7 +67,7 @@ class Gathering:
 
         async def count_all(group: str, hold_s: float) -> Counted:
             until = min(deadline, asyncio.get_running_loop().time() + _COUNT_S)
-            here, elsewhere = self._forwarding.parts()
+            here, elsewhere = self._forwarder.parts()
             found = [self._groups.count(group, here, hold_s=hold_s)]
             found += await together(
                 [
@@ -86,7 +86,7 @@ class Gathering:
 
         Nothing is leased by an answer that nobody takes: owners are waited for by a call that hands out nothing.
         """
-        if not self._forwarding.others():
+        if not self._forwarder.others():
             return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential, wanted=wanted)
         until = asyncio.get_running_loop().time() + wait_s
         found = await self._lease_now(group, at_most, credential, wanted)
@@ -106,14 +106,14 @@ class Gathering:
 
     async def _fetched(self, group: str, at_most: int, credential: str | None, wanted: Wanted) -> Sequence[LeasedCheck]:
         found: Sequence[LeasedCheck] = ()
-        for owner in self._forwarding.others():
+        for owner in self._forwarder.others():
             if len(found) >= at_most or not wanted():
                 break
             call = LeaseCall(group=group, at_most=at_most - len(found))
             # An owner that is away has its checks fetched later.
             with suppress(HalfwayError):
                 deadline = asyncio.get_running_loop().time() + _COUNT_S
-                answer = await self._forwarding.ask(owner, call, deadline=deadline, credential=credential)
+                answer = await self._forwarder.ask(owner, call, deadline=deadline, credential=credential)
                 found = (*found, *answer.checks)
         return found
 
@@ -123,7 +123,7 @@ class Gathering:
         here = asyncio.create_task(self._leases.due(group, until=until))
         try:
             while (left := until - loop.time()) > 0 and not self._leases.closed:
-                others = [self._due_at(owner, group, credential) for owner in self._forwarding.others()]
+                others = [self._due_at(owner, group, credential) for owner in self._forwarder.others()]
                 done, _ = await asyncio.wait([here, *others], timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if here in done or any(not task.cancelled() and task.result() for task in done):
                     break
@@ -143,7 +143,7 @@ class Gathering:
     async def _ask_due(self, owner: OwnerHint, group: str, credential: str | None) -> bool:
         deadline = asyncio.get_running_loop().time() + 2 * _ASK_S
         try:
-            answer: Due = await self._forwarding.ask(
+            answer: Due = await self._forwarder.ask(
                 owner, DueCall(group=group, wait_s=_ASK_S), deadline=deadline, credential=credential
             )
         except HalfwayError:
@@ -157,7 +157,7 @@ class Gathering:
             task.cancel()
 
     def _asked(self, owner: OwnerHint, call: Any, deadline: float, credential: str | None) -> asyncio.Task[Any]:
-        return _task(self._forwarding.ask(owner, call, deadline=deadline, credential=credential))
+        return _task(self._forwarder.ask(owner, call, deadline=deadline, credential=credential))
 
 
 def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionView, ...]:

@@ -47,7 +47,7 @@ class NoPeers:
         raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
 
 
-class Forwarding:
+class Forwarder:
     """Finds owners and asks them; what is not known of the outcome is said as for a call to this very instance."""
 
     def __init__(self, shards: ShardTable, owners: Owners, peers: Peers, observer: Observer) -> None:

@@ -24,31 +24,31 @@ from halfway.service.peer_calls import (
 )
 
 if TYPE_CHECKING:
-    from halfway.service.checkback.dispatcher import CheckDesk
-    from halfway.service.checkback.pull import Leases
-    from halfway.service.prepare.prepare import Preparing
+    from halfway.service.checkback.dispatcher import CheckDispatcher
+    from halfway.service.checkback.pull import FetchedChecks
+    from halfway.service.prepare.prepare import Preparer
     from halfway.service.query.get_and_list import Queries
-    from halfway.service.resolve.caller_requests import Acting
+    from halfway.service.resolve.caller_requests import CallerRequests
     from halfway.service.shards.groups import Groups
 
 _LONGEST_WAIT_S = 10.0
 
 
-class Answering:
+class PeerHandler:
     """The other side of the port `Peers`."""
 
     def __init__(
         self,
-        preparing: Preparing,
-        acting: Acting,
+        preparing: Preparer,
+        acting: CallerRequests,
         queries: Queries,
         groups: Groups,
-        checks: CheckDesk,
-        leases: Leases,
+        checks: CheckDispatcher,
+        leases: FetchedChecks,
     ) -> None:
         """Keep the parts."""
-        self._preparing = preparing
-        self._acting = acting
+        self._preparer = preparing
+        self._caller_requests = acting
         self._queries = queries
         self._groups = groups
         self._checks = checks
@@ -70,17 +70,17 @@ class Answering:
     async def _answer(self, call: PeerCall, deadline: float, credential: str | None) -> msgspec.Struct:
         match call:
             case PrepareCall():
-                done: msgspec.Struct = await self._preparing.begin(
+                done: msgspec.Struct = await self._preparer.begin(
                     call.request, deadline=deadline, credential=credential
                 )
             case EndCall():
-                done = await self._acting.begin_end(call.request, deadline=deadline, credential=credential)
+                done = await self._caller_requests.begin_end(call.request, deadline=deadline, credential=credential)
             case GetCall():
                 done = await self._queries.get(call.id, deadline=deadline, credential=credential)
             case CheckCall():
                 done = await self._checks.check_now(call.id, deadline=deadline, credential=credential)
             case ResumeCall():
-                done = await self._acting.resume(call.id, deadline=deadline, credential=credential)
+                done = await self._caller_requests.resume(call.id, deadline=deadline, credential=credential)
             case ListCall():
                 done = await self._queries.list(call.query, call.shards, deadline=deadline, credential=credential)
             case CountCall():

@@ -48,7 +48,7 @@ class _Asked:
         """What Kafka told of its topics, if it was asked."""
 
 
-class Preparing:
+class Preparer:
     """Stores half messages."""
 
     def __init__(

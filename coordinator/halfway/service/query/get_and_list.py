@@ -22,7 +22,7 @@ from halfway.service.shards.shard_table import not_served
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from halfway.service.query.lookup import Finding
+    from halfway.service.query.lookup import Lookup
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
 
@@ -32,19 +32,19 @@ _SLICE = 5000
 class Queries:
     """Reads; nothing here changes anything."""
 
-    def __init__(self, shards: ShardTable, groups: Groups, finding: Finding) -> None:
+    def __init__(self, shards: ShardTable, groups: Groups, lookup: Lookup) -> None:
         """Keep the parts."""
         self._shards = shards
         self._groups = groups
-        self._finding = finding
+        self._lookup = lookup
 
     async def get(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
         """Show one transaction, with its payload while it is prepared or parked."""
-        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="get")
         if isinstance(entry, Ended):
             return view(self._groups, entry)
-        half = await self._finding.payload(shard, entry, deadline=deadline)
+        half = await self._lookup.payload(shard, entry, deadline=deadline)
         return view(self._groups, shard.state.find(transaction_id) or entry, half.messages)
 
     async def list(self, query: ListQuery, shards: Sequence[int], *, deadline: float, credential: str | None) -> Listed:

@@ -1,4 +1,4 @@
-"""Finding a transaction by its id, and its payload; nothing here changes a transaction."""
+"""Lookup a transaction by its id, and its payload; nothing here changes a transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from halfway.service.shards.shard_table import Shard, ShardTable
 
 
-class Finding:
+class Lookup:
     """Looks in the shard that owns an id, and reads on where that may not be enough."""
 
     def __init__(self, limits: ServiceLimits, shards: ShardTable, half_log: HalfLog, clock: Clock) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from halfway.service.ports import Observer
-    from halfway.service.query.lookup import Finding
+    from halfway.service.query.lookup import Lookup
     from halfway.service.resolve.commit_verdicts import CommitVerdicts
     from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.groups import Groups
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _ATTEMPT_DIGITS = 6
 
 
-class Acting:
+class CallerRequests:
     """Ends and resumes for callers."""
 
     def __init__(
         self,
         groups: Groups,
-        finding: Finding,
+        lookup: Lookup,
         resolver: Resolver,
         verdicts: CommitVerdicts,
         asks: Callable[[Entry], bool],
@@ -40,7 +40,7 @@ class Acting:
     ) -> None:
         """Keep the parts; `asks` says whether a check of a transaction is under way."""
         self._groups = groups
-        self._finding = finding
+        self._lookup = lookup
         self._resolver = resolver
         self._verdicts = verdicts
         self._asks = asks
@@ -59,7 +59,7 @@ class Acting:
     def _begin_end(self, request: End, *, deadline: float, credential: str | None) -> asyncio.Future[EndResult]:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        known = None if request.outcome is Outcome.UNKNOWN else self._finding.known(request.id)
+        known = None if request.outcome is Outcome.UNKNOWN else self._lookup.known(request.id)
         if known is None:
             return loop.create_task(self._end(request, deadline=deadline, credential=credential))
         shard, entry = known
@@ -82,7 +82,7 @@ class Acting:
         began, group, cause = loop.time(), "", request.cause
         result: str | None = "changed"
         try:
-            shard, entry = await self._finding.locate(request.id, deadline=deadline)
+            shard, entry = await self._lookup.locate(request.id, deadline=deadline)
             group = entry.group
             act = self._act(request, shard, entry, credential)
             cause = act.cause
@@ -144,7 +144,7 @@ class Acting:
 
     async def resume(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
         """Take a parked transaction back among the prepared; one that is prepared is unchanged."""
-        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="resume")
         await self._resolver.resolve(transaction_id, Act(action=Action.RESUME, cause=Cause.OPERATOR), deadline=deadline)
         now = shard.state.find(transaction_id)

@@ -12,7 +12,7 @@ from halfway.domain.shard import ParkedEntry
 from halfway.domain.transaction import Action, Cause
 from halfway.service.resolve.effects import Act
 from halfway.service.resolve.resolver import limit
-from halfway.service.shards.shard_table import SaidCommit
+from halfway.service.shards.shard_table import CommitVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -50,13 +50,13 @@ class CommitVerdicts:
         if len(kept) >= _MOST_KEPT:
             for name in [name for name, said in kept.items() if self._shards.find(said.shard) is None]:
                 del kept[name]
-        kept[asked.id] = SaidCommit(number, checks, asked.prepared_at, asked.fingerprint)
+        kept[asked.id] = CommitVerdict(number, checks, asked.prepared_at, asked.fingerprint)
 
     def keeps(self, transaction_id: str) -> bool:
         """Whether a check said commit, which is not written down yet: policy must not decide meanwhile."""
         return transaction_id in self._shards.said_commit
 
-    def is_of_another(self, asked: Entry | SaidCommit, entry: Unresolved) -> bool:
+    def is_of_another(self, asked: Entry | CommitVerdict, entry: Unresolved) -> bool:
         """Whether a later transaction has the id now: nothing was asked about that one.
 
         A repeat of a prepare may change the time of the same transaction, by less than the outcome horizon.
@@ -83,7 +83,7 @@ class CommitVerdicts:
             self._recording.add(transaction_id)
             self._spawn(self._record(transaction_id, said))
 
-    async def _record(self, transaction_id: str, said: SaidCommit) -> None:
+    async def _record(self, transaction_id: str, said: CommitVerdict) -> None:
         """Write that a check said commit: policy never rolls it back from then on."""
         try:
             shard = await self._shards.serving(said.shard, deadline=limit())
@@ -100,7 +100,7 @@ class CommitVerdicts:
             self._recording.discard(transaction_id)
 
 
-def _note(entry: Unresolved, said: SaidCommit) -> Act:
+def _note(entry: Unresolved, said: CommitVerdict) -> Act:
     """Return what writes the verdict down: VERDICT where it is prepared, and parked anew where it is parked."""
     parked = isinstance(entry, ParkedEntry)
     return Act(

@@ -87,7 +87,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise NotWrittenError
         if self.still is not None and not self.still(entry):
             raise OvertakenError(id=entry.id)
-        told = lane_writes.Told(
+        told = lane_writes.OpFields(
             cause=self.cause,
             at=at,
             deadline=deadline,

@@ -18,7 +18,7 @@ NO_HALF = -1
 """The half offset in an op of a parked transaction, whose half is a tombstone already."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class OpFields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the writer of an op wants to have said: why, the checks sent so far, and the time."""
 
     cause: Cause
@@ -46,17 +46,17 @@ def current_half(entry: Unresolved, half: Half) -> Half:
     )
 
 
-def committed(shard: int, entry: Unresolved, half: Half, told: Told) -> LaneWrite:
+def committed(shard: int, entry: Unresolved, half: Half, told: OpFields) -> LaneWrite:
     """From prepared or parked to committed: real messages, op marker, and the tombstone of half or parked."""
     return _ended(shard, entry, half, told, OpKind.COMMITTED)
 
 
-def rolled_back(shard: int, entry: Unresolved, half: Half | None, told: Told) -> LaneWrite:
+def rolled_back(shard: int, entry: Unresolved, half: Half | None, told: OpFields) -> LaneWrite:
     """From prepared or parked to rolled_back: op marker, and the tombstone of half or parked."""
     return _ended(shard, entry, half, told, OpKind.ROLLED_BACK)
 
 
-def _ended(shard: int, entry: Unresolved, half: Half | None, told: Told, kind: OpKind) -> LaneWrite:
+def _ended(shard: int, entry: Unresolved, half: Half | None, told: OpFields, kind: OpKind) -> LaneWrite:
     commits = kind is OpKind.COMMITTED
     pending = isinstance(entry, Pending)
     return LaneWrite(
@@ -73,7 +73,7 @@ def _ended(shard: int, entry: Unresolved, half: Half | None, told: Told, kind: O
     )
 
 
-def noted(shard: int, entry: Pending, told: Told, kind: OpKind) -> LaneWrite:
+def noted(shard: int, entry: Pending, told: OpFields, kind: OpKind) -> LaneWrite:
     """Prepared stays prepared: an op marker alone, CHECKED (a check was sent, or a remark was left) or VERDICT."""
     return LaneWrite(
         shard=shard,
@@ -86,7 +86,7 @@ def noted(shard: int, entry: Pending, told: Told, kind: OpKind) -> LaneWrite:
     )
 
 
-def parked(shard: int, entry: Unresolved, half: Half, told: Told) -> LaneWrite:
+def parked(shard: int, entry: Unresolved, half: Half, told: OpFields) -> LaneWrite:
     """From prepared to parked: parked record, half tombstone, op. What is parked is parked again for a new reason."""
     reason = told.remark or ""
     kept = current_half(entry, half)
@@ -106,7 +106,7 @@ def parked(shard: int, entry: Unresolved, half: Half, told: Told) -> LaneWrite:
     )
 
 
-def resumed(shard: int, entry: ParkedEntry, half: Half, told: Told) -> LaneWrite:
+def resumed(shard: int, entry: ParkedEntry, half: Half, told: OpFields) -> LaneWrite:
     """From parked to prepared with its count at 0: half record, parked tombstone, op."""
     again = msgspec.structs.replace(
         current_half(entry, half), since=told.at, checks=0, checked_at=None, check_after_ms=None
@@ -152,7 +152,7 @@ def buried(
     )
 
 
-def _op(kind: OpKind, entry: Unresolved, half: Half | None, told: Told) -> Op:
+def _op(kind: OpKind, entry: Unresolved, half: Half | None, told: OpFields) -> Op:
     return Op(
         kind=kind,
         id=entry.id,

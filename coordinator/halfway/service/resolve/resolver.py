@@ -21,7 +21,7 @@ from halfway.service.resolve.effects import Bury, Change, Reanchor, note_error, 
 
 if TYPE_CHECKING:
     from halfway.service.ports import Clock, Lane, Observer
-    from halfway.service.query.lookup import Finding
+    from halfway.service.query.lookup import Lookup
     from halfway.service.shards.shard_table import Shard, ShardTable
 
 log = structlog.get_logger(__name__)
@@ -53,10 +53,10 @@ class Resolver:
     lost or dropped the write, or the payload must be read first, `_look_again` judges what stands now and submits.
     """
 
-    def __init__(self, shards: ShardTable, finding: Finding, lane: Lane, clock: Clock, observer: Observer) -> None:
+    def __init__(self, shards: ShardTable, lookup: Lookup, lane: Lane, clock: Clock, observer: Observer) -> None:
         """Keep the parts; nothing is started."""
         self._shards = shards
-        self._finding = finding
+        self._lookup = lookup
         self._lane = lane
         self._clock = clock
         self._observer = observer
@@ -74,7 +74,7 @@ class Resolver:
 
         """
         while True:
-            shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
+            shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
             answer = self.begin(shard, entry, change, deadline=deadline)
             if answer is not None:
                 return await answer
@@ -82,12 +82,12 @@ class Resolver:
 
     async def reanchor(self, transaction_id: str, *, deadline: float) -> None:
         """Write the half of a prepared transaction again at the tail, unless its id is claimed."""
-        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
         await self._unless_claimed(shard, entry, Reanchor(), deadline)
 
     async def correct(self, transaction_id: str, *, deadline: float) -> None:
         """Put right a stray half: the first content again if it is pending, a tombstone if it is parked or ended."""
-        shard, entry = await self._finding.locate(transaction_id, deadline=deadline)
+        shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
         await self._unless_claimed(shard, entry, Reanchor() if isinstance(entry, Pending) else Bury(), deadline)
 
     async def _unless_claimed(self, shard: Shard, entry: Entry, change: Change, deadline: float) -> None:
@@ -196,7 +196,7 @@ class Resolver:
         if not resolution.change.needs_payload or isinstance(entry, Ended):
             return None
         try:
-            return await self._finding.payload(shard, entry, deadline=resolution.deadline)
+            return await self._lookup.payload(shard, entry, deadline=resolution.deadline)
         except KafkaUnavailableError:
             if resolution.change.needs_whole_payload:
                 raise

@@ -93,7 +93,7 @@ class Shard:
         self._waiting.clear()
 
 
-class SaidCommit(msgspec.Struct, frozen=True, gc=False):
+class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
     """A commit that a check said and that is not written yet: of which shard, and how many checks were sent by then."""
 
     shard: int
@@ -109,7 +109,7 @@ class ShardTable:
         """Start with no shard."""
         self.payloads = PayloadCache(limits.payload_cache_bytes)
         self.claims: dict[str, asyncio.Future[None]] = {}
-        self.said_commit: dict[str, SaidCommit] = {}
+        self.said_commit: dict[str, CommitVerdict] = {}
         """By id; policy resolves none of these."""
         self._limits = limits
         self._clock = clock

@@ -7,7 +7,7 @@ import pytest
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.partition_reader import PartitionReader
-from halfway.kafka.ownership.acquisition_deadline import AcquireError, Patience
+from halfway.kafka.ownership.acquisition_deadline import AcquireError, AcquisitionDeadline
 
 LONG_S = 1_000.0
 """Longer than any test takes."""
@@ -22,13 +22,15 @@ def reader() -> Iterator[PartitionReader]:
     reader.close()
 
 
-def patience(reader: PartitionReader, *, until: float, stall_s: float = LONG_S, wanted: bool = True) -> Patience:
-    return Patience(until=until, stall_s=stall_s, reader=reader, cancelled=lambda: not wanted)
+def deadline_of(
+    reader: PartitionReader, *, until: float, stall_s: float = LONG_S, wanted: bool = True
+) -> AcquisitionDeadline:
+    return AcquisitionDeadline(until=until, stall_s=stall_s, reader=reader, cancelled=lambda: not wanted)
 
 
 def test_the_deadline_is_the_one_given_until_reading_leads_beyond_it(reader: PartitionReader) -> None:
     """It never comes nearer, and moves on with what is read."""
-    given = patience(reader, until=100, stall_s=30)
+    given = deadline_of(reader, until=100, stall_s=30)
     assert given.deadline == 100
     reader.moved_at = 60
     assert given.deadline == 100
@@ -38,7 +40,7 @@ def test_the_deadline_is_the_one_given_until_reading_leads_beyond_it(reader: Par
 
 def test_past_the_deadline_it_goes_on_only_while_reading_moves(reader: PartitionReader) -> None:
     """The error names the step."""
-    over = patience(reader, until=time.monotonic())
+    over = deadline_of(reader, until=time.monotonic())
     with pytest.raises(AcquireError, match=r"^a step: out of time"):
         over.check("a step")
     reader.moved_at = time.monotonic()
@@ -50,7 +52,7 @@ def test_past_the_deadline_it_goes_on_only_while_reading_moves(reader: Partition
 
 def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: PartitionReader) -> None:
     """Whoever has only begun to wait is given all of the time."""
-    given, now = patience(reader, until=0), time.monotonic()
+    given, now = deadline_of(reader, until=0), time.monotonic()
     long_ago = now - 2 * LONG_S
     assert given.is_stalled(since=long_ago)
     assert not given.is_stalled(since=now)
@@ -60,7 +62,7 @@ def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: Partiti
 
 def test_what_is_no_longer_wanted_ends_at_once(reader: PartitionReader) -> None:
     """However much time is left."""
-    unwanted = patience(reader, until=time.monotonic() + LONG_S, wanted=False)
+    unwanted = deadline_of(reader, until=time.monotonic() + LONG_S, wanted=False)
     for check in (unwanted.check, unwanted.check_wanted):
         with pytest.raises(AcquireError, match=r"^a step: the shard is no longer wanted"):
             check("a step")

@@ -13,8 +13,8 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.ownership import concurrent_acquisition
 from halfway.kafka.ownership.acquisition import Acquired
 from halfway.kafka.ownership.acquisition_deadline import AcquireError
-from halfway.kafka.ownership.concurrent_acquisition import Acquisitions
-from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions
+from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.ownership.incarnation import Incarnation
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000, shards=4)
@@ -27,7 +27,7 @@ class Releases:
     lane_ids = ("this.0", "this.1", "this.q")
 
     def __init__(self) -> None:
-        self.fences = Fences(self.id)
+        self.fences = FencedOwners(self.id)
         self.released: list[int] = []
 
     def holds(self, _shard: int) -> bool:
@@ -77,7 +77,7 @@ async def test_a_shard_that_was_claimed_in_vain_is_released_when_it_goes(monkeyp
     """It goes while the next try is waited for: else its next owner would fence this instance, with all its shards."""
     monkeypatch.setattr(concurrent_acquisition, "Acquisition", ClaimedInVain)
     group, incarnation = Wanted({2}), Releases()
-    acquisitions = Acquisitions(CONFIG, cast("Any", None), group, 0.1)
+    acquisitions = ConcurrentAcquisitions(CONFIG, cast("Any", None), group, 0.1)
     acquisitions.begin(cast("Incarnation", incarnation), {2})
     async with asyncio.timeout(10):
         while not acquisitions.troubles:  # noqa: ASYNC110 - nothing tells of a try that failed

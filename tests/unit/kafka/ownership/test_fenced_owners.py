@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from halfway.kafka.ownership.fenced_owners import Fences
+from halfway.kafka.ownership.fenced_owners import FencedOwners
 
 LONG_S = 30.0
 
 
 def test_it_is_fenced_once_however_many_ask() -> None:
-    fences, calls, go = Fences("me"), list[str](), threading.Event()
+    fences, calls, go = FencedOwners("me"), list[str](), threading.Event()
 
     def fence() -> None:
         calls.append("fence")
@@ -31,7 +31,7 @@ def test_it_is_fenced_once_however_many_ask() -> None:
 
 def test_a_fence_that_fails_is_tried_again_by_the_next() -> None:
     """Those who wait for it fail with it."""
-    fences, begun, go = Fences("me"), threading.Event(), threading.Event()
+    fences, begun, go = FencedOwners("me"), threading.Event(), threading.Event()
 
     def fail() -> None:
         begun.set()
@@ -51,7 +51,7 @@ def test_a_fence_that_fails_is_tried_again_by_the_next() -> None:
 
 
 def test_who_waits_for_another_fence_may_give_up() -> None:
-    fences, begun, go = Fences("me"), threading.Event(), threading.Event()
+    fences, begun, go = FencedOwners("me"), threading.Event(), threading.Event()
 
     def hang() -> None:
         begun.set()

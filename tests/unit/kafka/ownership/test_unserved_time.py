@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.kafka.ownership.unserved_time import Absences
+from halfway.kafka.ownership.unserved_time import UnservedTime
 
 
 @pytest.fixture
@@ -14,32 +14,32 @@ def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def test_it_counts_from_the_assignment_or_from_an_earlier_release(at: dict[str, float]) -> None:
-    absences = Absences()
+    unserved = UnservedTime()
     at["now"] = 1010.0
-    absences.begin([1, 2, 3])
+    unserved.begin([1, 2, 3])
     at["now"] = 1012.0
-    absences.begin([1])
-    assert absences.end(1, None) == 2.0
-    assert absences.end(2, 1_004_000) == 8.0
-    assert absences.end(3, 1_011_000) == 2.0
-    assert absences.end(1, None) == 0.0
+    unserved.begin([1])
+    assert unserved.end(1, None) == 2.0
+    assert unserved.end(2, 1_004_000) == 8.0
+    assert unserved.end(3, 1_011_000) == 2.0
+    assert unserved.end(1, None) == 0.0
 
 
 def test_a_release_from_before_the_start_tells_nothing(at: dict[str, float]) -> None:
     """There may have been no instance at all since then; nor does a clock that is ahead make it negative."""
-    absences = Absences()
+    unserved = UnservedTime()
     at["now"] = 1003.0
-    absences.begin([1, 2])
+    unserved.begin([1, 2])
     at["now"] = 1004.0
-    assert absences.end(1, 900_000) == 1.0
+    assert unserved.end(1, 900_000) == 1.0
     at["now"] = 1001.0
-    assert absences.end(2, None) == 0.0
+    assert unserved.end(2, None) == 0.0
 
 
 def test_a_shard_that_goes_to_another_is_forgotten(at: dict[str, float]) -> None:
-    absences = Absences()
-    absences.begin([1])
-    absences.forget([1])
+    unserved = UnservedTime()
+    unserved.begin([1])
+    unserved.forget([1])
     at["now"] = 1060.0
-    absences.begin([1])
-    assert absences.end(1, None) == 0.0
+    unserved.begin([1])
+    assert unserved.end(1, None) == 0.0

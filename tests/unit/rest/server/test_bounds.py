@@ -391,10 +391,10 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
         assert b"HTTP" not in await asyncio.wait_for(eldest.read(), 20)
         opened[2].write(poll)
         await until(lambda: len(world.api._open) == 2)
-        desk = world.coordinator._checks.desk("shop")
+        queue = world.coordinator._checks.queue("shop")
         for polls in (1, 0):
             await connected(POST + b"Content-Length: 100000\r\n\r\n ")
-            await until(lambda polls=polls: (desk.polls, len(world.api._open)) == (polls, 2))  # type: ignore[misc]
+            await until(lambda polls=polls: (queue.polls, len(world.api._open)) == (polls, 2))  # type: ignore[misc]
         assert await answer(await connected(ask)) == b""
         assert [record.getMessage() for record in caplog.records] == []
     finally:

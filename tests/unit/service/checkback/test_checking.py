@@ -10,7 +10,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Message, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
-from halfway.service.checkback.host_rate_limit import HostRates
+from halfway.service.checkback.host_rate_limit import HostRateLimits
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.requests import ServiceLimits
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
@@ -157,7 +157,7 @@ async def test_a_host_gets_no_more_checks_a_second_than_the_operator_allows(worl
     """What is over the rate waits for the next second, and is asked about then."""
     world.memory.caller.always(verdict(Outcome.COMMIT))
     prepared = [await world.prepare() for _ in range(12)]
-    world.coordinator._checks._rates = HostRates(5)
+    world.coordinator._checks._rates = HostRateLimits(5)
     await world.scan(after_s=6)
     assert len(world.memory.caller.requests) == 5
     for _ in range(4):

@@ -1,13 +1,13 @@
 """The rate of checks for each host."""
 
-from halfway.service.checkback.host_rate_limit import HostRates
+from halfway.service.checkback.host_rate_limit import HostRateLimits
 
 TEN_OF_ONE = tuple(f"http://SHOP.:{port}/check" for port in range(9000, 9010))
 
 
 def test_a_host_gets_so_many_checks_each_second_whatever_its_urls() -> None:
     """Ports, paths and the case of letters make no other host; the next second begins anew."""
-    rates = HostRates(3)
+    rates = HostRateLimits(3)
     assert [rates.admits("shop", TEN_OF_ONE, 0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert not rates.admits("shop", ("http://shop/other",), 999)
     assert rates.admits("shop", ("http://cart/",), 999)
@@ -16,6 +16,6 @@ def test_a_host_gets_so_many_checks_each_second_whatever_its_urls() -> None:
 
 def test_no_group_is_kept_from_a_host_by_others() -> None:
     """Where others have used the rate up, a group still gets one check a second through."""
-    rates = HostRates(3)
+    rates = HostRateLimits(3)
     assert [rates.admits("busy", TEN_OF_ONE, 0) for _ in range(4)] == [True] * 3 + [False]
     assert [rates.admits("other", TEN_OF_ONE, 0) for _ in range(2)] == [True, False]

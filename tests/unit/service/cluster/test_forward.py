@@ -257,7 +257,7 @@ async def test_a_poll_is_answered_though_what_waits_for_others_is_cancelled_firs
     here, _ = pair
     await here.group(mode=CheckMode.PULL)
     waiting = asyncio.create_task(here.coordinator.lease_checks("shop", at_most=5, wait_s=3600))
-    gathering = here.coordinator._gathering
+    gathering = here.coordinator._fan_out
     await here.until(lambda: gathering._waiting)
     first = set(gathering._waiting.values())
     await gathering.close()
