@@ -116,7 +116,7 @@ class Case:
 
     @property
     def wanted(self) -> Contents | None:
-        """What a commit must bring into the topics; None where nothing tells."""
+        """What a commit must bring into the topics; None if nothing tells."""
         if self.acknowledged:
             return next(iter(self.acknowledged))
         kept = next((half.contents for half in self.halves if half.contents is not None), None)

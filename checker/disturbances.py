@@ -23,7 +23,7 @@ class Disturbances:
             self._of_shards.append((since, min(fault.at, since + fault.stops_ms)))
 
     def between(self, start: int, end: int) -> bool:
-        """Tell whether a fault that stops shards was in effect at any moment between two times."""
+        """Return whether a fault that stops shards was in effect at any moment between two times."""
         return any(since <= end and until >= start for since, until in self._of_shards)
 
     def unexplained(self, start: int, end: int, *, of_shards: bool) -> int:

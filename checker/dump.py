@@ -81,7 +81,7 @@ class Topics:
     def read(self) -> Iterator[AnyRecord]:
         """Return the committed records from where the last time ended up to the ends as they are now.
 
-        Where it fails, or is not read to its end, the next time gives the same again. Topics that are not there have
+        If it fails, or is not read to its end, the next time gives the same again. Topics that are not there have
         no records.
         """
         found = _ends(self._bootstrap_servers, self._topics)

@@ -45,7 +45,7 @@ class Run(Event, frozen=True, kw_only=True):
     fetching: tuple[str, ...] = ()
     """Groups that fetch their checks: the history has those that arrived, not all that were handed out."""
     horizon_s: float | None = None
-    """After so long an outcome may be forgotten, and its id used again; None where the run is shorter."""
+    """After so long an outcome may be forgotten, and its id used again; None if the run is shorter."""
     wall: int | None = None
     """Milliseconds since the epoch at `at`: op markers carry the time of day."""
 
@@ -60,7 +60,7 @@ class Prepare(Event, frozen=True, kw_only=True):
 
 
 class Prepared(Event, frozen=True, kw_only=True):
-    """The answer to a prepare; status 0 where none came."""
+    """The answer to a prepare; status 0 if none came."""
 
     ref: str
     status: int
@@ -79,7 +79,7 @@ class End(Event, frozen=True, kw_only=True):
 
 
 class Ended(Event, frozen=True, kw_only=True):
-    """The answer to an end; status 0 where none came."""
+    """The answer to an end; status 0 if none came."""
 
     id: str
     outcome: Said
@@ -92,7 +92,7 @@ class Ended(Event, frozen=True, kw_only=True):
 
 
 class Checked(Event, frozen=True, kw_only=True):
-    """A check endpoint is about to answer: `said` is the verdict, "nothing" where the answer is none.
+    """A check endpoint is about to answer: `said` is the verdict, "nothing" if the answer is none.
 
     `manner` says how: plainly, late, or what is wrong with the answer.
     """

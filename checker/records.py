@@ -17,7 +17,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     shard: int
     offset: int
     id: str
-    """Of the transaction; empty where the record names none."""
+    """Of the transaction; empty if the record names none."""
 
     @property
     def place(self) -> str:
@@ -26,7 +26,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class Real(Record, frozen=True, kw_only=True):
-    """A message in a real topic, as a read_committed consumer gets it; number 0 where it says none."""
+    """A message in a real topic, as a read_committed consumer gets it; number 0 if it says none."""
 
     content: Content
     number: int

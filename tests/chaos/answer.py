@@ -9,7 +9,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back; status 0 where nothing did."""
+    """What came back; status 0 if nothing did."""
 
     status: int
     body: Mapping[str, Any]

@@ -324,7 +324,7 @@ class BrokerCluster:
         )
 
     def below_min_isr(self, kind: TopicKind) -> bool:
-        """Tell whether a partition of a topic has too few replicas in sync to be written to."""
+        """Return whether a partition of a topic has too few replicas in sync to be written to."""
         partitions = self.admin.list_topics(kind.name, timeout=5).topics[kind.name].partitions
         return any(len(partition.isrs) < kind.in_sync for partition in partitions.values())
 

@@ -39,7 +39,7 @@ class Instance(CoordinatorProcess):
         )
 
     def is_ready(self) -> bool:
-        """Tell whether it says that it is ready to serve."""
+        """Return whether it says that it is ready to serve."""
         return self._ready()
 
     def pause(self) -> None:

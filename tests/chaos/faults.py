@@ -73,7 +73,7 @@ class Faults:
         self._stage.is_over.set()
 
     def reached(self, paces: Paces) -> bool:
-        """Tell whether so many faults of each side, and so many full stops, took effect."""
+        """Return whether so many faults of each side, and so many full stops, took effect."""
         stopped = self._stage.happened[FULL_STOP]
         return (
             self._of(COORDINATOR_FAULTS) >= paces.coordinators.wanted

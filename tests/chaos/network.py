@@ -76,7 +76,7 @@ class Network:
             end.let_go()
 
     def met_by(self, frame: bytes) -> Meeting | None:
-        """Give what becomes of a request; None where it just passes."""
+        """Give what becomes of a request; None if it just passes."""
         for meeting, left in self._meetings.items():
             if left and meeting.is_of(frame) and self._chance.random() < meeting.share:
                 self._meetings[meeting] -= 1

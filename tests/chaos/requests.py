@@ -51,7 +51,7 @@ class Meeting:
     """Only those in which these bytes stand."""
 
     def is_of(self, frame: bytes) -> bool:
-        """Tell whether a request, with its length, is of this kind."""
+        """Return whether a request, with its length, is of this kind."""
         return key_of(frame) == self.api and self.containing in frame
 
     def line(self) -> str:

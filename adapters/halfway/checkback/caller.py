@@ -105,7 +105,7 @@ class HttpCheckCaller:
             await self._session.close()
 
     def refusal(self, url: str) -> str | None:
-        """Tell why the operator's rules refuse an endpoint, None where they do not."""
+        """Tell why the operator's rules refuse an endpoint, None if they do not."""
         try:
             return self._urls.refusal(URL(url))
         except ValueError:

@@ -13,12 +13,12 @@ HOST = "127.0.0.1"
 TRIES = 200
 _LOOK_AGAIN_S = 0.05
 _LOWEST = 15_000
-# Where the system does not tell, take the lowest first port of the systems we know (Linux: 32768, macOS: 49152).
+# If the system does not tell, take the lowest first port of the systems we know (Linux: 32768, macOS: 49152).
 _EPHEMERAL_DEFAULT = 32_768
 
 
 def is_free(port: int, host: str = HOST) -> bool:
-    """Tell whether a server could listen on the port now."""
+    """Return whether a server could listen on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As Java does: connections of an earlier server that still fade away do not matter, a listening one does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -58,9 +58,9 @@ class Faults:
         return self._answer_holds > 0
 
     def take_append(self) -> bool | None:
-        """Return whether an ambiguous append is stored, None where it is not ambiguous."""
+        """Return whether an ambiguous append is stored, None if it is not ambiguous."""
         return self._appends.popleft() if self._appends else None
 
     def take_batch(self) -> bool | None:
-        """Return whether a lost batch is written, None where it is not lost."""
+        """Return whether a lost batch is written, None if it is not lost."""
         return self._batches.popleft() if self._batches else None

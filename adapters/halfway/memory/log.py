@@ -80,7 +80,7 @@ class Partition(Generic[V]):
         return self.records[bisect_left(self.records, offset, key=lambda record: record.offset) :]
 
     def at(self, offset: int) -> Kept[V] | None:
-        """Return the record at an offset, None where there is none."""
+        """Return the record at an offset, None if there is none."""
         found = self.since(offset)[:1]
         return found[0] if found and found[0].offset == offset else None
 

@@ -31,7 +31,7 @@ class MemoryOwners:
         self._url = url
 
     def find(self, shard: int) -> OwnerHint | None:
-        """Return the owner of a shard; None where there is none, or where it is this instance."""
+        """Return the owner of a shard; None if there is none or if it is this instance."""
         hint = self._log.owners.get(shard)
         return None if hint is None or hint.url == self._url else hint
 

@@ -57,13 +57,13 @@ class Request:
     correlation_id: int
     client_id: str
     transactional_id: str
-    """Empty where there is none."""
+    """Empty if there is none."""
     commits: bool | None = None
 
 
 @dataclass(kw_only=True)
 class Exchange:
-    """A request and the error code that the broker answered (0: none), None where it has not (yet)."""
+    """A request and the error code that the broker answered (0: none), None if it has not (yet)."""
 
     request: Request
     connection: int
@@ -311,7 +311,7 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
 
 
 def read_request(frame: bytes) -> Request | None:
-    """Read a request; None where it is of a kind that nobody asks about."""
+    """Read a request; None if it is of a kind that nobody asks about."""
     fields = _Fields(frame)
     key, version, correlation_id = fields.number(2), fields.number(2), fields.number(4)
     if key not in _READ:

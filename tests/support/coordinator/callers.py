@@ -169,7 +169,7 @@ class Callers:
                 return
 
     async def _asked(self, call: str, path: str, body: object) -> Answer | None:
-        """Ask once and note the answer; None where there was none and the caller is patient."""
+        """Ask once and note the answer; None if there was none and the caller is patient."""
         began = time.monotonic()
         try:
             answer = await self._rest.call("POST", path, body)

@@ -117,7 +117,7 @@ class RawConversation:
     sent: int = 0
 
     async def send(self, data: bytes) -> None:
-        """Send bytes; ConnectionError where the other side has gone."""
+        """Send bytes; ConnectionError if the other side has gone."""
         self.writer.write(data)
         await self.writer.drain()
         self.sent += len(data)

@@ -73,7 +73,7 @@ class Lineage:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """An end that was sent; `answer` is None where it was lost."""
+    """An end that was sent; `answer` is None if it was lost."""
 
     outcome: str
     answer: Answer | None = None

@@ -20,7 +20,7 @@ QUIET: Mapping[str, object] = {"first_check_after_s": NEVER_S}
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back; `body` is the parsed JSON, None where there was none."""
+    """What came back; `body` is the parsed JSON, None if there was none."""
 
     status: int
     body: Any
@@ -62,7 +62,7 @@ class Rest:
     ) -> Answer:
         """Make one call; with `retry`, again after each 503 and each lost connection, as a client should.
 
-        Where the answer is lost, whatever aiohttp.ClientError or TimeoutError says so is raised.
+        If the answer is lost, whatever aiohttp.ClientError or TimeoutError says so is raised.
         """
         params = {name: str(value) for name, value in (query or {}).items() if value is not None}
         while True:

@@ -37,7 +37,7 @@ class Known:
 
 
 def known(logs: Logs, transaction_id: str) -> Known | None:
-    """Compute the state of an id, None where nothing is known of it."""
+    """Compute the state of an id, None if nothing is known of it."""
     ops = [op for _, op in logs.op if op.id == transaction_id]
     for op in ops:
         if op.kind.final:

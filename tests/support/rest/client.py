@@ -23,7 +23,7 @@ SHOP: dict[str, Any] = {"check": {"urls": ["http://shop:9000/check"]}, "topics":
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back; `body` is the parsed JSON, None where there was none."""
+    """What came back; `body` is the parsed JSON, None if there was none."""
 
     status: int
     body: Any

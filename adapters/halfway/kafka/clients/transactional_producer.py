@@ -45,7 +45,7 @@ FENCED: Final = frozenset(
 
 
 class ProducerFailedError(Exception):
-    """A transactional producer failed: it must not be used again. `code` is a Kafka error code, where there is one."""
+    """A transactional producer failed: it must not be used again. `code` is a Kafka error code, if there is one."""
 
     def __init__(self, step: str, detail: str, code: int | None = None, *, stalled: bool = False) -> None:
         """Say at which step, and what Kafka said; `stalled` where nothing moved any more."""
@@ -69,7 +69,7 @@ class ProducerFailedError(Exception):
 
 
 def kafka_error(error: Exception) -> KafkaError | None:
-    """Return the KafkaError inside an exception, None where there is none."""
+    """Return the KafkaError inside an exception, None if there is none."""
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else None
     return inner if isinstance(inner, KafkaError) else None
 
@@ -140,7 +140,7 @@ class TransactionalProducer:
         """Call `init_transactions` until it has succeeded, `time.monotonic()` passes `deadline` or it is cancelled.
 
         It fences whoever used the id before, and settles what they left open. `cancelled` is looked at every second.
-        Where it is `optional` it fails as soon as what they left open has not been settled for a short time: that lasts
+        If it is `optional` it fails as soon as what they left open has not been settled for a short time: that lasts
         as long as a partition of theirs takes no records.
         """
         self._connect()
@@ -196,7 +196,7 @@ class TransactionalProducer:
     def commit(self, stall_s: float) -> None:
         """Flush and commit: slices of the same call until it succeeds, fails, or nothing moves for `stall_s`.
 
-        Where the connection to the transaction coordinator was lost meanwhile, librdkafka has asked for the commit
+        If the connection to the transaction coordinator was lost meanwhile, librdkafka has asked for the commit
         again on another one. The first request may still be on its way, and would commit whatever of the producer's
         next transaction the broker has by then: all have the same epoch (without KIP-890 part 2). Such a producer is
         `worn`.
@@ -225,7 +225,7 @@ class TransactionalProducer:
                 return
 
     def demand_unworn(self) -> None:
-        """Raise ProducerFailedError where it must not be used again although all that it wrote stands."""
+        """Raise ProducerFailedError if it must not be used again although all that it wrote stands."""
         if self.worn:
             raise ProducerFailedError("commit_transaction", "the connection was lost while it was committed")
 

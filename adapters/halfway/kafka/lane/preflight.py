@@ -43,7 +43,7 @@ class Destinations(Protocol):
         """Return where messages may go, None for a topic that does not exist, by metadata at most 1 s old; blocks.
 
         Raises:
-            KafkaUnavailableError: the broker did not tell in time; with a field `topic` where that is about one topic.
+            KafkaUnavailableError: the broker did not tell in time; with a field `topic` if that is about one topic.
             NotAuthorisedError: the broker does not let halfway see the topic in the field `topic`.
 
         """
@@ -174,7 +174,7 @@ class _Refusal(NamedTuple):
 
 
 def _refused(write: LaneWrite, targets: Mapping[str, _Refusal | Openings]) -> HalfwayError | None:
-    """Return why one of a write's messages cannot be written now, None where all can."""
+    """Return why one of a write's messages cannot be written now, None if all can."""
     for message in write.messages:
         target = targets.get(message.topic)
         if isinstance(target, _Refusal):

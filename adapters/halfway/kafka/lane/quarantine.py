@@ -174,7 +174,7 @@ class Quarantine:
             return blame.error(suspect.until - now)
 
     def backoff_of(self, topic: str, now: float) -> float:
-        """Return for how many more seconds a topic is refused, 0 where it is not."""
+        """Return for how many more seconds a topic is refused, 0 if it is not."""
         with self._lock:
             suspect = self._topics.get(topic)
             return 0.0 if suspect is None else max(0.0, suspect.until - now)

@@ -35,7 +35,7 @@ class Release:
 
 
 Batch = list[Submission] | Release | None
-"""Writes for one Kafka transaction, a release, or None where nothing came in time."""
+"""Writes for one Kafka transaction, a release, or None if nothing came in time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class LaneQueue:
         return len(self._items)
 
     def put(self, item: Submission | Release) -> bool:
-        """Queue an item; False where the queue is closed.
+        """Queue an item; False if the queue is closed.
 
         Raises:
             OverloadedError: it is full; a release always finds room.

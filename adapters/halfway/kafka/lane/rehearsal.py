@@ -47,7 +47,7 @@ class Verdict:
     """What a rehearsal found wrong with messages of one topic."""
 
     def __init__(self, topic: str, code: int | None, detail: str) -> None:
-        """Keep the Kafka error, None where there was none but time ran out."""
+        """Keep the Kafka error, None if there was none but time ran out."""
         self.topic = topic
         self.code = code
         self.detail = detail
@@ -104,7 +104,7 @@ class Rehearsal:
             self._producer.idle()
 
     def attempt(self, topic: str, messages: Sequence[Real]) -> Verdict | None:
-        """Write messages of one topic and abort; None where every replica in sync took them."""
+        """Write messages of one topic and abort; None if every replica in sync took them."""
         verdict: Verdict | None = None
         try:
             verdict = self._attempt(topic, messages)

@@ -52,7 +52,7 @@ class KafkaOwners:
             await asyncio.to_thread(self._thread.join, _JOIN_S)
 
     def find(self, shard: int) -> OwnerHint | None:
-        """Return the owner of a shard; None where none is known, or where it is this instance."""
+        """Return the owner of a shard; None if none is known or if it is this instance."""
         return self._hints.get(shard)
 
     def _run(self) -> None:
@@ -100,7 +100,7 @@ class KafkaOwners:
 
 
 def refused(url: str) -> str | None:
-    """Return why another instance cannot be asked at a URL, None where it can."""
+    """Return why another instance cannot be asked at a URL, None if it can."""
     try:
         target = URL(url)
     except ValueError:

@@ -68,7 +68,7 @@ class Acquired:
     state: ShardState
     barrier: int
     released_at: int | None = None
-    """When its former owner gave it back (ms since the epoch, by that one's clock); None where it did not."""
+    """When its former owner gave it back (ms since the epoch, by that one's clock); None if it did not."""
 
 
 @dataclass(kw_only=True)
@@ -105,7 +105,7 @@ class Acquisition:
 
         1. A producer with the transactional id `<prefix>owner.<s>` is initialised: whoever is acquiring it is fenced.
         2. owners[s] is read under read_committed as far as it goes.
-        3. Where the last record is of another incarnation and not released, that one's lane ids are fenced, once for
+        3. If the last record is of another incarnation and not released, that one's lane ids are fenced, once for
            all of its shards. 2 and 3 are repeated until the end offset that read_uncommitted gives has been read.
         4. The producer of step 1 commits one Kafka transaction: the owner record, and a barrier in half, op, parked.
         5. half, op and parked are folded from their cursors under read_committed up to these barriers.
@@ -231,7 +231,7 @@ class Acquisition:
             reader.add({(topic, shard): starts[topic] for topic in topics})
             self._read_up_to({(topic, shard): barriers[topic] + 1 for topic in topics}, reader, handle)
         state.advance_tail(barriers[config.half_topic] + 1)
-        # Where op had nothing to read, its cursor must not go back to the beginning.
+        # If op had nothing to read, its cursor must not go back to the beginning.
         state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
         state.settle()
         return Acquired(

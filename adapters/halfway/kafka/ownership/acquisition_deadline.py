@@ -56,12 +56,12 @@ class AcquisitionDeadline:
         return time.monotonic() - max(since, self.reader.moved_at) > self.stall_s
 
     def check(self, step: str) -> None:
-        """Raise AcquireError where the shard is no longer wanted, or the deadline has passed."""
+        """Raise AcquireError if the shard is no longer wanted, or the deadline has passed."""
         self.check_wanted(step)
         if time.monotonic() >= self.deadline:
             raise AcquireError(step, "out of time")
 
     def check_wanted(self, step: str) -> None:
-        """Raise AcquireError where the shard is no longer wanted."""
+        """Raise AcquireError if the shard is no longer wanted."""
         if self.cancelled():
             raise AcquireError(step, "the shard is no longer wanted")

@@ -6,7 +6,7 @@ record of a key and leaves an earlier one of it, so the last one that can be rea
 Where none can be read, compaction may have removed what halfway wrote: something foreign stands there, or stood there
 if it was a null value, which leaves no trace. And what has halfway's headers may be the record of a later release,
 which hides what stands before it. Each claim also wrote a barrier into parked[s] and half[s], in the same Kafka
-transaction: there the last barrier names who claimed last. Where something foreign stands in owners[s] and none of the
+transaction: there the last barrier names who claimed last. If something foreign stands in owners[s] and none of the
 three tells, the former owner is not known, and then the shard is not served.
 """
 
@@ -57,7 +57,7 @@ class _Trail:
     """What one partition says of who claimed a shard last."""
 
     last: str | None = None
-    """The incarnation; None where it was released, or nobody claimed it."""
+    """The incarnation; None if it was released, or nobody claimed it."""
     lane_ids: tuple[str, ...] = ()
     known: bool = False
     foreign: bool = False
@@ -81,7 +81,7 @@ class FormerOwners:
     fences: FencedOwners
 
     def settle(self, shards: Sequence[int]) -> None:
-        """Return once nobody can write for these shards any more; FormerOwnerUnknownError where that is not certain."""
+        """Return once nobody can write for these shards any more; FormerOwnerUnknownError if that is not certain."""
         config = self.config
         admin = AdminClient(config.admin())
         trails = self._follow(admin, config.owners_topic, shards)

@@ -322,7 +322,7 @@ class KafkaMembership:
     async def _leave(self) -> None:
         """Leave the group until there is an incarnation again: others may be able to serve the shards.
 
-        Where Kafka answers nobody they are not, and leaving would only cost the time of a session when it is back.
+        If Kafka answers nobody they are not, and leaving would only cost the time of a session when it is back.
         """
         if await self._blocking(_reachable, self._config):
             self._group.leave_group()

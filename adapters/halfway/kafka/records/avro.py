@@ -1,6 +1,6 @@
 """Avro's single-object encoding: `C3 01`, the CRC-64-AVRO fingerprint of the writer's schema, a schemaless body.
 
-fastavro reads every version of every schema. Where speed matters the bodies are put together from the pieces below,
+fastavro reads every version of every schema. If speed matters the bodies are put together from the pieces below,
 which costs a quarter of what fastavro's writer does.
 """
 

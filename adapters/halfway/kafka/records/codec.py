@@ -98,7 +98,7 @@ def record_headers(kind: str, group: str, state: str) -> Headers:
 
 
 def kind_of(headers: Sequence[tuple[str, bytes | str | None]] | None) -> str | None:
-    """Return what the header `halfway-kind` says, None where there is none."""
+    """Return what the header `halfway-kind` says, None if there is none."""
     for name, value in headers or ():
         if name == HEADER_KIND and value is not None:
             return value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -150,7 +150,7 @@ def _message_body(parts: list[bytes], message: Message) -> None:
 
 
 def decode_half(data: bytes | None) -> Half:
-    """Return the half record of a value; UndecodableError where it is none."""
+    """Return the half record of a value; UndecodableError if it is not one."""
     fields = registry("half").decode(data)
     _headers_as_pairs(fields)
     return _convert(fields, Half, "half")
@@ -193,7 +193,7 @@ def encode_op(op: Op) -> bytes:
 
 
 def decode_op(data: bytes | None) -> Op:
-    """Return the op record of a value; UndecodableError where it is none."""
+    """Return the op record of a value; UndecodableError if it is not one."""
     return _convert(registry("op").decode(data), Op, "op")
 
 
@@ -206,7 +206,7 @@ def encode_parked(parked: Parked) -> bytes:
 
 
 def decode_parked(data: bytes | None) -> Parked:
-    """Return the parked record of a value; UndecodableError where it is none."""
+    """Return the parked record of a value; UndecodableError if it is not one."""
     fields = registry("parked").decode(data)
     _headers_as_pairs(fields["half"])
     return _convert(fields, Parked, "parked")
@@ -223,7 +223,7 @@ def encode_group(group: Group) -> bytes:
 
 
 def decode_group(data: bytes | None) -> Group:
-    """Return the group record of a value; UndecodableError where it is none."""
+    """Return the group record of a value; UndecodableError if it is not one."""
     return _convert(registry("group").decode(data), Group, "group")
 
 
@@ -233,7 +233,7 @@ def encode_owner(owner: Owner) -> bytes:
 
 
 def decode_owner(data: bytes | None) -> Owner:
-    """Return the owner record of a value; UndecodableError where it is none."""
+    """Return the owner record of a value; UndecodableError if it is not one."""
     return _convert(registry("owner").decode(data), Owner, "owner")
 
 
@@ -243,7 +243,7 @@ def encode_barrier(barrier: Barrier) -> bytes:
 
 
 def decode_barrier(data: bytes | None) -> Barrier:
-    """Return the barrier record of a value; UndecodableError where it is none."""
+    """Return the barrier record of a value; UndecodableError if it is not one."""
     return _convert(registry("barrier").decode(data), Barrier, "barrier")
 
 
@@ -253,7 +253,7 @@ def encode_layout(layout: Layout) -> bytes:
 
 
 def decode_layout(data: bytes | None) -> Layout:
-    """Return the layout record of a value; UndecodableError where it is none."""
+    """Return the layout record of a value; UndecodableError if it is not one."""
     return _convert(registry("layout").decode(data), Layout, "layout")
 
 

@@ -59,7 +59,7 @@ class NewerReleaseError(Exception):
 
 
 def demand_no_newer(message: Message, error: UndecodableError) -> None:
-    """Raise NewerReleaseError where a record that could not be decoded is halfway's own, as its headers say.
+    """Raise NewerReleaseError if a record that could not be decoded is halfway's own, as its headers say.
 
     To skip it could lose a prepare, or resolve a transaction a second time; what others wrote may be skipped.
     """
@@ -78,7 +78,7 @@ def note_skipped(message: Message, error: UndecodableError, count: Count) -> Non
 
 
 def id_of(message: Message, shards: int) -> str:
-    """Return the transaction id that is the key of a record; WrongKeyError where it is none of this partition."""
+    """Return the transaction id that is the key of a record; WrongKeyError if it is not one of this partition."""
     name = _text_key(message)
     if CLIENT_ID.match(name) is None:
         raise WrongKeyError("the key is no transaction id")
@@ -94,7 +94,7 @@ def marked(message: Message) -> bool:
 
 
 def overwritten_id(message: Message, shards: int) -> str | None:
-    """Return the id over whose records a refused one stands; None where it is over none, or not to be replaced."""
+    """Return the id over whose records a refused one stands; None if it is over none, or not to be replaced."""
     try:
         return None if marked(message) else id_of(message, shards)
     except WrongKeyError:
@@ -102,7 +102,7 @@ def overwritten_id(message: Message, shards: int) -> str | None:
 
 
 def half_in(message: Message, shards: int) -> tuple[str, Half | None]:
-    """Return the id and the half of a record of half, None for a tombstone; UndecodableError where it is neither."""
+    """Return the id and the half of a record of half, None for a tombstone; UndecodableError if it is neither."""
     name, value = id_of(message, shards), message.value()
     if value is None:
         _demand_tombstone(message, KIND_HALF)
@@ -114,7 +114,7 @@ def half_in(message: Message, shards: int) -> tuple[str, Half | None]:
 
 
 def op_in(message: Message, shards: int) -> Op:
-    """Return the op marker of a record of op; UndecodableError where it is none."""
+    """Return the op marker of a record of op; UndecodableError if it is not one."""
     name = id_of(message, shards)
     op = decode_op(message.value())
     _demand_same(name, op.id)
@@ -146,7 +146,7 @@ def group_in(message: Message) -> tuple[str, Group | None]:
 
 
 def owner_in(message: Message) -> Owner | None:
-    """Return the owner of a record of owners, None for a release; UndecodableError where it is neither."""
+    """Return the owner of a record of owners, None for a release; UndecodableError if it is neither."""
     shard, value = message.partition() or 0, message.value()
     if message.key() != owner_key(shard):
         raise WrongKeyError("the key is not the shard's")
@@ -164,7 +164,7 @@ def is_layout(message: Message) -> bool:
 
 
 def barrier_in(message: Message) -> Barrier:
-    """Return the barrier of a record under the barriers' key; UndecodableError where it is none."""
+    """Return the barrier of a record under the barriers' key; UndecodableError if it is not one."""
     if kind_of(_headers(message)) != KIND_BARRIER:
         raise UndecodableError("a barrier without halfway's headers")
     return decode_barrier(message.value())

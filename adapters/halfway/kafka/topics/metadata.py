@@ -40,7 +40,7 @@ _UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaEr
 _MAY_WRITE: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
 Partitions = Standing | None | HalfwayError
-"""What a topic's description tells: its partitions, None where there is no such topic, or why it is not known."""
+"""What a topic's description tells: its partitions, None if there is no such topic, or why it is not known."""
 Described = TopicFacts | None | HalfwayError
 
 
@@ -135,7 +135,7 @@ class Destinations:
     # --- on any thread
 
     def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
-        """Return where in each topic messages may go, None where it does not exist; blocks for `timeout` seconds.
+        """Return where in each topic messages may go, None if it does not exist; blocks for `timeout` seconds.
 
         That is as known at most a second ago, but for `min.insync.replicas`: 30 s, and asked for only where a replica
         is out of sync. What gets old is asked for again ahead of time, so that a lane that is busy hardly ever waits
@@ -309,7 +309,7 @@ def _facts(name: str, asked_at: float, partitions: int, done: Future[Any]) -> _F
 
 
 def possible(name: str) -> bool:
-    """Tell whether Kafka allows a topic of that name; what it does not allow is not asked for."""
+    """Return whether Kafka allows a topic of that name; what it does not allow is not asked for."""
     return _NAME.match(name) is not None and name not in (".", "..")
 
 
@@ -330,7 +330,7 @@ def _standing(name: str, done: Future[Any]) -> Partitions:
 
 
 def _failure(name: str, operation: str, error: KafkaError) -> HalfwayError | None:
-    """Return why a request about a topic failed, None where there is no such topic."""
+    """Return why a request about a topic failed, None if there is no such topic."""
     if error.code() in _UNKNOWN:
         return None
     if error.code() in _UNAUTHORISED:

@@ -24,7 +24,7 @@ class Openings:
     closed: Mapping[int, str] = field(default_factory=dict)
 
     def refusal(self, partition: int | None, key: bytes | None) -> str | None:
-        """Say why a message cannot be written now; None where it can."""
+        """Say why a message cannot be written now; None if it can."""
         if partition is None:
             if not self.closed:
                 return None

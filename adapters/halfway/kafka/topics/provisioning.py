@@ -385,7 +385,7 @@ class _Session:
 
 
 def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaConfig) -> None:
-    """Raise ConfigurationError where a broker's settings tell that it cannot carry halfway's transactions."""
+    """Raise ConfigurationError if a broker's settings tell that it cannot carry halfway's transactions."""
     verification = settings.get(_VERIFICATION)
     if verification is None:
         raise ConfigurationError(

@@ -42,7 +42,7 @@ class ShardCountRecord:
         self._check = check
 
     def verify(self, layout: Layout) -> None:
-        """Raise ConfigurationError where the topics were made for another number of shards."""
+        """Raise ConfigurationError if the topics were made for another number of shards."""
         if layout.shards != self._config.shards:
             raise ConfigurationError(
                 f"HALFWAY_SHARDS is {self._config.shards}, but the topics {self._config.prefix}* were created for "
@@ -53,7 +53,7 @@ class ShardCountRecord:
     def read(self) -> tuple[Layout | None, bool]:
         """Return what was written down, from partition 0 of owners, and whether something else stands over it.
 
-        Compaction will remove what is overwritten: it must be written again. None where nothing was written.
+        Compaction will remove what is overwritten: it must be written again. None if nothing was written.
 
         Raises:
             ConfigurationError: there is one that cannot be read.
@@ -95,7 +95,7 @@ class ShardCountRecord:
         raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
 
     def write(self) -> None:
-        """Write it down as the settings are now; KafkaUnavailableError where that was not confirmed in time."""
+        """Write it down as the settings are now; KafkaUnavailableError if that was not confirmed in time."""
         failures: list[KafkaError | None] = []
         producer = Producer(self._config.producer(**{"message.timeout.ms": round(self._left() * 1000)}))
         layout = Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
