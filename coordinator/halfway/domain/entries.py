@@ -18,7 +18,7 @@ KEY_BYTES = 8
 
 
 class MessageIndex(msgspec.Struct, frozen=True, gc=False):
-    """Topic and first bytes of the key's hash of each message, for lists.
+    """The topic and the short key hash of each message, for lists.
 
     There may be millions of these: equal topics are shared, and one key for all messages is kept once.
     """
@@ -65,13 +65,13 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     attempts: int = 0
     last_error: str | None = None
     leased_until: int = 0
-    """Until when a worker holds its check, ms since the epoch."""
+    """When the lease of its check ends, ms since the epoch."""
     asked_here: bool = False
     """Whether this owner of the shard has sent a check."""
     offered_at: int | None = None
     """When this owner last queued a check, ms since the epoch."""
     offered_since: int | None = None
-    """When it first did."""
+    """When this owner first queued a check, ms since the epoch."""
 
     @property
     def state(self) -> State:
@@ -80,7 +80,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, offset: int, half: Half) -> Pending:
-        """Take what a half record at `offset` says."""
+        """Make the entry of a half record at `offset`."""
         return cls(
             id=half.id,
             group=intern(half.group),
@@ -101,7 +101,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
 
 
 class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A parked transaction without its payload; `offset` is its record's in parked[s]."""
+    """A parked transaction without its payload; `offset` is that of its record in parked[s]."""
 
     id: str
     group: str
@@ -123,7 +123,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, offset: int, parked: Parked) -> ParkedEntry:
-        """Take what a parked record at `offset` says."""
+        """Make the entry of a parked record at `offset`."""
         half = parked.half
         return cls(
             id=half.id,
@@ -142,7 +142,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An outcome; `tombstone` is the offset of its tombstone in half[s], as soon as that is known."""
+    """An outcome; `tombstone` is the offset of its tombstone in half[s], once that is known."""
 
     id: str
     state: State
@@ -159,7 +159,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, op: Op, tombstone: int | None) -> Ended:
-        """Take what a final op says."""
+        """Make the outcome of a final op."""
         return cls(
             id=op.id,
             state=State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK,
@@ -181,7 +181,7 @@ Entry = Unresolved | Ended
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What counts of the last op of an id that has no outcome."""
+    """The totals of the last op of an id that has no outcome."""
 
     offset: int
     at: int
@@ -193,7 +193,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, offset: int, op: Op) -> Note:
-        """Take what an op at `offset` says."""
+        """Make the note of an op at `offset`."""
         return cls(
             offset=offset,
             at=op.at,
@@ -206,7 +206,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def index_of(half: Half) -> MessageIndex:
-    if len(half.messages) == 1:  # most have one
+    if len(half.messages) == 1:  # most transactions have one message
         (message,) = half.messages
         return MessageIndex(_shared((intern(message.topic),)), (key_index(message.key),))
     hashes = {key: key_index(key) for key in {message.key for message in half.messages}}

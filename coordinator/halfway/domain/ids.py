@@ -8,7 +8,7 @@ from uuid import UUID
 CLIENT_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
 _SERVER_ID = re.compile(r"(0|[1-9][0-9]{0,4})-([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\Z")
 _MADE = b"\xff"
-"""No text in UTF-8 begins so."""
+"""No UTF-8 text begins with this byte."""
 
 
 def server_id(shard: int, uuid7: UUID | str) -> str:

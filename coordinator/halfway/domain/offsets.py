@@ -1,4 +1,4 @@
-"""The lowest value of many that change; what is stale is thrown away when it surfaces."""
+"""Indexes that return the lowest of many changing values; stale entries are dropped when they reach the top."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SLACK = 64
 
 
 class Standing(Protocol):
-    """What stands somewhere in a log."""
+    """An entry with an offset in a log."""
 
     @property
     def offset(self) -> int:
-        """Where it stands now."""
+        """Its offset now."""
 
 
 class PlaceOrder:
-    """Tells which ids stand first in a log, for ids that are mostly noted in that order: 16 bytes for each.
+    """Returns the ids that stand first in a log, for ids that are mostly noted in that order: 16 bytes each.
 
-    `standing` is kept elsewhere: it tells where an id stands now, one at most at a place; what is not in it is gone.
+    `standing` is kept elsewhere. It maps an id to its offset now, at most one id per offset; an absent id is gone.
     """
 
     def __init__(self, standing: Mapping[str, Standing]) -> None:
@@ -36,7 +36,7 @@ class PlaceOrder:
         self._start = 0
 
     def note(self, key: str, place: int) -> None:
-        """Note where an id stands now."""
+        """Note the offset of an id."""
         places, ids = self._places, self._ids
         if not places or place > places[-1]:
             places.append(place)
@@ -52,7 +52,7 @@ class PlaceOrder:
             self._tidy()
 
     def first(self) -> tuple[int, str] | None:
-        """Return (place, id) of the first, None where there is none."""
+        """Return (place, id) of the first, None if there is none."""
         found = next(self._standing(), None)
         if found is None:
             self._tidy()
@@ -61,7 +61,7 @@ class PlaceOrder:
         return self._places[found], self._ids[found]
 
     def lowest(self, at_most: int) -> list[str]:
-        """Return the ids that stand first, in order."""
+        """Return up to `at_most` ids that stand first, in order."""
         return [self._ids[at] for at in islice(self._standing(), at_most)]
 
     def _standing(self) -> Iterator[int]:
@@ -79,7 +79,7 @@ class PlaceOrder:
 
 
 class OffsetIndex:
-    """Keeps one number (an offset, a time) for each id and tells the lowest."""
+    """Keeps one number (an offset, a time) for each id and returns the lowest."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -87,14 +87,14 @@ class OffsetIndex:
         self._heap: list[tuple[int, str]] = []
         self._level = 0
         self._levelled: list[str] = []
-        """Ids that were set to one number together, `_level`, the first of them last."""
+        """Ids that were set together to the number `_level`, in reverse order."""
 
     def __len__(self) -> int:
         """Count the ids."""
         return len(self._current)
 
     def put(self, key: str, value: int) -> None:
-        """Set an id's number, in place of the one it had."""
+        """Set the number of an id, replacing the former one."""
         if self._current.get(key) == value:
             return
         self._current[key] = value
@@ -106,12 +106,12 @@ class OffsetIndex:
             heappush(self._heap, (value, key))
 
     def put_all(self, keys: Iterable[str], value: int) -> None:
-        """Set the number of many ids at once, in an index that is empty: in much less time than one by one."""
+        """Set the number of many ids at once, in an empty index: much faster than one by one."""
         self._level, self._current = value, dict.fromkeys(keys, value)
         self._levelled = list(reversed(self._current))
 
     def get(self, key: str) -> int | None:
-        """Return an id's number, None where it has none."""
+        """Return the number of an id, None if it has none."""
         return self._current.get(key)
 
     def discard(self, key: str) -> None:
@@ -119,7 +119,7 @@ class OffsetIndex:
         self._current.pop(key, None)
 
     def first(self) -> tuple[int, str] | None:
-        """Return (number, id) of the lowest, None where there is none."""
+        """Return (number, id) of the lowest, None if there is none."""
         heap, levelled, current = self._heap, self._levelled, self._current
         while heap and current.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
@@ -130,7 +130,7 @@ class OffsetIndex:
         return heap[0] if heap else None
 
     def lowest(self, at_most: int) -> list[str]:
-        """Return ids with the lowest numbers, in order; cheap where few of them are asked for."""
+        """Return up to `at_most` ids with the lowest numbers, in order; cheap if `at_most` is small."""
         first = self.first()
         if first is None:
             return []
@@ -139,7 +139,7 @@ class OffsetIndex:
         return nsmallest(at_most, self._current, key=self._current.__getitem__)
 
     def pop_up_to(self, limit: int) -> str | None:
-        """Remove and return the id of the lowest number that is not above `limit`, None where there is none."""
+        """Remove and return the id of the lowest number that is not above `limit`, None if there is none."""
         first = self.first()
         if first is None or first[0] > limit:
             return None

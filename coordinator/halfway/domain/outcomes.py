@@ -1,9 +1,9 @@
-"""The outcomes that a shard remembers: there may be millions of them, so they are packed.
+"""The outcomes that a shard remembers: there may be millions, so they are packed.
 
 See docs/protocol.md#state-is-a-fold-over-the-log.
 
 Outcomes come in the order of their ends and mostly go in that order. Each is a run of bytes in a segment, a segment is
-dropped once nothing in it is remembered, and an index of plain numbers leads from an id to its place.
+dropped once nothing in it is remembered, and an index of plain numbers maps an id to its place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from halfway.domain.transaction import Cause, State
 
     Shape = tuple[str, State, Cause, tuple[str, ...]]
-    """Group, state, cause and topics: few combinations stand for many outcomes."""
+    """Group, state, cause and topics: many outcomes share few combinations."""
 
 _SEGMENT_BYTES: Final = 1 << 16
 _OFFSET_BITS: Final = 16
@@ -70,18 +70,18 @@ class Outcomes:
         return self._count
 
     def __iter__(self) -> Iterator[Ended]:
-        """Iterate over them, oldest end first; what comes or goes meanwhile is shown or not."""
+        """Iterate over them, oldest end first; an outcome that is added or dropped meanwhile may or may not appear."""
         for segment in list(self._segments.values()):
             for offset in segment.offsets():
                 yield self._read(segment.data, offset)
 
     def get(self, transaction_id: str) -> Ended | None:
-        """Return an outcome, None where the id has none."""
+        """Return an outcome, None if the id has none."""
         found = self._find(transaction_id)
         return None if found is None else self._read(found[0].data, found[1])
 
     def positions(self, transaction_id: str) -> tuple[int, int | None] | None:
-        """Return the offsets of the half and of its tombstone, None where the id has no outcome."""
+        """Return the offsets of the half and of its tombstone, None if the id has no outcome."""
         found = self._find(transaction_id)
         if found is None:
             return None
@@ -89,7 +89,7 @@ class Outcomes:
         return half, None if tombstone == _NONE else tombstone
 
     def put(self, ended: Ended) -> None:
-        """Remember an outcome of an id that has none, ended after all that are here."""
+        """Remember the outcome of an id that has none; it ended after all others here."""
         name = packed(ended.id, self._shard)
         index = ended.index
         detail = _ENCODER.encode((index.keys, ended.remark))
@@ -114,7 +114,7 @@ class Outcomes:
         self._count += 1
 
     def bury(self, transaction_id: str, tombstone: int) -> bool:
-        """Note where the last tombstone of an outcome's half stands; False where the id has no outcome."""
+        """Note the offset of the last tombstone of an outcome's half; False if the id has no outcome."""
         found = self._find(transaction_id)
         if found is None:
             return False
@@ -138,7 +138,7 @@ class Outcomes:
             del self._segments[segment.number]
 
     def ages(self) -> Iterator[tuple[str, int, int | None]]:
-        """Iterate over id, time of the end and offset of the tombstone, oldest end first; change nothing meanwhile."""
+        """Iterate over (id, end time, tombstone offset), oldest end first; the caller changes nothing meanwhile."""
         for segment in self._segments.values():
             for offset in segment.offsets():
                 at, _, tombstone = _TIMES.unpack_from(segment.data, offset + _TIMES_AT)
@@ -152,7 +152,7 @@ class Outcomes:
         newest.seal()
         if not newest.live:
             self._segments.pop(newest.number, None)
-        # A segment that outlived all others may still have the number whose turn it is.
+        # A segment that outlived all others may still have the next number.
         number = next(number & _HASH_MASK for number in self._numbers if number & _HASH_MASK not in self._segments)
         self._newest = self._segments[number] = _Segment(number)
         return self._newest
@@ -195,7 +195,7 @@ class Outcomes:
 
 
 class _Segment:
-    """Outcomes one after the other; one that is larger than a segment has one of its own."""
+    """Outcomes one after the other; an outcome larger than a segment has a segment of its own."""
 
     __slots__ = ("data", "live", "number")
 
@@ -205,7 +205,7 @@ class _Segment:
         self.live = 0
 
     def offsets(self) -> Iterator[int]:
-        """Iterate over the places of what is remembered."""
+        """Iterate over the offsets of the outcomes that are remembered."""
         offset = 0
         while offset < len(self.data):
             if self.data[offset + _REMEMBERED_AT]:
@@ -213,12 +213,12 @@ class _Segment:
             offset += int.from_bytes(self.data[offset : offset + 4], "little")
 
     def seal(self) -> None:
-        """Give back what was allocated for growing."""
+        """Free the memory that was allocated for growing."""
         self.data = bytearray(bytes(self.data))
 
 
 class _Shapes:
-    """Numbers for shapes, given back when no outcome has that shape any more."""
+    """Numbers for shapes; a number is free again once no outcome has its shape."""
 
     def __init__(self) -> None:
         self._numbers: dict[Shape, int] = {}
@@ -248,12 +248,12 @@ class _Shapes:
 
 
 class _PlaceIndex:
-    """From hashes to places, by linear hashing: it grows by one bucket at a time, so that nothing ever takes long."""
+    """Maps hashes to places by linear hashing: it grows by one bucket at a time, so no call takes long."""
 
     def __init__(self) -> None:
         self._buckets = [array("Q")]
         self._base = 1
-        """The buckets there were when all had been split the last time."""
+        """How many buckets there were when all had last been split."""
         self._count = 0
 
     def _bucket(self, hashed: int) -> array[int]:
@@ -267,7 +267,7 @@ class _PlaceIndex:
             self._split()
 
     def candidates(self, hashed: int) -> list[int]:
-        """Return the places that may be meant; mostly none or the right one."""
+        """Return the places that have this hash; mostly none, or the right one."""
         tag = hashed & _HASH_MASK
         return [word & (1 << _HASH_SHIFT) - 1 for word in self._bucket(hashed) if word >> _HASH_SHIFT == tag]
 

@@ -1,4 +1,4 @@
-"""When a pending transaction is checked, parked, rolled back or written again: decisions, carried out by somebody else.
+"""When a pending transaction is checked, parked, rolled back or written again: decisions that the service carries out.
 
 All times are milliseconds since the epoch and come in as parameters. docs/protocol.md#scan-and-check-back has the
 rules.
@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 JITTER = 0.2
-"""A delay is spread over this share of itself, half below and half above."""
+"""Jitter spreads a delay over this share of it, half below and half above."""
 
 
 class OnExhausted(StrEnum):
@@ -24,7 +24,7 @@ class OnExhausted(StrEnum):
 
 
 class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The parts of the policy that a group chose itself; seconds."""
+    """The parts of the policy that a group sets itself; seconds."""
 
     first_check_after_s: float | None = None
     check_interval_s: float | None = None
@@ -45,14 +45,14 @@ class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
     on_exhausted: OnExhausted = OnExhausted.PARK
 
     def overridden(self, overrides: PolicyOverrides) -> CheckPolicy:
-        """Return this policy with a group's own choices over it."""
+        """Return this policy with a group's overrides."""
         chosen = {
             name: value for name in overrides.__struct_fields__ if (value := getattr(overrides, name)) is not None
         }
         return msgspec.structs.replace(self, **chosen)
 
     def no_faster_than(self, interval_s: float) -> CheckPolicy:
-        """Return this policy with at least so long between two checks of a transaction, beside their jitter."""
+        """Return this policy with at least `interval_s` between two checks of a transaction, before jitter."""
         if self.check_interval_s >= interval_s and self.max_interval_s >= interval_s:
             return self
         return msgspec.structs.replace(
@@ -97,15 +97,15 @@ Decision = Wait | Check | Park | RollBack | ReAnchor
 
 
 class Facts(Protocol):
-    """What the policy looks at of a pending transaction."""
+    """What the policy reads of a pending transaction."""
 
     @property
     def offset(self) -> int:
-        """Where its half stands."""
+        """The offset of its half."""
 
     @property
     def since(self) -> int:
-        """From when checks and age count."""
+        """When the counts of checks and age begin."""
 
     @property
     def checks(self) -> int:
@@ -117,7 +117,7 @@ class Facts(Protocol):
 
     @property
     def attempts(self) -> int:
-        """Checks sent, and those that could not even be sent; only for the back-off."""
+        """Checks that were sent or could not be sent; only for the back-off."""
 
     @property
     def check_after_ms(self) -> int | None:
@@ -143,16 +143,16 @@ class Facts(Protocol):
 COMMIT_SAID = "a check said commit, which could not be written"
 """Why something is parked although its group chose rollback."""
 AHEAD_MS = 60_000
-"""How far the clocks of instances may differ; what lies further ahead was written by a clock that was wrong."""
+"""How far the clocks of instances may differ; a time further ahead was written by a wrong clock."""
 
 
 def _last_attempt(facts: Facts) -> int | None:
-    """Return when the last attempt to check ended, of those that count since the asking began."""
+    """Return when the last attempt to check ended, of the attempts that count."""
     return facts.checked_at if facts.attempts else None
 
 
 def is_of_wrong_clock(facts: Facts, now: int) -> bool:
-    """Whether what the next check is counted from lies in the future: to wait for that may take hours."""
+    """Whether the time that the next check is counted from lies in the future: waiting for it may take hours."""
     last = _last_attempt(facts)
     return (facts.since if last is None else last) - now > AHEAD_MS
 
@@ -169,7 +169,7 @@ def next_check_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
 
 
 def next_look_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
-    """Return when `decide` next has something to say: at the next check, or at the end of the largest age."""
+    """Return when `decide` must be called next: at the next check, or at `max_age_s`."""
     return min(next_check_at(policy, facts, jitter=jitter), facts.since + round(policy.max_age_s * 1000))
 
 
@@ -179,9 +179,8 @@ _REANCHOR_FACTOR = 4
 def reanchor_distance(least: int, pending: int) -> int:
     """Return how far a half may lie behind the end of its shard: `least`, or several times what is pending there.
 
-    So a recovery reads little more than what is pending, and writing again what is pending adds at most a quarter to
-    what is written anyway. By a fixed distance alone, a backlog longer than that would be written again for ever: each
-    round pushes the end on by as much.
+    So a recovery reads little more than what is pending, and re-anchoring adds at most a quarter to the writes. With a
+    fixed distance, a backlog longer than that would be re-anchored for ever: each round moves the end by as much.
     """
     return max(least, _REANCHOR_FACTOR * pending)
 
@@ -196,11 +195,10 @@ def decide(
     jitter: float,
     answer_by: int = 0,
 ) -> Decision:
-    """Say what to do with one pending transaction now.
+    """Return what to do with one pending transaction now.
 
-    The largest number of checks and the largest age each end the asking, but not before `answer_by`: until then the
-    last check has time to be answered. A half that lies more than `reanchor_after` records behind `end_offset` is
-    written again whatever is due.
+    `max_checks` and `max_age_s` each end the checks, but not before `answer_by`: until then the last check may be
+    answered. A half that lies more than `reanchor_after` records behind `end_offset` is re-anchored whatever is due.
     """
     due = now if is_of_wrong_clock(facts, now) else next_check_at(policy, facts, jitter=jitter)
     exhausted: str | None = None
@@ -218,10 +216,10 @@ def decide(
 
 
 def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Decision:
-    """Roll back only what this owner of the shard has asked about, and only if no check said commit.
+    """Roll back only if this owner of the shard has sent a check, and only if no check said commit.
 
-    What it has not asked about it asks about once more, and tries again where that could not be sent. If none could be
-    sent within `max_interval_s`, it parks.
+    If this owner has sent none, it sends one more, and tries again if that cannot be sent. If none could be sent within
+    `max_interval_s`, it parks.
     """
     if policy.on_exhausted is not OnExhausted.ROLLBACK or facts.commit_verdict:
         return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)
@@ -230,7 +228,7 @@ def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Deci
     if facts.asked_here:
         return RollBack(reason=reason)
     last, first = facts.offered_at, facts.offered_since
-    if last is None or first is None or max(last, first) > now:  # by a clock that was set back
+    if last is None or first is None or max(last, first) > now:  # the clock was set back
         return Check()
     give_up_at = first + round(policy.max_interval_s * 1000)
     again_at = last + round(policy.check_interval_s * 1000)

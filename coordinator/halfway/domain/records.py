@@ -18,7 +18,7 @@ HASH_BYTES = 16
 
 
 def digest(data: bytes | None) -> bytes | None:
-    """Return the hash under which a key or a value is kept, None for none."""
+    """Return the hash that is kept of a key or a value, None for None."""
     return None if data is None else sha256(data).digest()[:HASH_BYTES]
 
 
@@ -41,7 +41,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Origin(StrEnum):
-    """Who wrote a half: a first prepare, or the lane (resume, re-anchor, correction), which has the last word."""
+    """Who wrote a half: a first prepare, or the lane (resume, re-anchor, correction), whose record wins."""
 
     PREPARE = "prepare"
     LANE = "lane"
@@ -55,7 +55,7 @@ class Half(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     messages: tuple[Message, ...]
     prepared_at: int
     since: int
-    """From when checks and age count: the prepare, or the last resume."""
+    """When the counts of checks and age begin: at the prepare, or at the last resume."""
     fingerprint: bytes
     check_after_ms: int | None = None
     origin: Origin = Origin.PREPARE
@@ -77,7 +77,7 @@ def fingerprint(group: str, messages: tuple[Message, ...], check_after_ms: int |
 
 
 class Foreign(Enum):
-    """In place of a record: something that halfway did not write stands there under a transaction's id."""
+    """In place of a record that halfway did not write, under a transaction's id."""
 
     FOREIGN = "foreign"
 
@@ -118,7 +118,7 @@ class OpKind(StrEnum):
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An op marker. `checks`, `checked_at` and `commit_verdict` are totals so far: the last op of an id tells all."""
+    """An op marker. `checks`, `checked_at` and `commit_verdict` are totals so far: the last op of an id is enough."""
 
     kind: OpKind
     id: str
@@ -128,7 +128,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prepared_at: int
     at: int
     fingerprint: bytes = b""
-    """The half's, so that the same prepare is recognised after the end."""
+    """The fingerprint of the half, so that the same prepare is recognised after the end."""
     checks: int = 0
     checked_at: int | None = None
     commit_verdict: bool = False
@@ -137,7 +137,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A transaction that halfway stopped asking about: kept until an end or a resume."""
+    """A transaction that halfway no longer checks: kept until an end or a resume."""
 
     half: Half
     reason: str
@@ -146,14 +146,14 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CheckMode(StrEnum):
-    """How a group is asked: over HTTP, or it fetches its checks by long poll."""
+    """How a group gets its checks: by HTTP request, or by long poll."""
 
     PUSH = "push"
     PULL = "pull"
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer group: who is asked what became of a transaction, and how."""
+    """A producer group: its check endpoints, topics and policy."""
 
     name: str
     mode: CheckMode
@@ -177,7 +177,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Barrier(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that a new owner writes into each partition of its shard: what stands before it is settled."""
+    """A record that a new owner writes into each partition of its shard: everything before it is settled."""
 
     incarnation: str
     at: int

@@ -1,4 +1,4 @@
-"""What is known of one shard: a fold over its half, op and parked records.
+"""The state of one shard: a fold over its half, op and parked records.
 
 See docs/protocol.md#state-is-a-fold-over-the-log.
 
@@ -27,10 +27,10 @@ class ShardState:
     """The fold of one shard. All times are milliseconds since the epoch."""
 
     def __init__(self, shard: int, *, horizon_ms: int | None = None) -> None:
-        """Start empty: nothing read.
+        """Start empty.
 
         After the outcome horizon (`horizon_ms`; None for an endless one) an outcome is forgotten, and a client may use
-        its id again: a record of a transaction that was prepared so much later begins a new life of the id. Where ids
+        its id again: a record of a transaction that was prepared so much later begins a new life of the id. If ids
         may have had several lives, parked[s] must have been applied before half[s] and op[s] are.
         """
         self.shard = shard
@@ -41,12 +41,12 @@ class ShardState:
         self._notes: dict[str, Note] = {}
         self._strays: dict[str, int] = {}
         self._tombstones: dict[str, int] = {}
-        """In half[s], of ids without an outcome: an outcome has its own."""
+        """Tombstones in half[s] of ids without an outcome; an outcome keeps its own."""
         self._parked_tombstones: dict[str, int] = {}
         self._half_offsets = PlaceOrder(self._halves)
         self._note_offsets = OffsetIndex()
         self.group_counts: dict[str, tuple[int, int]] = {}
-        """Pending and parked by group, of groups that have any."""
+        """Counts of pending and parked by group, of groups that have any."""
         self._settled = False
         self.half_tail = 0
         """The contiguous position of the tail in half[s]."""
@@ -56,25 +56,25 @@ class ShardState:
     # --- reading
 
     def find(self, transaction_id: str) -> Entry | None:
-        """Return what is known of an id: its outcome, else that it is parked, else that it is pending, else None."""
+        """Return the entry of an id: its outcome, else its parked entry, else its pending entry, else None."""
         return self.unresolved(transaction_id) or self._ended.get(transaction_id)
 
     def unresolved(self, transaction_id: str) -> Pending | ParkedEntry | None:
-        """Return what is known of an id that is pending or parked, None for any other. Any thread may ask."""
+        """Return the entry of a pending or parked id, None for any other. Any thread may call this."""
         return self._parked.get(transaction_id) or self._halves.get(transaction_id)
 
     def state_of(self, transaction_id: str) -> State | None:
-        """Return the state of an id, None where it is not known."""
+        """Return the state of an id, None if it is not known."""
         entry = self.find(transaction_id)
         return None if entry is None else entry.state
 
     def pending(self) -> Iterator[Pending]:
-        """Iterate over what is prepared at this moment, oldest half first as far as it was not written again."""
+        """Iterate over the pending transactions, oldest half first except for re-anchored ones."""
         parked = frozenset(self._parked)
         return (entry for entry in list(self._halves.values()) if entry.id not in parked)
 
     def parked(self) -> Iterator[ParkedEntry]:
-        """Iterate over what is parked at this moment."""
+        """Iterate over the parked transactions."""
         return iter(list(self._parked.values()))
 
     def ended(self) -> Iterator[Ended]:
@@ -83,11 +83,11 @@ class ShardState:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many are pending, parked and remembered as ended."""
+        """Return how many are pending, parked and remembered as ended."""
         return len(self._halves), len(self._parked), len(self._ended)
 
     def oldest(self) -> Pending | None:
-        """Return the pending transaction whose half lies furthest back, None where nothing is pending."""
+        """Return the pending transaction whose half lies furthest back, None if nothing is pending."""
         first = self._half_offsets.first()
         return None if first is None else self._halves.get(first[1])
 
@@ -96,28 +96,28 @@ class ShardState:
         return [self._halves[key] for key in self._half_offsets.lowest(at_most)]
 
     def strays(self) -> list[tuple[str, int]]:
-        """Return (id, offset) of half records that must not stay last: repeats of a known id, and what is foreign."""
+        """Return (id, offset) of half records that must not stay last: repeats of a known id, and foreign records."""
         return list(self._strays.items())
 
     @property
     def half_cursor(self) -> int:
-        """From where half[s] must be read to know all that is pending."""
+        """The offset from which half[s] must be read to find all that is pending."""
         first = self._half_offsets.first()
         lowest = min(self._strays.values(), default=self.half_tail)
         return min(self.half_tail, lowest, self.half_tail if first is None else first[0])
 
     @property
     def op_cursor(self) -> int:
-        """From where op[s] must be read to know the checks of all that is pending."""
+        """The offset from which op[s] must be read to find the checks of all that is pending."""
         first = self._note_offsets.first()
         return self.op_tail if first is None else min(first[0], self.op_tail)
 
     # --- applying records
 
     def apply_half(self, offset: int, transaction_id: str, half: Half | Foreign | None) -> None:
-        """Apply a record of half[s], a tombstone where `half` is None.
+        """Apply a record of half[s], a tombstone if `half` is None.
 
-        What is foreign says nothing, but compaction keeps the last record of an id: it must not stay the last one.
+        A foreign record changes no state, but compaction keeps the last record of an id: it must not stay the last one.
         """
         if half is None:
             self._half_tombstone(offset, transaction_id)
@@ -140,13 +140,13 @@ class ShardState:
 
     def _foreign_half(self, offset: int, transaction_id: str) -> None:
         held = self._halves.get(transaction_id)
-        # Until all three have been read to one point, op or parked may still tell what it stands over: see `settle`.
+        # Until all three are read to one point, op or parked may still hold the state of this id: see `settle`.
         known = not self._settled or self._knows(transaction_id)
         if known and (held is None or held.offset < offset):
             self._stray(transaction_id, offset)
 
     def _tombstone(self, transaction_id: str, ended: tuple[int, int | None] | None) -> int:
-        """Return where the last tombstone of an id stands in half[s], -1 where none is known."""
+        """Return the offset of the last tombstone of an id in half[s], -1 if none is known."""
         if ended is None:
             return self._tombstones.get(transaction_id, -1)
         return -1 if ended[1] is None else ended[1]
@@ -178,7 +178,7 @@ class ShardState:
         elif offset == held.offset:
             return
         elif (
-            # With other content between the two, recovery must go on beginning at the first: the repeat is a stray.
+            # If other content stands between the two, recovery must still begin at the first: the repeat is a stray.
             held.origin is Origin.PREPARE and held.fingerprint == half.fingerprint and half.id not in self._strays
         ):
             if offset > held.offset:
@@ -210,7 +210,7 @@ class ShardState:
             self._annotate(half)
 
     def apply_parked(self, offset: int, transaction_id: str, parked: Parked | None) -> None:
-        """Apply a record of parked[s], a tombstone where `parked` is None."""
+        """Apply a record of parked[s], a tombstone if `parked` is None."""
         if offset <= self._parked_tombstones.get(transaction_id, -1):
             return
         held = self._parked.get(transaction_id)
@@ -264,18 +264,18 @@ class ShardState:
     # --- positions and forgetting
 
     def advance_tail(self, position: int) -> None:
-        """Say that half[s] has been read without a gap up to `position`."""
+        """Note that half[s] has been read without a gap up to `position`."""
         self.half_tail = max(self.half_tail, position)
 
     def settle(self) -> None:
-        """Forget what only mattered while the three partitions were read at different speeds.
+        """Forget what mattered only while the three partitions were read at different speeds.
 
-        Call it where all three have been read to one point, such as the barrier of an acquisition. From then on an
+        Call it when all three have been read to one point, such as the barrier of an acquisition. From then on an
         outcome whose tombstone was not read has it before the half cursor: it is written together with the outcome,
         or it was written when the transaction was parked.
         """
         self._settled = True
-        # New tables, as the old ones keep the memory that they took at their largest.
+        # New tables, because the old ones keep the memory of their largest size.
         self._notes = {key: note for key, note in self._notes.items() if self._knows(key)}
         self._tombstones = {key: offset for key, offset in self._tombstones.items() if self._knows(key)}
         self._parked_tombstones = {key: offset for key, offset in self._parked_tombstones.items() if self._knows(key)}
@@ -287,15 +287,15 @@ class ShardState:
     def forget(self, before: int, *, at_most: int | None = None, limit: int | None = None) -> int:
         """Forget outcomes that ended before `before` and whose tombstones the tail has passed; return how many.
 
-        Where more than `at_most` are remembered, the oldest of them go too, whatever their age. No more than `limit`
-        are forgotten by one call.
+        If more than `at_most` are remembered, the oldest of them go too, whatever their age. One call forgets at most
+        `limit`.
         """
         surplus = 0 if at_most is None else len(self._ended) - at_most
         gone: list[str] = []
         for transaction_id, at, tombstone in self._ended.ages():
             if len(gone) == limit or (at >= before and len(gone) >= surplus):
                 break
-            # Without a known tombstone it stands before where this fold began: see `settle`.
+            # An unknown tombstone stands before the start of this fold: see `settle`.
             passed = self._settled if tombstone is None else tombstone < self.half_tail
             if passed and transaction_id not in self._strays:
                 gone.append(transaction_id)
@@ -321,12 +321,12 @@ class ShardState:
         self._annotate(entry)
 
     def _annotate(self, entry: Pending) -> None:
-        """Bring the last op's totals to a pending entry."""
+        """Copy the totals of the last op to a pending entry."""
         note = self._notes.get(entry.id)
         if note is None or self._is_later_life(entry, note.at):
             return
-        # A half that the lane wrote carries the totals of its time: such an op is not needed to recover it. Where an op
-        # before this one was needed, the entry has its totals from there, and this one is needed in its place.
+        # A half that the lane wrote carries the totals of its time, so an earlier op is not needed to recover it. If an
+        # op before this one was needed, the entry has its totals from there, and this one is needed in its place.
         carried = (
             entry.origin is Origin.LANE
             and self._note_offsets.get(entry.id) is None

@@ -8,7 +8,7 @@ _CONTROLS: Final = bytes(code for code in range(0x20) if code not in b"\t\n\r")
 
 
 def as_text(data: bytes) -> str | None:
-    """Return data as text, None where it is no UTF-8 or has control characters other than tabs and line breaks.
+    """Return data as text, None if it is not UTF-8 or has control characters other than tabs and line breaks.
 
     As JSON, a control character takes six times its place.
     """

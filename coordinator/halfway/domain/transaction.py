@@ -8,7 +8,7 @@ from halfway.domain.errors import AlreadyEndedError, NotPendingError
 
 
 class State(StrEnum):
-    """Where a transaction stands."""
+    """The state of a transaction."""
 
     PREPARED = "prepared"
     PARKED = "parked"
@@ -17,12 +17,12 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the state is one of the two outcomes that stand for ever."""
+        """Whether the state is one of the two final outcomes."""
         return self in (State.COMMITTED, State.ROLLED_BACK)
 
 
 class Outcome(StrEnum):
-    """What a producer service says of its local transaction."""
+    """What a producer service reports of its local transaction."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 class Cause(StrEnum):
-    """Who resolved a transaction, as its op marker tells."""
+    """Who resolved a transaction, as recorded in its op marker."""
 
     PRODUCER = "producer"
     CHECK = "check"

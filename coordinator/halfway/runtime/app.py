@@ -220,7 +220,7 @@ async def _serving(
 
 
 async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
-    """Say once that this instance is ready; ConfigurationError where it cannot become so."""
+    """Say once that this instance is ready; ConfigurationError if it cannot become so."""
     while stage.reasons():
         backend.demand_permission()
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -83,7 +83,7 @@ class Backend:
         return list(self.unsafe)
 
     def demand_permission(self) -> None:
-        """Raise ConfigurationError where Kafka does not let this instance begin: to try again would not help.
+        """Raise ConfigurationError if Kafka does not let this instance begin: to try again would not help.
 
         Ask it until this instance is ready for the first time; later on it is an operator's mistake to mend.
         """
@@ -114,7 +114,7 @@ def _because(error: str | None) -> str:
 
 
 async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
-    """Create or verify the internal topics, however long Kafka cannot be reached; ConfigurationError where unsafe."""
+    """Create or verify the internal topics, however long Kafka cannot be reached; ConfigurationError if unsafe."""
     while True:
         asking = asyncio.ensure_future(topics.ensure())
         try:

@@ -36,7 +36,7 @@ def show(settings: Settings) -> int:
 
 
 def compare(settings: Settings) -> int:
-    """Print what is unsafe or missing; exit status 1 where anything is."""
+    """Print what is unsafe or missing; exit status 1 if anything is."""
 
     async def compared(topics: InternalTopics) -> int:
         problems = await topics.watch()
@@ -61,7 +61,7 @@ def prepare(settings: Settings) -> int:
 
 
 def not_acquired(health_url: str) -> int:
-    """Print the shards that an instance cannot acquire; exit status 1 where there are any."""
+    """Print the shards that an instance cannot acquire; exit status 1 if there are any."""
     answer = Remote(health_url, None).ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
     found = objects_of(answer, "not_acquired")
     columns = ("shard", "since", "tries", "error", "remedy")

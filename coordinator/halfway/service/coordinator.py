@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 class Coordinator:
     """Prepare, end, check, resume, list: each call waits at most until its `deadline` on the loop's clock.
 
-    `credential` is what the caller showed, for the `Authority` port; None where it showed nothing.
+    `credential` is what the caller showed, for the `Authority` port; None if it showed nothing.
     """
 
     def __init__(  # noqa: PLR0913 - the ports, once, at the composition root

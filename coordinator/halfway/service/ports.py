@@ -59,7 +59,7 @@ class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The offsets at which a lane write stands; None where it wrote nothing there."""
+    """The offsets at which a lane write stands; None if it wrote nothing there."""
 
     half: int | None = None
     op: int | None = None
@@ -194,7 +194,7 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
     """What came back: `sent` says whether the request was put on a connection, `answered` whether it was a verdict.
 
-    `reachable` is False where the endpoint refused, hung or could not be found: the circuit breaker counts those.
+    `reachable` is False if the endpoint refused, hung or could not be found: the circuit breaker counts those.
     """
 
     outcome: Outcome
@@ -209,7 +209,7 @@ class CheckCaller(Protocol):
     """Asks a producer group over HTTP (docs/protocol.md#scan-and-check-back)."""
 
     def refusal(self, url: str) -> str | None:
-        """Tell why the operator does not allow an endpoint, None where it may be registered; shown to users."""
+        """Tell why the operator does not allow an endpoint, None if it may be registered; shown to users."""
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
         """Ask the endpoints in the order given, the next one when one fails, within a bounded time; never raises."""
@@ -226,7 +226,7 @@ class Owners(Protocol):
     """Who owns which shard, as read from `_halfway.owners`."""
 
     def find(self, shard: int) -> OwnerHint | None:
-        """Return the owner of a shard; None where none is known, or where it is this instance."""
+        """Return the owner of a shard; None if none is known, or where it is this instance."""
 
 
 class Peers(Protocol):
@@ -293,7 +293,7 @@ class Authority(Protocol):
     """Who may act for a group; the default lets everybody, access control brings another."""
 
     def require(self, credential: str | None, group: Group | None, *, action: str) -> None:
-        """Raise ForbiddenError where the caller may not do this."""
+        """Raise ForbiddenError if the caller may not do this."""
 
 
 class Observer(Protocol):

@@ -10,7 +10,7 @@ from halfway.domain.transaction import Cause, Outcome, State
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A prepare: all messages of one transaction. `id` is None where the server chooses it."""
+    """A prepare: all messages of one transaction. `id` is None if the server chooses it."""
 
     group: str
     messages: tuple[Message, ...]

@@ -56,7 +56,7 @@ def components(types: Sequence[Any]) -> dict[str, Any]:
 
 
 def topic_refusal(topic: str, internal_prefix: str) -> str | None:
-    """Return why a topic may not be named, None where it may; its characters are the pattern's to judge."""
+    """Return why a topic may not be named, None if it may; its characters are the pattern's to judge."""
     if topic in _INTERNAL_NAMES:
         return "Kafka has no topic of that name"
     if topic.startswith(internal_prefix):
@@ -70,7 +70,7 @@ def remark_fits(remark: str) -> bool:
 
 
 def check_url_refusal(text: str) -> str | None:
-    """Return why a URL may not be a check endpoint, None where it may."""
+    """Return why a URL may not be a check endpoint, None if it may."""
     if re.search(r"[\x00-\x20\x7f]", text) is not None:
         return "a URL has no spaces and no control characters"
     try:

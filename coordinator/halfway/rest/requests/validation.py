@@ -150,7 +150,7 @@ class Validation:
 
 
 def _demand_json(body: bytes) -> None:
-    """Raise MalformedJsonError where a body is no JSON beyond its first wrong field."""
+    """Raise MalformedJsonError if a body is no JSON beyond its first wrong field."""
     try:
         _ANYTHING.decode(body)
     except RecursionError:

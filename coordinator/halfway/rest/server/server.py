@@ -152,7 +152,7 @@ class HttpServer:
         self.port = 0
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port, a free one for 0; OSError where it is taken or not ours to take."""
+        """Listen and return the port, a free one for 0; OSError if it is taken or not ours to take."""
         server = _Server(
             self._handler,
             max_connections=self._max_connections,

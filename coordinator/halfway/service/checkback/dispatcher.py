@@ -172,7 +172,7 @@ class CheckDispatcher:
                 self._again(shard.number, entry.id)
 
     async def _ask(self, queue: CheckQueue, shard: Shard, entry: Pending) -> CheckReply | None:
-        """Send one check, to the group's endpoints in turn; None where it was overtaken before it could be sent."""
+        """Send one check, to the group's endpoints in turn; None if it was overtaken before it could be sent."""
         loop = asyncio.get_running_loop()
         half = await self._lookup.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
         if not self.is_open(shard.number, entry.id):

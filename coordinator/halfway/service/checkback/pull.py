@@ -90,7 +90,7 @@ class FetchedChecks:
 
     @contextmanager
     def polling(self, name: str) -> Iterator[None]:
-        """Count a poll while it waits; OverloadedError where too many do."""
+        """Count a poll while it waits; OverloadedError if too many do."""
         queue = self._checks.queue(name)
         if queue.polls >= self._limits.max_waiting_polls:
             raise OverloadedError(f"{queue.polls} polls of group {name!r} wait already")

@@ -69,7 +69,7 @@ def request_of(calls: list[bytes]) -> bytes:
 
 
 def decode_request(body: bytes) -> list[CallFrame]:
-    """Return the calls of a request; ValueError where it is none."""
+    """Return the calls of a request; ValueError if it is none."""
     try:
         return _REQUEST.decode(body).calls
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -229,7 +229,7 @@ class Preparer:
         self._tell(asked, result)
 
     def _applied(self, number: int, half: Half, offset: int) -> Entry | None:
-        """Return what is known of a half that was stored, None where its shard is no longer served here."""
+        """Return what is known of a half that was stored, None if its shard is no longer served here."""
         shard = self._shards.find(number)
         if shard is None:
             return None

@@ -48,7 +48,7 @@ class Queries:
         return view(self._groups, shard.state.find(transaction_id) or entry, half.messages)
 
     async def list(self, query: ListQuery, shards: Sequence[int], *, deadline: float, credential: str | None) -> Listed:
-        """List what these shards hold, oldest prepare first; NotServedError where one of them is not served here.
+        """List what these shards hold, oldest prepare first; NotServedError if one of them is not served here.
 
         The work is cut into slices so that other requests go on. What changes meanwhile is listed once, as it stood
         when it was last seen; what is there all the time is listed.

@@ -27,7 +27,7 @@ class Lookup:
         self._clock = clock
 
     def known(self, transaction_id: str) -> tuple[Shard, Entry] | None:
-        """Find an id in the shard that owns it, None where it is not known there or not served here now."""
+        """Find an id in the shard that owns it, None if it is not known there or not served here now."""
         try:
             shard = self._shards.get(self._shards.number_of(transaction_id))
         except HalfwayError:

@@ -84,11 +84,11 @@ class Groups:
         return True
 
     def allow(self, name: str, *, credential: str | None, action: str) -> None:
-        """Raise ForbiddenError where the caller may not act for a group, registered or not."""
+        """Raise ForbiddenError if the caller may not act for a group, registered or not."""
         self._authority.require(credential, self._store.get(name), action=action)
 
     def find(self, name: str) -> Group | None:
-        """Return a group, None where it is not registered."""
+        """Return a group, None if it is not registered."""
         return self._store.get(name)
 
     def policy(self, name: str) -> CheckPolicy:
@@ -193,7 +193,7 @@ class Groups:
         await self._store.delete(name, deadline=min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2))
 
     async def view(self, name: str, *, deadline: float, credential: str | None) -> GroupView:
-        """Show a group; UnknownGroupError where it is not registered."""
+        """Show a group; UnknownGroupError if it is not registered."""
         await self._store.refresh(deadline=deadline)
         return self._shown(self.require(name, credential=credential, action="get_group"))
 

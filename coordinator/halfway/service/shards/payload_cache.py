@@ -39,7 +39,7 @@ class PayloadCache:
             self.bytes -= oldest.size + _OVERHEAD_BYTES
 
     def get(self, transaction_id: str, fingerprint: bytes) -> Half | None:
-        """Return the half of an id, None where it is not here or has other content."""
+        """Return the half of an id, None if it is not here or has other content."""
         half = self._halves.get(transaction_id)
         if half is None or half.fingerprint != fingerprint:
             self.misses += 1

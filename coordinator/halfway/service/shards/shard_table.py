@@ -133,7 +133,7 @@ class ShardTable:
         return self._limits.shards
 
     def number_of(self, transaction_id: str) -> int:
-        """Return the shard that an id belongs to; UnknownTransactionError where there is no such shard."""
+        """Return the shard that an id belongs to; UnknownTransactionError if there is no such shard."""
         number = shard_of(transaction_id, self._limits.shards)
         if number is None:
             raise UnknownTransactionError(transaction_id)
