@@ -32,8 +32,11 @@ _PAUSE_S: Final = 0.02
 _OBSERVED: Final = {State.COMMITTED: Action.COMMIT.value, State.ROLLED_BACK: Action.ROLLBACK.value}
 
 
-class Resolution(msgspec.Struct, kw_only=True, gc=False):
-    """One change of one transaction, from its claim to its answer, through as many writes as it takes."""
+class Resolution(msgspec.Struct, kw_only=True):
+    """One change of one transaction, from its claim to its answer, through as many writes as it takes.
+
+    The garbage collector must see it: the traceback of an error that is its answer refers back to it.
+    """
 
     id: str
     shard: int

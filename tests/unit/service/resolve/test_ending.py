@@ -8,15 +8,18 @@ import pytest
 from halfway.domain.errors import (
     AlreadyEndedError,
     EndUnconfirmedError,
+    KafkaUnavailableError,
     OutcomeExpiredError,
+    OverloadedError,
     ShardUnavailableError,
     TopicUnavailableError,
     UnknownTransactionError,
 )
 from halfway.domain.records import Message, Op, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
+from halfway.memory import Memory
 from halfway.service.requests import End
-from tests.support.service.world import World
+from tests.support.service.world import SHARDS, World
 
 
 def ops(world: World, transaction_id: str) -> list[Op]:
@@ -235,3 +238,40 @@ async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unsee
     gc.collect()
     world.memory.faults.unavailable = False
     assert unseen == []
+
+
+async def errors_held(kind: type[Exception]) -> int:
+    """Return how many errors of a kind are still referred to, once callbacks have run."""
+    await asyncio.sleep(0)
+    gc.collect()
+    return sum(isinstance(found, kind) for found in gc.get_objects())
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_an_end_that_a_full_lane_refuses_leaves_nothing_in_memory(*, cached: bool) -> None:
+    """Its error, its answer and the payload in its frames are freed, whether or not the payload had to be read."""
+    memory = Memory(shards=SHARDS, topics={"orders": 3}, lane_capacity=0)
+    world = await World.start(memory)
+    await world.group()
+    prepared = await world.prepare()
+    before = await errors_held(OverloadedError)
+    for _ in range(20):
+        if not cached:
+            world.coordinator.shards.payloads.drop(prepared.id)
+        with pytest.raises(OverloadedError):
+            await world.end(prepared.id, Outcome.COMMIT)
+    assert await errors_held(OverloadedError) <= before + 1
+    await world.stop()
+
+
+async def test_an_end_whose_payload_cannot_be_read_leaves_nothing_in_memory(world: World) -> None:
+    """Its error and its answer are freed."""
+    prepared = await world.prepare()
+    before = await errors_held(KafkaUnavailableError)
+    world.memory.faults.unavailable = True
+    for _ in range(20):
+        world.coordinator.shards.payloads.drop(prepared.id)
+        with pytest.raises(KafkaUnavailableError):
+            await world.end(prepared.id, Outcome.COMMIT)
+    world.memory.faults.unavailable = False
+    assert await errors_held(KafkaUnavailableError) <= before + 1
