@@ -71,7 +71,8 @@ class Preparer:
         self._observer = observer
         self._reserved: dict[str | None, asyncio.Future[None]] = {}
         """Ids that are being produced: another prepare of them waits."""
-        self._ambiguous: dict[str | None, None] = {}
+        self._ambiguous: dict[str, object] = {}
+        """Ids of prepares whose half may stand in the log, each with a mark of the last such prepare."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request: Prepare, *, deadline: float, credential: str | None) -> asyncio.Future[Prepared]:
@@ -156,10 +157,11 @@ class Preparer:
 
     async def _settled(self, transaction_id: str, deadline: float) -> None:
         """Wait until the fold has reached the end of the log: an earlier prepare of this id may stand there."""
-        number = self._owner(transaction_id).number
+        number, mark = self._owner(transaction_id).number, self._ambiguous.get(transaction_id)
         end = await self._half_log.half_end(number, deadline=deadline)
         await self._shards.get(number).tailed(end, deadline=deadline)
-        self._ambiguous.pop(transaction_id, None)
+        if self._ambiguous.get(transaction_id) is mark:  # a later one may stand behind this end
+            self._ambiguous.pop(transaction_id, None)
 
     def _owner(self, transaction_id: str) -> Shard:
         return self._shards.get(self._shards.number_of(transaction_id))
@@ -242,7 +244,7 @@ class Preparer:
         return entry
 
     def _note_ambiguous(self, transaction_id: str) -> None:
-        self._ambiguous[transaction_id] = None
+        self._ambiguous[transaction_id] = object()
         if len(self._ambiguous) > _AMBIGUOUS_KEPT:
             del self._ambiguous[next(iter(self._ambiguous))]
 

@@ -16,7 +16,7 @@ from halfway.domain.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
-from halfway.domain.records import Half, Message, fingerprint
+from halfway.domain.records import Foreign, Half, Message, fingerprint
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import topic
 from halfway.service.ports import TopicFacts
@@ -238,3 +238,38 @@ async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stan
     answered = await preparing
     assert (answered.state, answered.created) == (State.COMMITTED, False)
     assert len(world.memory.records("orders")) == 1
+
+
+async def test_a_prepare_looks_again_if_another_one_of_its_id_became_ambiguous_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log's end that it has asked for does not cover the half of that one, which the tail has not brought yet."""
+    world.memory.faults.next_append_ambiguous(stored=False)
+    with pytest.raises(OutcomeUnknownError):
+        await world.prepare(transaction_id="order-1")
+    asked, go_on, half_end = asyncio.Event(), asyncio.Event(), world.memory.half_log.half_end
+    told: list[tuple[int, Sequence[tuple[int, str, Half | Foreign | None]], int]] = []
+
+    async def slow(shard: int, *, deadline: float) -> int:
+        end = await half_end(shard, deadline=deadline)
+        asked.set()
+        await go_on.wait()
+        return end
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.memory.half_log, "half_end", slow)
+        other = asyncio.create_task(
+            world.prepare(Message(topic="orders", key=b"k", value=b"other"), transaction_id="order-1")
+        )
+        await asked.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(world.coordinator.shards, "appended", lambda *news: told.append(news))
+        world.memory.faults.next_append_ambiguous(stored=True)
+        with pytest.raises(OutcomeUnknownError):
+            await world.prepare(transaction_id="order-1")
+        go_on.set()
+        await asyncio.sleep(0.01)
+    for news in told:
+        world.coordinator.shards.appended(*news)
+    with pytest.raises(IdReusedError):
+        await other
