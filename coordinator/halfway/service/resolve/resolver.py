@@ -188,7 +188,11 @@ class Resolver:
             elif (settled := resolution.change.settled(entry, resolution.tried)) is not None:
                 self._finish(resolution, settled)
             else:
-                self._submit(resolution, entry, await self._payload(shard, entry, resolution))
+                half = await self._payload(shard, entry, resolution)
+                if self._shards.find(resolution.shard) is shard:
+                    self._submit(resolution, entry, half)
+                else:  # while the payload was read another owner may have had the shard
+                    self._spawn(self._look_again(resolution))
         except BaseException as error:
             self._finish(resolution, error)
             if not isinstance(error, Exception):

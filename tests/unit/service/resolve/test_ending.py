@@ -15,7 +15,7 @@ from halfway.domain.errors import (
     TopicUnavailableError,
     UnknownTransactionError,
 )
-from halfway.domain.records import Message, Op, OpKind
+from halfway.domain.records import Half, Message, Op, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import Memory
 from halfway.service.requests import End
@@ -275,3 +275,32 @@ async def test_an_end_whose_payload_cannot_be_read_leaves_nothing_in_memory(worl
             await world.end(prepared.id, Outcome.COMMIT)
     world.memory.faults.unavailable = False
     assert await errors_held(KafkaUnavailableError) <= before + 1
+
+
+async def test_an_end_whose_shard_was_away_while_its_payload_was_read_is_judged_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another owner has parked it meanwhile: the commit removes the parked record, which would outlive the marker."""
+    prepared = await world.prepare()
+    world.coordinator.shards.payloads.drop(prepared.id)
+    reading, go_on, read_half = asyncio.Event(), asyncio.Event(), world.memory.half_log.read_half
+
+    async def slow(shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
+        half = await read_half(shard, offset, transaction_id, deadline=deadline)
+        reading.set()
+        await go_on.wait()
+        return half
+
+    monkeypatch.setattr(world.memory.half_log, "read_half", slow)
+    ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+    await reading.wait()
+    other = await World.start(Memory(log=world.memory.log, clock=world.memory.clock, outcome_horizon_s=60))
+    await other.scan(after_s=2000)
+    assert await other.state(prepared.id) is State.PARKED
+    world.memory.membership.lose()
+    await world.until(lambda: len(world.coordinator.shards.served) == SHARDS)
+    go_on.set()
+    assert (await ending).changed
+    records = [record for shard in world.memory.log.shards for record in shard.parked.records]
+    assert [record.value is None for record in records if record.key == prepared.id] == [False, True]
+    await other.stop()
