@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 _SLICE_S: Final = 0.02
-"""How long items are read before other requests get their turn."""
+"""How long a batch reads items before it yields to other requests."""
 
 
 class BatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,10 +45,10 @@ class BatchResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def batch(call: Call) -> Answer:
-    """Do every item at the same time; one that fails does not disturb the others.
+    """Do all items concurrently; an item that fails does not disturb the others.
 
-    Every end is handed to the service before the first is waited for, so that they share Kafka transactions; where that
-    takes long, other requests get their turn in between.
+    Every end is handed to the service before the first is waited for, so that they share Kafka transactions. If that
+    takes long, it yields to other requests in between.
     """
     limit = call.site.max_batch_items
 
@@ -70,12 +70,12 @@ async def batch(call: Call) -> Answer:
     finally:
         for one in (*ends, *prepares):
             if isinstance(one, asyncio.Future):
-                one.cancel()  # of those that are not done, nobody waits for the answer any more
+                one.cancel()  # nobody waits for the remaining answers any more
     return answer(HTTPStatus.OK, BatchResponse(prepare=prepared, end=ended))
 
 
 class _Items:
-    """Does single items of one batch."""
+    """Does the items of one batch."""
 
     def __init__(self, call: Call) -> None:
         self._coordinator = call.site.coordinator
@@ -93,7 +93,7 @@ class _Items:
         raws: Sequence[msgspec.Raw],
         begun: list[asyncio.Future[T] | BatchItem],
     ) -> None:
-        """Hand items to the service in their order, and add what came of each to `begun`."""
+        """Hand items to the service in order, and append the future or the problem of each to `begun`."""
         since = time.monotonic()
         for raw in raws:
             begun.append(self._begun(begin, raw))
@@ -104,10 +104,10 @@ class _Items:
     def _begun(
         self, begin: Callable[[msgspec.Raw], asyncio.Future[T]], raw: msgspec.Raw
     ) -> asyncio.Future[T] | BatchItem:
-        """Hand an item to the service; what is wrong with it is its answer."""
+        """Hand an item to the service; an error is its answer."""
         try:
             return begin(raw)
-        except Exception as error:  # noqa: BLE001 - one that fails does not disturb the others
+        except Exception as error:  # noqa: BLE001 - an item that fails does not disturb the others
             return self._failed(error)
 
     async def done(self, begun: asyncio.Future[T] | BatchItem, shown: Callable[[T], BatchItem]) -> BatchItem:
@@ -135,13 +135,13 @@ class _Items:
 
 
 def prepared_item(done: Prepared) -> BatchItem:
-    """Show what came of a prepare."""
+    """Return the item for a prepare."""
     status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
     return BatchItem(status=status, body=msgspec.Raw(ENCODER.encode(convert.prepared(done))))
 
 
 def ended_item(done: EndResult) -> BatchItem:
-    """Show what came of an end."""
+    """Return the item for an end."""
     body = models.EndResponse(id=done.id, state=done.state, changed=done.changed)
     return BatchItem(status=HTTPStatus.OK, body=msgspec.Raw(ENCODER.encode(body)))
 

@@ -1,4 +1,4 @@
-"""What a handler gets and gives."""
+"""The calls that handlers take and the answers that they return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ENCODER = msgspec.json.Encoder()
 CAUSE_HEADER = "Halfway-Cause"
 _NOTHING_BYTES = 1024
-"""More than any body that says nothing has."""
+"""A longer body is never an empty object."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,13 +46,13 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def has_reader(self) -> bool:
-        """Whether the client is still there, and answers are read at all."""
+        """Whether the client is still connected and reads answers."""
         transport = self.request.transport
         return transport is not None and not transport.is_closing() and self.site.unsent.has_room()
 
     @property
     def credential(self) -> str | None:
-        """What the caller showed as `Authorization: Bearer`."""
+        """The token of the caller's `Authorization: Bearer`."""
         header = self.request.headers.get("Authorization")
         if header is None:
             return None
@@ -61,7 +61,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def cause(self) -> Cause:
-        """Who says that it ends a transaction: the producer, unless the header says the operator."""
+        """The cause of an end by this caller: the producer, unless the header says the operator."""
         value = self.request.headers.get(CAUSE_HEADER)
         if value is None or value == Cause.PRODUCER:
             return Cause.PRODUCER
@@ -107,7 +107,7 @@ def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
 
 
 def nothing_in(body: bytes) -> None:
-    """Accept a body that says nothing: none, or an empty object; MalformedJsonError or InvalidRequestError else."""
+    """Accept no body or an empty object; raise MalformedJsonError or InvalidRequestError for any other."""
     if not body:
         return
     if len(body) > _NOTHING_BYTES:
@@ -121,7 +121,7 @@ def nothing_in(body: bytes) -> None:
 
 
 def something_in(body: bytes) -> bytes:
-    """Return a body that must not be empty."""
+    """Return the body, which must not be empty."""
     if not body:
         raise EmptyBodyError
     return body

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1, made from the table of calls and the models."""
+"""OpenAPI 3.1, generated from the table of calls and the models."""
 
 from __future__ import annotations
 

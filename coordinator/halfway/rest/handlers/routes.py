@@ -1,4 +1,4 @@
-"""The one table of calls: the server routes by it, and OpenAPI is made from it."""
+"""The one table of calls: the server routes by it, and OpenAPI is generated from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Handler = Callable[[Call], Awaitable[Answer]]
 Errors = tuple[type[HalfwayError], ...]
 
 _PARAMETER_AT: Final = 3
-"""Every path parameter is the third part: `/v1/groups/{group}/checks`."""
+"""The path parameter is always the third part: `/v1/groups/{group}/checks`."""
 
 ALWAYS: Final[Errors] = (
     rest_errors.BadHttpError,
@@ -49,12 +49,11 @@ WRITE: Final[Errors] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One call: where it is, what it takes and what it answers.
+    """One call: its path, parameters and answers.
 
-    `responses` maps a status to its description and model; `errors` are those of its own, beside `ALWAYS`. `waits` is
-    set where it may wait long for something to happen, and so takes no place among the requests in flight; what it
-    hands out must be read, so HEAD does not take it. `begins` is set where it begins a transaction, and so is held up
-    first where there is too much to do.
+    `responses` maps a status to its description and model; `errors` are its own errors, beside `ALWAYS`. `waits` is set
+    if it may wait long for an event, so it takes no place among the requests in flight; its answer must be read, so
+    HEAD is refused. `begins` is set if it begins a transaction, so it is held up first under overload.
     """
 
     id: str
@@ -249,7 +248,7 @@ class Routes:
             self._paths.setdefault(_shape(operation.path), {})[operation.method] = operation
 
     def find(self, method: str, path: str) -> tuple[Operation, str]:
-        """Return the operation and the parameter in its path, still quoted; "" where it has none.
+        """Return the operation and the parameter in its path, still quoted; "" if it has none.
 
         Raises:
             UnknownPathError, MethodNotAllowedError: there is none.

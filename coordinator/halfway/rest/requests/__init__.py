@@ -1,1 +1,1 @@
-"""What comes in: bodies read, judged by the models and their schemas, converted. May import responses."""
+"""Reads bodies, validates them by the models and their schemas, and converts them. May import responses."""

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: by their headers first, then as they come, with bounds on bytes and on slowness."""
+"""Reads the bodies of requests: headers first, then the bytes, with bounds on size and on slowness."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from halfway.rest.responses.errors import (
 
 JSON: Final = "application/json"
 SMALL_BYTES: Final = 16 * 1024
-"""A body of this size is never refused for what the others take."""
+"""A body of up to this size is never refused because of other bodies."""
 MIN_BYTES: Final = 80 * 1024
 MIN_BYTES_IN_S: Final = 5.0
-"""So much of a body has to come in so much time, or all of it."""
+"""At least this much of a body, or all of it, has to arrive in this time."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Bodies:
-    """The bodies that are being received or served. What a client only announces counts for nothing."""
+    """The bodies that are being received or served. Only bytes that have arrived count, not announced ones."""
 
     def __init__(self, *, max_bytes: int, max_bytes_in_flight: int, timeout_s: float) -> None:
         """Take the bounds on one body, on all of them, and on the time of one."""
@@ -35,7 +35,7 @@ class Bodies:
         self.bytes = 0
 
     async def read(self, request: web.BaseRequest, deadline: float, *, expected: bool) -> bytes:
-        """Return a body, which counts until `release`; one that is refused does not count.
+        """Return a body, which counts until `release`; a refused body does not count.
 
         If the call expects a body, it must have a Content-Type.
         """
@@ -44,7 +44,7 @@ class Bodies:
             return b""
         content = request.content
         if content.is_eof() and content.exception() is None:
-            whole = content.read_nowait()  # a small body comes with its headers: nothing to wait for
+            whole = content.read_nowait()  # a small body arrives with its headers: no wait
             self._demand_fitting(len(whole), self.bytes + len(whole))
             self.bytes += len(whole)
             return whole
@@ -64,11 +64,11 @@ class Bodies:
         return bytes(body)
 
     def release(self, body: bytes) -> None:
-        """Count a body no more."""
+        """Stop counting a body."""
         self.bytes -= len(body)
 
     async def _receive(self, request: web.BaseRequest, body: bytearray, deadline: float) -> None:
-        """Add to `body` what comes, and count it."""
+        """Append the bytes that arrive to `body`, and count them."""
         loop = asyncio.get_running_loop()
         content = request.content
         wanted = MIN_BYTES
@@ -85,7 +85,7 @@ class Bodies:
                     patience.reschedule(min(deadline, loop.time() + MIN_BYTES_IN_S))
 
     def _demand_fitting(self, size: int, in_flight: int) -> None:
-        """Refuse a body of a size, or of which so much came, where it is too large or all are too many bytes."""
+        """Refuse a body if its size, or what has arrived of it, is too large, or all bodies together are."""
         if size > self._max_bytes:
             raise BodyTooLargeError(self._max_bytes)
         if size > SMALL_BYTES and in_flight > self._max_in_flight:

@@ -1,4 +1,4 @@
-"""Keys, values and times between JSON and bytes (docs/rest.md#prepare)."""
+"""Converts keys, values and times between JSON and bytes (docs/rest.md#prepare)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class TypedData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
 
     type: Literal["STRING", "JSON", "BINARY"]
     data: msgspec.Raw
-    """STRING: a string. JSON: anything, whose bytes are kept as they came. BINARY: a string of base64."""
+    """STRING: a string. JSON: any JSON, whose bytes are kept unchanged. BINARY: a string of base64."""
 
 
 class BinaryData(msgspec.Struct, frozen=True, gc=False):
-    """Bytes that are no text, in an answer."""
+    """Bytes that are not text, in an answer."""
 
     data: str
     type: Literal["BINARY"] = "BINARY"
@@ -47,19 +47,19 @@ def to_bytes(data: Data) -> bytes | None:
         return data.encode()
     raw = bytes(data.data)
     if data.type == "JSON":
-        raw.decode()  # msgspec passes raw strings on without a look at their UTF-8
+        raw.decode()  # msgspec does not validate the UTF-8 of raw strings
         return raw
     text = _STRING.decode(raw)
     return text.encode() if data.type == "STRING" else from_base64(text)
 
 
 def from_base64(text: str) -> bytes:
-    """Return what standard base64 with its padding stands for; ValueError for anything else."""
+    """Return the bytes of standard base64 with padding; ValueError for anything else."""
     return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
 
 
 def shown(data: bytes | None) -> ShownData:
-    """Return a key or a value for an answer: a plain string where it is text."""
+    """Return a key or a value for an answer: a plain string if it is text."""
     if data is None:
         return None
     text = as_text(data)
@@ -78,5 +78,5 @@ def _to_the_second(seconds: int) -> str:
 
 
 def rfc3339_or_none(ms: int | None) -> str | None:
-    """Return a time that may not be there."""
+    """Return a time in RFC 3339, None for None."""
     return None if ms is None else rfc3339(ms)

@@ -13,14 +13,14 @@ SHOWN: Final = 60
 
 
 def told(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """Return (field, what is wrong and the remedy) of an error, of its innermost ones where it has choices."""
+    """Return (field, what is wrong and the remedy) of an error, of its innermost errors if it has choices."""
     if error.validator in ("anyOf", "oneOf"):
         fitting = [inner for inner in error.context or () if not _wrong_type(error, inner)]
         if len({inner.schema_path[0] for inner in fitting}) == 1:
             for inner in fitting:
                 yield from told(inner)
             return
-    # As plain objects: what stands there was made by msgspec, and is what its keyword says.
+    # The schema was made by msgspec, so each value has the type that its keyword requires.
     value: Any = error.validator_value
     schema: Any = error.schema
     field = _path(error)
@@ -57,7 +57,7 @@ def _unknown(field: str, instance: Any, known: Mapping[str, Any]) -> Iterator[tu
 
 
 def _wrong_type(outer: ValidationError, inner: ValidationError) -> bool:
-    """Whether a choice is out of the question, as the value is of another type."""
+    """Whether a choice is ruled out because the value has another type."""
     return inner.validator == "type" and inner.absolute_path == outer.absolute_path
 
 

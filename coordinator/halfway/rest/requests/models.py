@@ -29,7 +29,7 @@ TransactionId = Annotated[
 GroupName = Annotated[
     str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,100}}{_END}", description="1 to 100 of letters, digits and . _ -")
 ]
-# A client that normalises paths never reaches `.` and `..`: they are not made, and those that are there can be ended.
+# A client that normalises paths never reaches `.` and `..`: new ids exclude them, and existing ones can be ended.
 _NO_DOTS = r"^(?!\.{1,2}(?:$(?!\n)))"
 NewTransactionId = Annotated[
     str,

@@ -1,7 +1,7 @@
-"""Names that one object of a body gives twice. JSON leaves open which counts, and msgspec takes the last.
+"""Finds names that occur twice in one object of a body. JSON leaves open which counts, and msgspec takes the last.
 
-A name that stands in the bytes as often as in what was read is not repeated: a few searches tell, and only where they
-do not is the body read once more. What a caller sends as JSON data is the caller's own, and is not looked into.
+A name that occurs in the bytes as often as in the decoded request is not repeated. A few searches show that for most
+bodies; any other body is parsed once more. JSON data of the caller is not searched.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _DATA: Final = "data"
 
 
 class _Repeating(dict[str, Any]):
-    """An object that gives a name twice."""
+    """An object with a repeated name."""
 
     names: tuple[str, ...]
 
 
 def suspicious(request: msgspec.Struct, body: bytes) -> bool:
-    """Whether a body that was read as `request` may give a name twice; on the path of every request."""
+    """Whether a body that was read as `request` may repeat a name; on the path of every request."""
     # A letter or an underscore of a name may be written as an escape.
     if b"\\u00" in body and (b"\\u005" in body or b"\\u006" in body or b"\\u007" in body):
         return True
@@ -74,13 +74,13 @@ def _messages_suspicious(messages: list[models.Message], body: bytes) -> bool:
 
 
 def repeated(body: bytes, *, within: bool) -> Iterator[tuple[str, str]]:
-    """Yield (field, what is wrong) for each name that an object gives twice, `within` the outermost one too.
+    """Yield (field, what is wrong) for each repeated name of an object, `within` the outermost one too.
 
     Raises:
         RecursionError: it is nested too deep.
 
     """
-    # Numbers stay text: none is looked at, and Python reads none of more than 4,300 digits.
+    # Numbers stay text: none is used, and Python refuses integers of more than 4,300 digits.
     document = json.loads(body, object_pairs_hook=_object, parse_int=str, parse_float=str)
     return _found("", document) if within else _of(document, "")
 

@@ -1,4 +1,4 @@
-"""JSON schemas of the models, as OpenAPI serves them and as a refused body is judged by."""
+"""JSON schemas of the models: OpenAPI serves them, and refused bodies are explained by them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TYPED_DATA: Final[dict[str, Any]] = {
 
 
 def components(types: Sequence[Any]) -> dict[str, Any]:
-    """Return the schemas of models by name, those that they refer to included."""
+    """Return the schemas of models and of all that they refer to, by name."""
     _, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
     schemas["TypedData"] = TYPED_DATA
     batch = schemas.get("BatchRequest")
@@ -56,7 +56,7 @@ def components(types: Sequence[Any]) -> dict[str, Any]:
 
 
 def topic_refusal(topic: str, internal_prefix: str) -> str | None:
-    """Return why a topic may not be named, None if it may; its characters are the pattern's to judge."""
+    """Return why a topic may not be named, None if it may; the pattern validates its characters."""
     if topic in _INTERNAL_NAMES:
         return "Kafka has no topic of that name"
     if topic.startswith(internal_prefix):
@@ -88,7 +88,7 @@ def check_url_refusal(text: str) -> str | None:
 
 
 def formats(internal_prefix: str) -> dict[str, Any]:
-    """Return, by the name of each format, what a string must satisfy."""
+    """Return the predicate of each string format, by its name."""
     return {
         "topic": lambda text: topic_refusal(text, internal_prefix) is None,
         "remark": remark_fits,

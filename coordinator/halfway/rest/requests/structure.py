@@ -1,6 +1,6 @@
-"""How many fields and items a body of JSON has: counted before it is decoded, since each of them costs time.
+"""Counts the fields and items of a JSON body before it is decoded, because each of them costs time.
 
-What a caller sends as JSON data is kept as bytes and costs next to nothing, so it is not counted.
+JSON data of the caller is kept as bytes and costs next to nothing, so it is not counted.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from halfway.rest.responses.errors import invalid
 MAX_MEMBERS: Final = 25_000
 """A thousand messages with ten headers each."""
 _SLICE: Final = 8192
-"""Tokens that are looked at before other requests get their turn."""
+"""Tokens to count before yielding to other requests."""
 
-# A body without escaped quotes in tokens: free JSON data begins, a bracket opens or closes, a comma, a string.
+# The tokens of a body without escaped quotes: the start of JSON data, a bracket, a comma, a string.
 _TOKEN: Final = re.compile(rb'[^"\[\]{},]*+(?:"data"\s*+:\s*+([\[{])|([\[{])|([\]}])|(,)|"[^"]*+")')
 _WITHIN_DATA: Final = re.compile(rb'[^"\[\]{}]*+(?:()([\[{])|([\]}])|()"[^"]*+")')
 _DEEP: Final = 1024
-"""The decoder refuses what is nested deeper."""
+"""The decoder refuses deeper nesting."""
 
 
 def weight(body: bytes) -> int:
-    """Return about how many fields and items a body has, those of free JSON data and of strings included."""
+    """Estimate how many fields and items a body has, including those of JSON data and of strings."""
     return body.count(b",") + body.count(b"{") + body.count(b"[")
 
 
@@ -46,7 +46,7 @@ async def demand_few_members(body: bytes) -> None:
     while depth <= _DEEP:
         token = (_TOKEN if data_from is None else _WITHIN_DATA).match(plain, at)
         if token is None:
-            return  # the end, or no JSON, which the decoder tells
+            return  # the end, or not JSON, which the decoder refuses
         at = token.end()
         data, opens, closes, comma = token.groups()
         if closes is not None:

@@ -1,6 +1,6 @@
-"""The one place where bodies and parameters are judged.
+"""The one place where bodies and parameters are validated.
 
-The good path is one pass of msgspec. Only a refused body is judged again, by the JSON schema that OpenAPI serves, so
+The good path is one pass of msgspec. Only a refused body is validated again, by the JSON schema that OpenAPI serves, so
 that every wrong field is named.
 """
 
@@ -27,12 +27,12 @@ from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, in
 MAX_ERRORS: Final = 50
 MAX_EXPLAINED_BYTES: Final = 64 * 1024
 MAX_EXPLAINED_WEIGHT: Final = 500
-"""Of wrong bodies in one request: what is beyond it is not judged again, and only its first wrong field is named."""
+"""Of wrong bodies in one request: beyond it only the first wrong field is named."""
 MAX_DETAIL: Final = 500
-"""Characters of what is told of the first wrong field, which may name it."""
+"""Characters of the message about the first wrong field, which may name it."""
 MAX_COMPARED_BYTES: Final = 1024 * 1024
 MAX_COMPARED_WEIGHT: Final = 20_000
-"""A larger body, or one of more fields and items, is not looked through for names that are given twice."""
+"""A larger body, or one with more fields and items, is not searched for repeated names."""
 
 _NAMED: Final = re.compile(r"Object (?:contains unknown|missing required) field `([^`]{1,60})`")
 
@@ -52,7 +52,7 @@ _BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
 
 
 class FieldRefusedError(Exception):
-    """A field is refused for a reason that msgspec does not know."""
+    """A field is refused for a reason that msgspec cannot check."""
 
     def __init__(self, field: str, detail: str) -> None:
         """Name the field as a JSON path, and say what is wrong with it."""
@@ -62,15 +62,15 @@ class FieldRefusedError(Exception):
 
 
 class ExplanationBudget:
-    """How much of what is wrong in one request may still be judged again, as that takes much longer than reading it."""
+    """How much of one request may still be explained, which takes much longer than reading it."""
 
     def __init__(self) -> None:
-        """Begin with what there is for one request."""
+        """Start with the budget of one request."""
         self._bytes = MAX_EXPLAINED_BYTES
         self._weight = MAX_EXPLAINED_WEIGHT
 
     def affords(self, body: bytes) -> bool:
-        """Whether a body may be judged again; it is taken off then."""
+        """Whether a body may be explained; if so, it is deducted."""
         if len(body) > self._bytes or (wanted := weight(body)) > self._weight:
             return False
         self._bytes -= len(body)
@@ -106,11 +106,11 @@ class Validation:
         *,
         explaining: ExplanationBudget | None = None,
     ) -> R:
-        """Return what `convert` makes of a body of JSON; the items of a batch share what may be explained.
+        """Return what `convert` makes of a JSON body; the items of a batch share one `ExplanationBudget`.
 
         Raises:
-            EmptyBodyError, MalformedJsonError: it is no JSON.
-            InvalidRequestError: it names every wrong field, only the first where too much is wrong.
+            EmptyBodyError, MalformedJsonError: the body is not JSON.
+            InvalidRequestError: it names every wrong field, or only the first beyond the budget.
 
         """
         try:
@@ -118,7 +118,7 @@ class Validation:
             converted = convert(request)
             data = bytes(body)
             if len(data) <= MAX_COMPARED_BYTES and suspicious(request, data):
-                _demand_single(data, within=model is not models.BatchRequest)  # its items are read by themselves
+                _demand_single(data, within=model is not models.BatchRequest)  # its items are read one by one
         except msgspec.ValidationError as error:
             first = _located(error)
         except FieldRefusedError as error:
@@ -150,7 +150,7 @@ class Validation:
 
 
 def _demand_json(body: bytes) -> None:
-    """Raise MalformedJsonError if a body is no JSON beyond its first wrong field."""
+    """Raise MalformedJsonError if a body is not JSON after its first wrong field."""
     try:
         _ANYTHING.decode(body)
     except RecursionError:
@@ -160,7 +160,7 @@ def _demand_json(body: bytes) -> None:
 
 
 def _demand_single(body: bytes, *, within: bool) -> None:
-    """Refuse names that are given twice; a body too large to be judged again is taken as it was read."""
+    """Refuse repeated names; a body too large to be searched is accepted as it was read."""
     if weight(body) > MAX_COMPARED_WEIGHT:
         return
     errors = list(islice(repeated(body, within=within), MAX_ERRORS))
@@ -221,7 +221,7 @@ def _of_strings(holds: Callable[[str], bool]) -> Callable[[object], bool]:
 
 
 def _integer(digits: str) -> float:
-    """Return a number; one with more digits than Python reads as an integer is out of every bound as it is."""
+    """Return a number; an integer with more digits than Python reads is out of every bound as a float, too."""
     return int(digits) if len(digits) <= sys.int_info.default_max_str_digits else float(digits)
 
 

@@ -1,1 +1,1 @@
-"""What goes out: errors, as problem documents, and answers that are not read. Imports no neighbour."""
+"""Errors as problem documents, and answers that clients have not read yet. Imports no neighbour."""

@@ -1,4 +1,4 @@
-"""What is wrong with a request before the service sees it."""
+"""Errors of a request before the service sees it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ STATUS: Final[dict[type[HalfwayError], tuple[int, str]]] = {
     errors.NotAuthorisedError: (503, "Not authorised by Kafka"),
     errors.ShuttingDownError: (503, "Shutting down"),
 }
-"""Every error that a caller can get; one that is not here is a fault of ours (500)."""
+"""Every error that a caller can get; any other is an internal error (500)."""
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
 
@@ -74,7 +74,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def status_of(kind: type[HalfwayError]) -> tuple[int, str]:
-    """Return the status and the title of an error, those of its nearest base where it is not in the table."""
+    """Return the status and the title of an error, or those of its nearest base in the table."""
     for base in kind.__mro__:
         if base in STATUS:
             return STATUS[base]
@@ -82,7 +82,7 @@ def status_of(kind: type[HalfwayError]) -> tuple[int, str]:
 
 
 def problem(error: HalfwayError) -> dict[str, Any]:
-    """Return an error's problem document; one that is not for callers says nothing of its inside."""
+    """Return the problem document of an error; an internal error reveals no details."""
     status, title = status_of(type(error))
     if status == STATUS[rest_errors.InternalError][0] and not isinstance(error, rest_errors.InternalError):
         error = rest_errors.InternalError()
@@ -104,5 +104,5 @@ def encoded(document: dict[str, Any]) -> bytes:
 
 
 def retry_after(error: HalfwayError) -> str | None:
-    """Return the value of Retry-After in whole seconds, None for an error that it does not help to repeat."""
+    """Return the value of Retry-After in whole seconds, None for an error that a retry does not help."""
     return str(max(1, ceil(error.retry_after_s))) if isinstance(error, RetryableError) else None

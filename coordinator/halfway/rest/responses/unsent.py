@@ -1,4 +1,4 @@
-"""Answers that clients do not read: counted, bounded, and ended where nothing goes on."""
+"""Answers that clients do not read: counted, bounded, and ended if the client stops reading."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ log = structlog.get_logger(__name__)
 MAX_BYTES: Final = 256 * 1024 * 1024
 LOOK_EVERY_S: Final = 1.0
 SLOW_LOOKS: Final = 5
-"""Whoever reads less than `MIN_BYTES` between so many looks is taken for one that does not read."""
+"""A client that reads less than `MIN_BYTES` in this many looks is taken for one that does not read."""
 MIN_BYTES: Final = 80 * 1024
 
 
 class _Waiting:
-    """What one connection has still to take."""
+    """What one connection has not sent yet."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -27,9 +27,9 @@ class _Waiting:
 
 
 class Unsent:
-    """What is held for clients that read more slowly than they are answered.
+    """The answers held for clients that read too slowly.
 
-    A connection is looked at from when more than its buffer waits for it until that is sent.
+    A connection is watched from the moment its buffer is full until everything is sent.
     """
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, look_every_s: float = LOOK_EVERY_S) -> None:
@@ -41,18 +41,18 @@ class Unsent:
         self.bytes = 0
 
     def has_room(self, size: int = 0) -> bool:
-        """Whether an answer of a size may be held."""
+        """Whether an answer of this size may be held."""
         return self.bytes + size <= self._max_bytes
 
     def begin(self, connection: object, transport: asyncio.Transport) -> None:
-        """Count what a connection could not send."""
+        """Count the bytes that a connection could not send."""
         self._waiting[connection] = waiting = _Waiting(transport)
         self.bytes += waiting.size
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._look_every_s, self._look)
 
     def end(self, connection: object) -> None:
-        """Count no more what a connection has sent, or will never send."""
+        """Stop counting a connection, which has sent everything or is lost."""
         waiting = self._waiting.pop(connection, None)
         if waiting is not None:
             self.bytes -= waiting.size

@@ -1,6 +1,6 @@
-"""Who may begin a transaction now, who waits for a place, and who is turned away.
+"""Decides which prepares begin now, which wait for a place, and which are refused.
 
-What was begun must be ended, or the work was for nothing: only prepares are held up here, never ends.
+A transaction that was begun must be ended, or the work was wasted: only prepares are held up here, never ends.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from halfway.domain.errors import OverloadedError, ShuttingDownError
 
 
 class Admission:
-    """Bounds the prepares that are being served to a quarter of all requests, and those that wait to half of them.
+    """Bounds the prepares that are being served to a quarter of all requests, and those that wait to half.
 
-    A prepare that finds no place waits for one, in the order of arrival and `wait_s` at most. So a burst is served, and
-    callers that come again at once are slowed down instead of keeping the event loop busy with refusals. The last
-    quarter is left to what is never held up.
+    A prepare without a place waits for one, in the order of arrival and at most `wait_s`. So a burst is served, and
+    callers that retry at once are slowed down instead of keeping the event loop busy with refusals. The last quarter is
+    left to requests that are never held up.
     """
 
     def __init__(self, *, max_requests: int, wait_s: float) -> None:
@@ -35,11 +35,11 @@ class Admission:
         return len(self._waiting)
 
     async def enter(self) -> None:
-        """Return with a place, which `leave` gives back.
+        """Take a place, waiting for it if need be; `leave` frees it.
 
         Raises:
-            OverloadedError: there was none in time, or too many wait for one.
-            ShuttingDownError: none is given any more.
+            OverloadedError: no place was free in time, or too many prepares wait.
+            ShuttingDownError: no more places are given.
 
         """
         if self._closed:
@@ -55,7 +55,7 @@ class Admission:
             async with asyncio.timeout(self._wait_s):
                 await place
         except TimeoutError:
-            if not _given(place):  # else it came at the last instant
+            if not _given(place):  # else the place came at the last instant
                 raise OverloadedError(
                     f"more prepares arrive than are served, and none of {self._places} places became free within "
                     f"{self._wait_s:g} s: try again later"
@@ -68,7 +68,7 @@ class Admission:
             self._waiting.pop(place, None)
 
     def leave(self) -> None:
-        """Give a place back; whoever waits longest gets it."""
+        """Free a place; the prepare that has waited longest gets it."""
         self.prepares -= 1
         while self._waiting and self.prepares < self._places:
             place = next(iter(self._waiting))
@@ -78,7 +78,7 @@ class Admission:
                 self.prepares += 1
 
     def close(self) -> None:
-        """Give no more places, and tell so whoever waits."""
+        """Give no more places, and refuse the prepares that wait."""
         self._closed = True
         while self._waiting:
             place, _ = self._waiting.popitem()

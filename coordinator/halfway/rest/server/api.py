@@ -38,12 +38,12 @@ log = structlog.get_logger(__name__)
 
 _SERVER_ERROR: Final = 500
 LARGE_BYTES: Final = 64 * 1024
-"""A smaller answer is always given."""
+"""A smaller answer is never refused."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
 
 
 class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the interface bounds; seconds, bytes and counts."""
+    """The limits of the interface; seconds, bytes and counts."""
 
     request_timeout_s: float = 15.0
     max_body_bytes: int = 8 * 1024 * 1024
@@ -54,14 +54,14 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestObserver(Protocol):
-    """Where counts of requests go."""
+    """Counts requests."""
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
-        """Count a request by operation (`none` where there is none) and status."""
+        """Count a request by operation (`none` if there is none) and status."""
 
 
 _ABANDON_S: Final = 1.0
-"""What those may take that are told, at the deadline of a stop, that they were not done."""
+"""Time to answer the requests that are not done at the deadline of a stop."""
 
 
 class Api:
@@ -89,7 +89,7 @@ class Api:
         )
         self._ids = count(1)
         self._instance = token_hex(6)
-        # The log costs more than a refusal to write it: asked once.
+        # Building a log entry costs more than a refusal, so the level is checked once.
         self._log_requests = logging.getLogger(__name__).isEnabledFor(logging.DEBUG)
         self._stopping = False
         self._idle = asyncio.Event()
@@ -145,7 +145,7 @@ class Api:
         return self._response(given, request_id, allowed)
 
     def _cut_off(self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any]) -> HalfwayError:
-        """Return what to tell a request whose time is over, by its own deadline or by the deadline of a stop."""
+        """Return the error for a request that is late, by its own deadline or by the deadline of a stop."""
         if isinstance(error, asyncio.CancelledError):
             if not self._abandoning:
                 raise error
@@ -153,9 +153,9 @@ class Api:
         return KafkaUnavailableError("not done in time: try again")
 
     async def drain(self, deadline: float) -> None:
-        """Take nothing more (503 `shutting_down`), and return once what is in flight is answered.
+        """Refuse new requests (503 `shutting_down`), and return once those in flight are answered.
 
-        What is not done by `deadline` (on the loop's clock) is answered 503 then.
+        A request that is not done by `deadline` (on the loop's clock) is answered 503 then.
         """
         self._stopping = True
         self.admission.close()
@@ -198,7 +198,7 @@ class Api:
     async def _placed(
         self, operation: Operation, parameter: str, request: web.BaseRequest, body: bytes, deadline: float
     ) -> Answer:
-        """Answer a request that is wholly received: only such a one takes a place."""
+        """Answer a request that is wholly received; only such a request takes a place."""
         self.in_flight += 1
         try:
             given = await self._answer(operation, parameter, request, body, deadline)
@@ -220,7 +220,7 @@ class Api:
         await self.admission.enter()
         try:
             if request.transport is None:
-                raise ConnectionResetError  # nobody would end what is begun now
+                raise ConnectionResetError  # nobody would end a transaction that begins now
             return await operation.handler(call)
         finally:
             self.admission.leave()

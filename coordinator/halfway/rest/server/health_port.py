@@ -46,7 +46,7 @@ class HealthPort:
         not_acquired: Callable[[], Sequence[ShardNotAcquired]],
         metrics: Callable[[], tuple[bytes, str]],
     ) -> None:
-        """Take what tells why this instance is not ready, and what renders metrics with their content type.
+        """Take the functions that return why this instance is not ready, and the metrics with their content type.
 
         `not_acquired` is shown whether it is ready or not.
         """

@@ -1,4 +1,4 @@
-"""What other instances ask of this one: one path, a credential, and never a hop further."""
+"""The port for other instances: one path, a credential, and no further hop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BODY_S: Final = 10.0
 
 
 class _RefusedError(Exception):
-    """The whole request is refused, before any call of it is done."""
+    """The whole request is refused before any of its calls is done."""
 
     def __init__(self, status: HTTPStatus, code: str) -> None:
         super().__init__(code)
@@ -54,9 +54,9 @@ class PeerPort:
         longest_s: float,
         max_calls: int = 10_000,
     ) -> None:
-        """Take the credentials that are accepted, and who this instance is now.
+        """Take the accepted credentials, and the incarnation of this instance.
 
-        `longest_s` bounds the time of one call, `max_calls` those under way.
+        `longest_s` bounds the time of one call, `max_calls` the number under way.
         """
         self._answering = answering
         self._credentials = [credential.encode() for credential in credentials]
@@ -105,18 +105,18 @@ class PeerPort:
                 await answers.write(data)
             await answers.write_eof()
         except ConnectionError:
-            log.info("peer_gone", remote=request.remote, unanswered=left)  # its calls are finished all the same
+            log.info("peer_gone", remote=request.remote, unanswered=left)  # its calls are finished nevertheless
         return answers
 
     async def drain(self, deadline: float) -> None:
-        """Take no more calls, and return once those under way are answered, or at the deadline."""
+        """Refuse new calls, and return once those under way are answered, or at the deadline."""
         self._stopping = True
         if self._calls:
             left = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait(set(self._calls), timeout=left)
 
     def _admit(self, request: web.BaseRequest) -> None:
-        """Judge a request by its headers, the credential first: nothing is told to whoever lacks it."""
+        """Validate the headers of a request, the credential first: a caller without it learns nothing."""
         shown = request.headers.get(CREDENTIAL_HEADER, "").encode(errors="surrogateescape")
         known = [hmac.compare_digest(shown, credential) for credential in self._credentials]
         if not any(known):
@@ -129,7 +129,7 @@ class PeerPort:
         if self._stopping:
             raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "shutting_down")
         if request.headers.get(TO_HEADER) != self._incarnation():
-            # A former incarnation, or another cluster's instance at an address that was ours.
+            # The request means a former incarnation, or another cluster's instance that had this address.
             raise _RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "another_incarnation")
 
     async def _read(self, request: web.BaseRequest) -> list[CallFrame]:

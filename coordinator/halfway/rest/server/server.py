@@ -27,20 +27,20 @@ IDLE_S: Final = 75.0
 LINGER_S: Final = 5.0
 MAX_CONNECTIONS: Final = 10_000
 UNREAD_S: Final = 20.0
-"""A connection whose client takes none of what was sent for so long is closed by the system."""
+"""The system closes a connection whose client acknowledges nothing for this long."""
 _LOOKED_AT: Final = 256
-"""Connections that are looked at to find an idle one, where there are too many."""
+"""Connections to look at for an idle one if there are too many."""
 _BAD_REQUEST: Final = 400
 
 
 class _Connection(RequestHandler):
-    """A connection whose errors below the handler are problem documents too, and which ends if nobody reads it."""
+    """A connection that answers errors below the handler with problem documents, and ends if nobody reads it."""
 
     def __init__(self, manager: _Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._unsent = manager.unsent
         self.waiting: asyncio.Task[Any] | None = None
-        """What is cancelled if the connection is lost."""
+        """The task to cancel if the connection is lost."""
 
     @property
     def idle(self) -> bool:
@@ -81,10 +81,10 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 - it can hold what the client sent
     ) -> web.StreamResponse:
-        """Answer what is not HTTP, or a fault of ours, and close the connection."""
+        """Answer bad HTTP or an internal error, and close the connection."""
         del request
         if isinstance(exc, ConnectionError):
-            raise exc  # it was lost while the request came: no fault of ours, and nobody to be answered
+            raise exc  # the connection was lost while the request arrived: nobody to answer
         if status != _BAD_REQUEST:
             log.error("request_failed", exc_info=exc)
         told = refusal(BadHttpError() if status == _BAD_REQUEST else InternalError())
@@ -94,7 +94,7 @@ class _Connection(RequestHandler):
 
 
 class _Server(web.Server):
-    """Makes connections, no more than there may be."""
+    """Makes connections, up to the limit."""
 
     def __init__(self, handler: Handler, *, max_connections: int, unsent: Unsent, **options: Any) -> None:
         super().__init__(handler, **options)
@@ -134,15 +134,15 @@ def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
 
 
 class HttpServer:
-    """One listening port. `stop` closes it and every connection; finishing requests first is the caller's part."""
+    """One listening port. `stop` closes it and every connection; the caller finishes requests first."""
 
     def __init__(
         self, handler: Handler, *, max_connections: int = MAX_CONNECTIONS, unsent: Unsent | None = None
     ) -> None:
         """Keep the handler; nothing is opened.
 
-        Of one connection too many, the eldest idle one is closed in its place, else the eldest that only waits for
-        something to happen, itself where there is neither.
+        For a connection too many, the oldest idle connection is closed instead, else the oldest one that only waits for
+        an event, else the new one itself.
         """
         self._handler = handler
         self._unsent = unsent or Unsent()
@@ -152,7 +152,7 @@ class HttpServer:
         self.port = 0
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port, a free one for 0; OSError if it is taken or not ours to take."""
+        """Listen and return the port, a free one for 0; OSError if it is taken or not permitted."""
         server = _Server(
             self._handler,
             max_connections=self._max_connections,
@@ -176,7 +176,7 @@ class HttpServer:
         return self.port
 
     async def close_port(self) -> None:
-        """Take no more connections; those that are open stay."""
+        """Accept no more connections; open ones stay."""
         if self._site is not None:
             site, self._site = self._site, None
             await site.stop()
