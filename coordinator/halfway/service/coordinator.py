@@ -1,4 +1,4 @@
-"""The service's face: what the REST layer, the scheduler and the command line call."""
+"""The service's interface for the REST layer, the scheduler and the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 class Coordinator:
     """Prepare, end, check, resume, list: each call waits at most until its `deadline` on the loop's clock.
 
-    `credential` is what the caller showed, for the `Authority` port; None if it showed nothing.
+    `credential` is the caller's, for the `Authority` port; None if it has none.
     """
 
     def __init__(  # noqa: PLR0913 - the ports, once, at the composition root
@@ -97,11 +97,11 @@ class Coordinator:
         self.answering = PeerHandler(
             self._preparer, self._caller_requests, self._queries, self._groups, self._checks, self._leases
         )
-        """Does what other instances ask of this one."""
+        """Does the calls of other instances."""
 
     @property
     def listener(self) -> ShardListener:
-        """What the membership tells about shards."""
+        """The listener that the membership tells about shards."""
         return self._shards
 
     @property
@@ -154,7 +154,7 @@ class Coordinator:
             return shown
 
     async def resume(self, transaction_id: str, *, deadline: float, credential: str | None = None) -> TransactionView:
-        """Take a parked transaction back among the prepared, with its count at 0; a prepared one is unchanged."""
+        """Make a parked transaction prepared again, with its count at 0; a prepared one is unchanged."""
         try:
             return await self._caller_requests.resume(transaction_id, deadline=deadline, credential=credential)
         except NotServedError as error:
@@ -192,7 +192,7 @@ class Coordinator:
         await self._scan.scan(shard, now)
 
     def clock_was_set(self) -> None:
-        """Take note that wall time has jumped."""
+        """Note that wall time has jumped."""
         self._scan.clock_was_set()
 
     async def drain(self) -> None:

@@ -1,8 +1,8 @@
-"""What one instance asks of another, and what comes back: plain records, whose names are those on the wire.
+"""The calls between instances and their answers: plain records, whose names are those on the wire.
 
-Instances of two releases run side by side during an upgrade. Whoever reads ignores fields that it does not know, and a
-field that is added has a default: then the version stays. `VERSION` is raised where that is not enough, one release
-after the higher version is understood.
+Instances of two releases run side by side during an upgrade. A reader ignores unknown fields, and an added field has a
+default: then the version stays. `VERSION` is raised only if that is not enough, one release after the higher version
+is understood.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PATH: Final = "/peer"
 VERSION_HEADER: Final = "Halfway-Peer-Version"
 CREDENTIAL_HEADER: Final = "Halfway-Peer-Credential"
 TO_HEADER: Final = "Halfway-Peer-To"
-"""The incarnation that is asked; any other refuses, whoever has its address now."""
+"""The incarnation that is asked; any other at this address refuses."""
 
 
 class PrepareCall(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
-    """A prepare: the owner of its id is asked, any owner where it brings none."""
+    """A prepare: for the owner of its id, or for any owner if it has none."""
 
     request: Prepare
 
@@ -42,7 +42,7 @@ class GetCall(msgspec.Struct, frozen=True, kw_only=True, tag="get"):
 
 
 class CheckCall(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
-    """Ask the group about a transaction now."""
+    """Check a transaction now."""
 
     id: str
 
@@ -54,14 +54,14 @@ class ResumeCall(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class ListCall(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
-    """List what these shards hold; refused where one of them is not served."""
+    """List the transactions of these shards; refused if one of them is not served."""
 
     query: ListQuery
     shards: tuple[int, ...]
 
 
 class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
-    """Count a group's transactions in these shards, and take no prepare of it for so many seconds (below 0: take)."""
+    """Count a group's transactions in these shards, and refuse its prepares for `hold_s` (below 0: take them)."""
 
     group: str
     shards: tuple[int, ...]
@@ -69,7 +69,7 @@ class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
 
 
 class DueCall(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
-    """Say whether checks of a group wait to be fetched, once there are any or the time has passed."""
+    """Return whether checks of a group wait to be fetched, once there are any or the time has passed."""
 
     group: str
     wait_s: float
@@ -122,4 +122,4 @@ ANSWERS: Final[dict[type, Any]] = {
     DueCall: Due,
     LeaseCall: Leased,
 }
-"""What answers which call."""
+"""The type of the answer to each call."""

@@ -1,4 +1,4 @@
-"""What the service needs of the world, as Protocols: `halfway.kafka` and `halfway.memory` provide them.
+"""What the service needs from outside, as Protocols: `halfway.kafka` and `halfway.memory` provide them.
 
 Everything here is called on the event loop's thread and calls back on it. A call that waits takes a `deadline`: a
 time on the loop's own clock (`loop.time()`), passed down unchanged.
@@ -31,7 +31,7 @@ TOMBSTONE = Tombstone.TOMBSTONE
 
 
 class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one resolution writes, all of it in one Kafka transaction or none of it.
+    """What one resolution writes: all of it in one Kafka transaction, or nothing.
 
     `half` and `parked` are a record, `TOMBSTONE`, or None for nothing to write. `messages` are the real messages of a
     commit, empty for anything else; `prepared_at` (ms) goes into their headers.
@@ -52,14 +52,14 @@ class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of the payload that it carries."""
+        """Bytes of its payload."""
         half = self.half.size if not isinstance(self.half, Tombstone) and self.half is not None else 0
         parked = self.parked.half.size if not isinstance(self.parked, Tombstone) and self.parked is not None else 0
         return half + parked + sum(message.size for message in self.messages)
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The offsets at which a lane write stands; None if it wrote nothing there."""
+    """The offsets of a lane write; None if it wrote nothing there."""
 
     half: int | None = None
     op: int | None = None
@@ -72,10 +72,10 @@ class Lane(Protocol):
     def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
         """Queue a write; the result comes once its Kafka transaction has committed.
 
-        The lane asks `ShardListener.current` once more before it begins; where that says no: `NotWrittenError`.
+        The lane calls `ShardListener.current` before it begins; if that returns False: `NotWrittenError`.
 
         Raises (through the future):
-            LaneLostError: the incarnation ended meanwhile; the fold tells what became of it.
+            LaneLostError: the incarnation ended meanwhile; the fold shows whether the write stands.
             NotWrittenError: it was certainly not written: past its deadline, not current, or the shard was given up.
             TopicUnavailableError, MessageTooLargeError, NotAuthorisedError: this write cannot be done now.
 
@@ -89,9 +89,9 @@ class HalfLog(Protocol):
     """Appends first prepares to half[s] and reads payloads back."""
 
     def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
-        """Append a half record with acks=all; its offset comes once it is stored, or an error by the deadline.
+        """Append a half record with acks=all; the result is its offset once it is stored, or an error by the deadline.
 
-        A caller that cancels the future takes nothing back.
+        Cancelling the future does not undo the append.
 
         Raises (through the future):
             OutcomeUnknownError: it is not known whether it was stored.
@@ -119,7 +119,7 @@ class HalfLog(Protocol):
 
 
 class Cursors(msgspec.Struct, frozen=True, kw_only=True):
-    """From where a recovery of one shard reads."""
+    """The offsets from which a recovery of one shard reads."""
 
     half: int
     op: int
@@ -148,7 +148,7 @@ class GroupStore(Protocol):
         """Remove a group and return once this instance has read that back."""
 
     async def refresh(self, *, deadline: float) -> None:
-        """Return once this instance has read whatever others had written when this was called.
+        """Return once this instance has read everything that was written before this call.
 
         Raises:
             KafkaUnavailableError: not in time.
@@ -157,7 +157,7 @@ class GroupStore(Protocol):
 
 
 class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What matters of a real topic."""
+    """The facts about a real topic that the service needs."""
 
     partitions: int
     max_message_bytes: int
@@ -165,16 +165,16 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topics(Protocol):
-    """Facts about real topics, kept for a short time."""
+    """Facts about real topics, cached for a short time."""
 
     def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
-        """Return facts by name where those of all are known without asking; None otherwise."""
+        """Return facts by name if all are cached; None otherwise."""
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
         """Return facts by name, None for a topic that does not exist.
 
         Raises:
-            KafkaUnavailableError: the broker did not tell in time.
+            KafkaUnavailableError: the broker did not answer in time.
             NotAuthorisedError: the broker does not let halfway see a topic.
 
         """
@@ -192,7 +192,7 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back: `sent` says whether the request was put on a connection, `answered` whether it was a verdict.
+    """The reply to a check: `sent` is whether the request was sent on a connection, `answered` whether a verdict came.
 
     `reachable` is False if the endpoint refused, hung or could not be found: the circuit breaker counts those.
     """
@@ -209,14 +209,14 @@ class CheckCaller(Protocol):
     """Asks a producer group over HTTP (docs/protocol.md#scan-and-check-back)."""
 
     def refusal(self, url: str) -> str | None:
-        """Tell why the operator does not allow an endpoint, None if it may be registered; shown to users."""
+        """Return why the operator does not allow an endpoint, None if it may be registered; shown to users."""
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
         """Ask the endpoints in the order given, the next one when one fails, within a bounded time; never raises."""
 
 
 class OwnerHint(msgspec.Struct, frozen=True, kw_only=True):
-    """Another instance that owns a shard, as far as is known: only a hint where to ask."""
+    """Another instance that owns a shard, as far as is known: only a hint."""
 
     incarnation: str
     url: str
@@ -226,18 +226,18 @@ class Owners(Protocol):
     """Who owns which shard, as read from `_halfway.owners`."""
 
     def find(self, shard: int) -> OwnerHint | None:
-        """Return the owner of a shard; None if none is known, or where it is this instance."""
+        """Return the owner of a shard; None if none is known, or if it is this instance."""
 
 
 class Peers(Protocol):
-    """Asks other instances of the cluster, which answer for themselves and ask nobody else: one hop at most."""
+    """Asks other instances of the cluster, which answer themselves: one hop at most."""
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
-        """Have a call done by an owner, and return what `peer_calls.ANSWERS` says.
+        """Have a call done by an owner, and return its answer, of the type in `peer_calls.ANSWERS`.
 
         Raises:
-            ShardUnavailableError: it could not be asked, or refuses: nothing was done.
-            PeerLostError: no answer came: it may have been done.
+            ShardUnavailableError: the owner could not be asked, or refuses: nothing was done.
+            PeerLostError: no answer came: the call may have been done.
             OverloadedError: too many calls wait for other instances; nothing was done.
             HalfwayError: whatever else the owner answers.
 
@@ -251,13 +251,13 @@ class ShardListener(Protocol):
         """Serve this shard from now on: `state` is the fold up to this owner's own barrier."""
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
-        """Apply what the tail has read of half[s], and the position that it has reached without a gap.
+        """Apply the records that the tail has read of half[s], and the position that it has reached without a gap.
 
         Records that the shard holds already may be left out.
         """
 
     def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
-        """Whether a transaction is pending by the half record at an offset: then the tail need not decode that.
+        """Whether a transaction is pending by the half record at an offset: then the tail need not decode the record.
 
         Called on the tail's thread; must only read.
         """
@@ -269,17 +269,17 @@ class ShardListener(Protocol):
         """Stop taking ends of this shard and return once those in flight are finished."""
 
     def lost(self, shard: int) -> None:
-        """Drop this shard at once: whatever is in flight is settled by the fold of its next owner."""
+        """Drop this shard at once: the fold of its next owner settles what is in flight."""
 
 
 class Membership(Protocol):
-    """Life of this instance in the cluster: it acquires and tails shards (docs/protocol.md#ownership-and-fencing)."""
+    """This instance as a member of the cluster: acquires shards (docs/protocol.md#ownership-and-fencing)."""
 
     async def start(self, listener: ShardListener) -> None:
-        """Join, and acquire what is assigned; returns as soon as that is under way."""
+        """Join, and acquire the assigned shards; return once that is under way."""
 
     async def stop(self, *, deadline: float) -> None:
-        """Release every shard and leave; what is not finished by the deadline is dropped."""
+        """Release every shard and leave; work that is not finished by the deadline is dropped."""
 
 
 class Clock(Protocol):
@@ -290,14 +290,14 @@ class Clock(Protocol):
 
 
 class Authority(Protocol):
-    """Who may act for a group; the default lets everybody, access control brings another."""
+    """Decides who may act for a group; the default allows everybody."""
 
     def require(self, credential: str | None, group: Group | None, *, action: str) -> None:
         """Raise ForbiddenError if the caller may not do this."""
 
 
 class Observer(Protocol):
-    """Where counts and latencies go; seconds and bytes."""
+    """Records counts and latencies; seconds and bytes."""
 
     def prepared(self, group: str, result: str, seconds: float) -> None:
         """Count a prepare by its result: `prepared`, `repeated`, or an error code."""
@@ -324,7 +324,7 @@ class Observer(Protocol):
         """Count a call to another instance by its kind and its result: `done`, or an error code."""
 
     def shard_moved(self, seconds: float) -> None:
-        """Observe how long a shard that is served from now on was served by nobody, as far as is known."""
+        """Observe how long a shard was unserved before this instance took it, as far as is known."""
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
-        """Count outcomes that were forgotten before their time because memory is bounded."""
+        """Count outcomes that were forgotten early because memory is bounded."""

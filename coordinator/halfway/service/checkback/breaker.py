@@ -1,10 +1,10 @@
-"""A circuit breaker for the endpoints of one group: pure, time in ms since the epoch comes in."""
+"""A circuit breaker for the endpoints of one group: pure; time is a parameter, in ms since the epoch."""
 
 from __future__ import annotations
 
 
 class Breaker:
-    """Closed until `failures` calls in a row could not reach anybody; then open, longer each time, with one probe."""
+    """Closed until `failures` calls in a row reached no endpoint; then open, longer each time, with one probe."""
 
     def __init__(self, *, failures: int, open_s: float, max_open_s: float) -> None:
         """Start closed."""
@@ -22,7 +22,7 @@ class Breaker:
         return self._until is not None
 
     def admits(self, now: int) -> bool:
-        """Whether a call may be made now; where it is the probe of an open breaker, it is alone."""
+        """Whether a call may be made now; an open breaker admits one probe at a time."""
         if self._until is None:
             return True
         if self._probing or now < self._until:
@@ -31,22 +31,22 @@ class Breaker:
         return True
 
     def retry_at(self, now: int) -> int:
-        """Return when it is worth asking again."""
+        """Return when to try again."""
         if self._until is None or (now >= self._until and not self._probing):
             return now
         return max(self._until, now + self._first_ms // 2)
 
     def reached(self) -> None:
-        """Say that a call reached an endpoint, whatever it answered: close."""
+        """Note that a call reached an endpoint, whatever it answered, and close."""
         self._failed, self._until, self._probing = 0, None, False
         self._open_ms = self._first_ms
 
     def not_tried(self) -> None:
-        """Say that a call that was admitted was not made after all."""
+        """Note that an admitted call was not made after all."""
         self._probing = False
 
     def failed(self, now: int) -> None:
-        """Say that a call reached nobody."""
+        """Note that a call reached no endpoint."""
         self._failed += 1
         if self._probing:
             self._open_ms = min(self._open_ms * 2, self._max_ms)

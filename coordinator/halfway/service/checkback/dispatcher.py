@@ -1,4 +1,4 @@
-"""Check-back: asks producer groups what became of their transactions (docs/protocol.md#scan-and-check-back).
+"""Check-back: asks producer groups for the outcomes of their transactions (docs/protocol.md#scan-and-check-back).
 
 Groups are isolated: each has its own places for checks in flight, its own bounded queue and its own circuit breaker.
 """
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _LOST_MS = 60_000
-"""A check of which nothing is heard for this long, longer than any call may take, is looked at again."""
+"""A check without a reply for this long, longer than any call may take, is looked at again."""
 
 
 class CheckDispatcher:
-    """Sends checks and takes their verdicts, which go the way of any end."""
+    """Sends checks and resolves transactions by their verdicts."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CheckDispatcher:
         self._observer = observer
         self._queues: dict[str, CheckQueue] = {}
         self._asking_bytes = 0
-        """Payloads of the checks that are under way."""
+        """Bytes of payload of the checks that are under way."""
         self._rates = HostRateLimits(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,19 +82,19 @@ class CheckDispatcher:
     # --- push
 
     def offer(self, shard: Shard, entry: Pending, *, first: bool = False) -> None:
-        """Take a check that is due: send it as soon as its group has a free place, or look at it again later."""
+        """Take a check that is due: send it once its group has a free place, or look at it again later."""
         queue = self.queue(entry.group)
         now = self._clock.now_ms()
         group = self._groups.find(entry.group)
         if self.closed or (len(queue.due) >= self._limits.check_queue and not first):
             shard.agenda.put(entry.id, queue.defer(now + RETRY_MS))
         elif now < entry.leased_until <= now + round(self._limits.lease_s * 1000):
-            shard.agenda.put(entry.id, entry.leased_until)  # a worker has it, whoever asks for another check
+            shard.agenda.put(entry.id, entry.leased_until)  # a worker holds its lease
         elif group is not None and group.mode is CheckMode.PULL:
-            # It is looked at again whatever becomes of the queue: its age may end, or its group change its mode.
+            # It is looked at again whatever the queue does: it may reach `max_age_s`, or its group may change its mode.
             self._queue(queue, shard, entry, now, first=first)
         elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
-            shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was asked about just now
+            shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was checked just now
         elif queue.breaker.open and now < (again := queue.breaker.retry_at(now)) and not first:
             shard.agenda.put(entry.id, queue.defer(again))
         else:
@@ -102,7 +102,7 @@ class CheckDispatcher:
             self._run(entry.group, queue)
 
     async def check_now(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
-        """Ask about a prepared transaction now, before its time; a conflict for any other state."""
+        """Check a prepared transaction now, before its time; a conflict for any other state."""
         shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
         self._groups.allow(entry.group, credential=credential, action="check")
         transition(transaction_id, entry.state, Action.CHECK)
@@ -112,9 +112,9 @@ class CheckDispatcher:
         return view(self._groups, entry)
 
     def _queue(self, queue: CheckQueue, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
-        """Queue a check, and have the scan look at its transaction again even if nothing more is heard of it."""
+        """Queue a check, and let the scan look at its transaction again even if no reply comes."""
         entry.offered_at = now
-        if entry.offered_since is None or entry.offered_since > now:  # by a clock that was set back
+        if entry.offered_since is None or entry.offered_since > now:  # the clock was set back
             entry.offered_since = now
         queue.add(shard.number, entry.id, first=first)
         policy = self._groups.policy(entry.group)
@@ -123,7 +123,7 @@ class CheckDispatcher:
     def _run(self, name: str, queue: CheckQueue) -> None:
         """Start checks while the group has both free places and checks that are due.
 
-        All checks under way have `check_bytes` of payload at most; one of each group is sent all the same.
+        All checks under way have at most `check_bytes` of payload, but each group may always have one.
         """
         while queue.due and queue.running < self._limits.check_concurrency and not self.closed:
             number, transaction_id = queue.take()
@@ -208,26 +208,26 @@ class CheckDispatcher:
         return reply
 
     def is_open(self, number: int, transaction_id: str) -> bool:
-        """Whether a transaction is prepared and nobody resolves it at this moment."""
+        """Whether a transaction is prepared and not being resolved."""
         return self.pending(number, transaction_id) is not None and transaction_id not in self._shards.claims
 
     def pending(self, number: int, transaction_id: str) -> Pending | None:
-        """Return a transaction that is prepared in the shard as it is served now, None otherwise."""
+        """Return the entry of a transaction that is prepared in a shard served now, None otherwise."""
         shard = self._shards.find(number)
         entry = None if shard is None else shard.state.find(transaction_id)
         return entry if isinstance(entry, Pending) else None
 
     async def _judge(self, number: int, asked: Pending, reply: CheckReply, now: int) -> None:
-        """Take what came back: a verdict goes through the lane, anything else is counted where it was sent.
+        """Take a reply: a verdict goes through the lane; any other reply is counted if the check was sent.
 
-        The shard may have been recovered while the check was under way: what counts is how it is served now. The id may
-        be that of another transaction by now, if its client uses ids again: nothing was asked about that one.
+        The shard may have been recovered while the check was under way, so its current state counts. The id may belong
+        to another transaction by now, if its client reuses ids: the reply says nothing about that one.
         """
         transaction_id = asked.id
         try:
             await self._shards.serving(number, deadline=limit())
         except HalfwayError:
-            return  # whoever serves the shard next asks again
+            return  # the next owner of the shard checks again
         entry = self.pending(number, transaction_id)
         if entry is not None and self.verdicts.is_of_another(asked, entry):
             log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
@@ -256,7 +256,7 @@ class CheckDispatcher:
             self.verdicts.settle(transaction_id, failed)
 
     async def note(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
-        """Write the op CHECKED of a check that was sent; where it cannot be written, it was not counted."""
+        """Write the op CHECKED of a check that was sent; if it cannot be written, the check is not counted."""
         act = Act(action=Action.CHECK, cause=Cause.CHECK, remark=remark, checks=checks, checked_at=now)
         try:
             await self._resolver.resolve(entry.id, act, deadline=limit())
@@ -264,7 +264,7 @@ class CheckDispatcher:
             log.info("check_not_noted", id=entry.id, error=error.code)
 
     def awaits(self, entry: Pending) -> bool:
-        """Whether a check is under way, or said commit and that is not written down yet: policy must not decide."""
+        """Whether a check is under way, or said commit and that is not written yet: policy must not decide."""
         return self.verdicts.keeps(entry.id) or self.asks(entry)
 
     def asks(self, entry: Entry) -> bool:
@@ -272,13 +272,13 @@ class CheckDispatcher:
         return entry.id in self.queue(entry.group).asked
 
     def _again(self, number: int, transaction_id: str) -> None:
-        """Put a transaction that is still pending back on the agenda of its shard as it is served now."""
+        """Put a transaction that is still pending back on the agenda of its shard."""
         shard, entry = self._shards.find(number), self.pending(number, transaction_id)
         if shard is not None and entry is not None:
             shard.agenda.put(transaction_id, look_at(self._groups, entry, self._clock.now_ms()))
 
     async def close(self) -> None:
-        """Send no more checks, answer waiting polls, and let those in flight go."""
+        """Send no more checks, answer waiting polls, and cancel the checks in flight."""
         self.closed = True
         for queue in self._queues.values():
             queue.arrival.set()
@@ -287,7 +287,7 @@ class CheckDispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Do something that nobody waits for."""
+        """Run work that nobody waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

@@ -1,4 +1,4 @@
-"""How many checks a host gets each second, from all groups: pure, time in ms since the epoch comes in."""
+"""Limits the checks to one host each second, from all groups: pure; time is a parameter, in ms since the epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WINDOW_MS = 1000
 
 
 class HostRateLimits:
-    """Admits so many checks to a host each second, and the first of each group whatever the others sent."""
+    """Admits `most` checks to a host each second, and always the first of each group."""
 
     def __init__(self, most: int) -> None:
         """Start with nothing sent."""
@@ -20,7 +20,7 @@ class HostRateLimits:
         self._groups: set[tuple[str, str]] = set()
 
     def admits(self, group: str, urls: Sequence[str], now: int) -> bool:
-        """Whether a check may be sent to the hosts of these URLs now; it counts for each of them if so."""
+        """Whether a check may be sent to the hosts of these URLs now; if so, it counts for each of them."""
         if not 0 <= now - self._began < _WINDOW_MS:
             self._began = now
             self._sent.clear()

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from halfway.service.shards.shard_table import Shard, ShardTable
 
 Wanted = Callable[[], bool]
-"""Whether whoever asked for checks is still there to take them."""
+"""Whether the caller of a poll is still there to take the checks."""
 
 _HAND_OUT_S = 2.0
-"""How long payloads may be read back beyond the time of the poll."""
+"""How long reading payloads back may take beyond the time of the poll."""
 _HAND_OUT_BYTES = 4 * 1024 * 1024
 """How much payload one answer may carry, beyond that of its last check."""
 
 
 def always() -> bool:
-    """Say that whoever asked is still there."""
+    """Return True: the caller is always there."""
     return True
 
 
@@ -66,7 +66,7 @@ class FetchedChecks:
         """Hand out up to `at_most` due checks of a group in pull mode, waiting up to `wait_s` for the first.
 
         A check that is handed out counts as sent, and is not handed out again before its lease has passed. None is
-        handed out once nobody is there to take it, by `wanted`.
+        handed out once `wanted` returns False.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
@@ -102,11 +102,11 @@ class FetchedChecks:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is handed out any more."""
+        """Whether no more checks are handed out."""
         return self._checks.closed
 
     async def due(self, name: str, *, until: float) -> bool:
-        """Wait until checks of a group are due here, or a time on the loop's clock; whether they are."""
+        """Wait until checks of a group are due here, or until a time on the loop's clock; return whether they are."""
         queue = self._checks.queue(name)
         while not queue.due and not self._checks.closed:
             queue.arrival.clear()
@@ -127,7 +127,7 @@ class FetchedChecks:
             shard, entry = self._shards.find(number), self._checks.pending(number, transaction_id)
             if shard is None or entry is None:
                 continue
-            # Whatever comes between now and the note of the lease, the next scan looks at it again.
+            # If anything fails before the lease is noted, the next scan looks at it again.
             shard.agenda.put(transaction_id, self._clock.now_ms() + RETRY_MS)
             if transaction_id not in self._shards.claims:
                 taken.append((shard, entry))

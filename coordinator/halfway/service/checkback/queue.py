@@ -15,14 +15,14 @@ RETRY_MS = 1000
 
 
 class CheckQueue:
-    """The checks of one group: due, in flight, and (in pull mode) who waits for them."""
+    """The checks of one group: due, in flight, and (in pull mode) the polls that wait for them."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         """Start with nothing due."""
         self.due: deque[tuple[int, str]] = deque()
         self.queued: set[str] = set()
         self.asked: set[str] = set()
-        """Ids with a check in flight: never two at once for one of them."""
+        """Ids with a check in flight: at most one for each id."""
         self.running = 0
         self.turn = 0
         self.polls = 0
@@ -46,7 +46,7 @@ class CheckQueue:
         self.arrival.set()
 
     def defer(self, earliest: int) -> int:
-        """Return when to offer a check again: as many a second as may be queued, so that a backlog costs little."""
+        """Return when to offer a check again: per second as many as may be queued, so that a backlog costs little."""
         if self.slot_at < earliest:
             self.slot_at, self.slot_taken = earliest, 0
         self.slot_taken += 1

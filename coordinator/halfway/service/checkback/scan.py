@@ -35,7 +35,7 @@ _YIELD_EVERY = 200
 
 
 class Step(Protocol):
-    """Something to write for a transaction."""
+    """A write for a transaction."""
 
     async def __call__(self, transaction_id: str, *, deadline: float) -> None:
         """Write it, or raise."""
@@ -70,9 +70,9 @@ class Scan:
         self._clock_set_at = 0
 
     def clock_was_set(self) -> None:
-        """Look at everything again by the new time; forget nothing by age for as long as outcomes are remembered.
+        """Look at everything again by the new time; forget nothing by age for one outcome horizon.
 
-        By a clock that was set ahead, or by what was written while it was behind, outcomes of a moment ago seem old.
+        If the clock was set ahead, or if outcomes were written while it was behind, recent outcomes seem old.
         """
         self._remember_until = asyncio.get_running_loop().time() + self._limits.outcome_horizon_s
         self._clock_set_at = self._clock.now_ms()
@@ -81,16 +81,16 @@ class Scan:
                 shard.agenda.put(entry.id, 0)
 
     async def scan(self, number: int, now: int) -> None:
-        """Compare half with op, and do what follows.
+        """Compare half with op, and act on the difference.
 
         1. Strays in half are corrected.
         2. Commit verdicts that could not be written yet are recorded.
-        3. For what is due the policy decides: a check is offered, or giving up or a re-anchor is carried out.
-        4. The oldest halves are written again where they hold the cursor back too far.
+        3. The policy decides on each transaction that is due: offer a check, give up, or re-anchor.
+        4. The oldest halves are re-anchored if they hold the cursor back too far.
         5. Old outcomes are forgotten.
         6. The cursors are committed.
 
-        What has to be written is carried out by tasks of its own: a write that waits holds up no other transaction.
+        Each write is a task of its own: a write that waits holds up no other transaction.
         """
         shard = self._shards.find(number)
         if shard is None or shard.leaving:
@@ -104,7 +104,7 @@ class Scan:
             await self._commit_cursors(shard)
 
     def _correct_strays(self, shard: Shard) -> None:
-        """Step 1: put right halves that stand after what they would undo."""
+        """Step 1: correct the stray halves."""
         for transaction_id, _ in shard.state.strays()[: self._limits.scan_batch]:
             self._carry_out(shard, transaction_id, self._resolver.correct)
 
@@ -113,7 +113,7 @@ class Scan:
         await self._cursors.commit({shard.number: Cursors(half=shard.state.half_cursor, op=shard.state.op_cursor)})
 
     def _carry_out(self, shard: Shard, transaction_id: str, step: Step) -> None:
-        """Write something for a transaction, unless that is under way already."""
+        """Start a write for a transaction, unless one is under way already."""
         if transaction_id in self._writing or len(self._writing) >= self._limits.scan_batch:
             shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
             return
@@ -149,7 +149,7 @@ class Scan:
         )
 
     def _answer_by(self, entry: Pending, now: int) -> int:
-        """Return until when the last check may be answered: a lease has its time, also where the clock was set."""
+        """Return until when the last check may be answered: a lease keeps its time even if the clock was set."""
         group = self._groups.find(entry.group)
         if group is None or group.mode is not CheckMode.PULL or not entry.attempts or entry.checked_at is None:
             return 0
@@ -180,7 +180,7 @@ class Scan:
                 shard.agenda.put(name, decision.until)
 
     def _behind(self, shard: Shard, now: int) -> None:
-        """Step 4: write again the halves that hold the cursor back by more than `reanchor_after`, due or not."""
+        """Step 4: re-anchor the halves that hold the cursor back by more than `reanchor_after`, due or not."""
         oldest = shard.state.oldest()
         if oldest is None or not isinstance(self._decide(shard, oldest, now), ReAnchor):
             return
@@ -190,7 +190,7 @@ class Scan:
             self._carry_out(shard, entry.id, self._resolver.reanchor)
 
     async def _give_up(self, group: str, decision: Park | RollBack, transaction_id: str, *, deadline: float) -> None:
-        """Park or roll back, as long as the policy still decides so when it is written."""
+        """Park or roll back, if the policy still decides so when it is written."""
         action = Action.PARK if isinstance(decision, Park) else Action.ROLLBACK
         still = partial(self._still, decision)
         act = Act(action=action, cause=Cause.POLICY, remark=decision.reason, still=still)
@@ -206,7 +206,7 @@ class Scan:
         return self._decide(shard, entry, self._clock.now_ms()) == decision
 
     async def _forget_all(self, shard: Shard, before: int, at_most: int | None) -> int:
-        """Forget a slice at a time, with whatever else waits for the event loop in between."""
+        """Forget a slice at a time, yielding to the event loop in between."""
         total = 0
         while gone := shard.state.forget(before, at_most=at_most, limit=_FORGOTTEN_AT_ONCE):
             total += gone

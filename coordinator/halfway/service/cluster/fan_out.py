@@ -1,4 +1,4 @@
-"""What needs every shard: lists, the deletion of a group, and checks to be fetched; never a part taken for all."""
+"""Calls that need every shard: lists, the deletion of a group, fetching checks; a part never counts as all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from halfway.service.shards.groups import Groups
 
 _ASK_S = 2.0
-"""How long another owner may wait for a check that comes due, before it is asked again."""
+"""How long another owner may wait for a check to come due before it is asked again."""
 _PAUSE_S = 0.05
 _COUNT_S = 5.0
 _PAGE_TOPICS = 20_000
@@ -34,7 +34,7 @@ _PAGE_TOPICS = 20_000
 
 
 class FanOut:
-    """Asks this instance's shards and every other owner, and puts their answers together."""
+    """Asks this instance's shards and every other owner, and merges their answers."""
 
     def __init__(self, forwarding: Forwarder, queries: Queries, groups: Groups, leases: FetchedChecks) -> None:
         """Keep the parts."""
@@ -45,10 +45,10 @@ class FanOut:
         self._waiting: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
     async def list(self, query: ListQuery, *, deadline: float, credential: str | None) -> Page:
-        """List transactions of all shards in one order; an error where a shard cannot be asked.
+        """List transactions of all shards in one order; an error if a shard cannot be asked.
 
-        The cursor is the last transaction's place in that order, which is the same for all shards: it holds wherever
-        shards move meanwhile.
+        The cursor is the last transaction's place in that order, which is the same for all shards: it stays valid while
+        shards move.
         """
         here, elsewhere = self._forwarder.parts()
         calls = [_task(self._queries.list(query, here, deadline=deadline, credential=credential))]
@@ -82,9 +82,9 @@ class FanOut:
     async def lease(
         self, group: str, *, at_most: int, wait_s: float, credential: str | None, wanted: Wanted = always
     ) -> Sequence[LeasedCheck]:
-        """Hand out due checks of all shards, waiting for the first, wherever it comes due.
+        """Hand out due checks of all shards, waiting for the first at any owner.
 
-        Nothing is leased by an answer that nobody takes: owners are waited for by a call that hands out nothing.
+        No answer that nobody takes leases a check: the call that waits at other owners hands out nothing.
         """
         if not self._forwarder.others():
             return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, credential=credential, wanted=wanted)
@@ -110,7 +110,7 @@ class FanOut:
             if len(found) >= at_most or not wanted():
                 break
             call = LeaseCall(group=group, at_most=at_most - len(found))
-            # An owner that is away has its checks fetched later.
+            # The checks of an owner that is away are fetched later.
             with suppress(HalfwayError):
                 deadline = asyncio.get_running_loop().time() + _COUNT_S
                 answer = await self._forwarder.ask(owner, call, deadline=deadline, credential=credential)
@@ -132,7 +132,7 @@ class FanOut:
             here.cancel()
 
     def _due_at(self, owner: OwnerHint, group: str, credential: str | None) -> asyncio.Task[bool]:
-        """Wait for a check at another owner; all who wait for the same here share one call."""
+        """Wait for a check at another owner; all polls of one group here share one call."""
         key = (owner.incarnation, group)
         task = self._waiting.get(key)
         if task is None:
@@ -152,7 +152,7 @@ class FanOut:
         return answer.due
 
     async def close(self) -> None:
-        """Wait for no other owner any more."""
+        """Stop waiting for other owners."""
         for task in list(self._waiting.values()):
             task.cancel()
 
@@ -161,7 +161,7 @@ class FanOut:
 
 
 def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionView, ...]:
-    """Return as many as may be on one page; fewer where they have many messages."""
+    """Return as many as may be on one page; fewer if they have many messages."""
     topics = 0
     for number, one in enumerate(ordered[:limit], 1):
         topics += len(one.topics)

@@ -1,4 +1,4 @@
-"""Asking the owner of a shard that is not served here: one hop, never more.
+"""Forwards calls to the owner of a shard that is not served here: one hop, never more.
 
 See docs/protocol.md#any-instance-may-be-asked.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from halfway.service.shards.shard_table import ShardTable
 
 _HELD_BACK_S = 0.25
-"""How much earlier than its caller's the deadline of a forwarded call is: its answer must still come back."""
+"""How much earlier the deadline of a forwarded call is than its caller's: the answer must still come back."""
 
 T = TypeVar("T")
 
@@ -35,20 +35,20 @@ class NoOwners:
     """The port `Owners` of an instance that is alone."""
 
     def find(self, shard: int) -> OwnerHint | None:  # noqa: ARG002 - the port's
-        """Know nobody."""
+        """Return None."""
         return None
 
 
 class NoPeers:
-    """The port `Peers` of an instance that may ask nobody."""
+    """The port `Peers` of an instance that asks no other."""
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:  # noqa: ARG002
-        """Ask nobody."""
+        """Refuse every call."""
         raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
 
 
 class Forwarder:
-    """Finds owners and asks them; what is not known of the outcome is said as for a call to this very instance."""
+    """Finds owners and asks them; an unknown outcome raises the same errors as for a call to this instance."""
 
     def __init__(self, shards: ShardTable, owners: Owners, peers: Peers, observer: Observer) -> None:
         """Keep the parts."""
@@ -60,7 +60,7 @@ class Forwarder:
         self._turn = 0
 
     async def instead(self, error: NotServedError, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
-        """Have a call done by the owner of the shard that `error` names, any owner where it names none."""
+        """Have a call done by the owner of the shard that `error` names, by any owner if it names none."""
         owner = self._any() if error.shard is None else self._owners.find(error.shard)
         if owner is None:
             raise error
@@ -69,9 +69,9 @@ class Forwarder:
     def or_instead(
         self, begun: asyncio.Future[T], call: Callable[[], PeerCall], deadline: float, credential: str | None
     ) -> asyncio.Future[T]:
-        """Return the answer of what was begun here, or the owner's where the shard is not served here.
+        """Return the answer of a call that was begun here, or the owner's if the shard is not served here.
 
-        Where nobody is to be asked it is the same future: an instance that is alone pays nothing for the others.
+        If there are no other instances, it returns the same future: an instance that is alone pays nothing.
         """
         if (self._alone and not begun.done()) or (begun.done() and not _not_served(begun)):
             return begun
@@ -105,7 +105,7 @@ class Forwarder:
         """
         loop = asyncio.get_running_loop()
         began, result = loop.time(), "done"
-        # A share of a short time, so that there is some left for the owner.
+        # A share of a short time, so that some is left for the owner.
         until = deadline - min(_HELD_BACK_S, max(0.0, deadline - began) / 4)
         try:
             return await self._peers.ask(owner, call, deadline=until, credential=credential)
@@ -119,17 +119,17 @@ class Forwarder:
             self._observer.forwarded(str(type(call).__struct_config__.tag), result, loop.time() - began)
 
     def others(self) -> list[OwnerHint]:
-        """Return every other owner that is known, each time beginning with another."""
+        """Return every other known owner, beginning with a different one each time."""
         found = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self._owners.find(shard))))
         self._turn += 1
         at = self._turn % len(found) if found else 0
         return [*found[at:], *found[:at]]
 
     def parts(self) -> tuple[list[int], dict[OwnerHint, list[int]]]:
-        """Return the shards served here, and by owner those that are not: together all there are.
+        """Return the shards served here, and the others by owner: together all shards.
 
         Raises:
-            ShardUnavailableError: a shard has no owner now: nothing can be said of all.
+            ShardUnavailableError: a shard has no owner now.
 
         """
         here: list[int] = []
@@ -155,11 +155,11 @@ def _not_served(done: asyncio.Future[Any]) -> bool:
 
 
 def _pass_on(answer: asyncio.Future[T], done: asyncio.Future[T]) -> None:
-    """Answer as `done` was answered, if somebody still waits."""
+    """Answer as `done` was answered, unless the caller is gone."""
     if done.cancelled():
         answer.cancel()
         return
-    error = done.exception()  # looked at in any case, or asyncio reports that nobody did
+    error = done.exception()  # always retrieved, or asyncio reports that it never was
     if answer.done():
         return
     if error is None:
@@ -186,7 +186,7 @@ def _unknown(call: PeerCall, error: PeerLostError) -> HalfwayError:
 
 
 async def together(calls: Sequence[asyncio.Task[T]]) -> list[T]:
-    """Return what all give; the first error ends the others."""
+    """Return all results; the first error cancels the others."""
     try:
         return list(await asyncio.gather(*calls))
     finally:

@@ -1,4 +1,4 @@
-"""Doing what another instance asks for: with the shards served here, and by asking nobody else."""
+"""Does the calls of other instances: with the shards served here, without asking another instance."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class PeerHandler:
         self._leases = leases
 
     async def answer(self, call: PeerCall, *, deadline: float, credential: str | None) -> msgspec.Struct:
-        """Do a call and return what `peer_calls.ANSWERS` says.
+        """Do a call and return its answer, of the type in `peer_calls.ANSWERS`.
 
         Raises:
             ShardUnavailableError: its shard is not served here; nothing was done.
-            HalfwayError: whatever the same call by a client is answered.
+            HalfwayError: any error that the same call by a client raises.
 
         """
         try:

@@ -1,4 +1,4 @@
-"""Calls between instances as bytes: MessagePack, a request of many calls, answers one by one as they are done."""
+"""Calls between instances as bytes: MessagePack, many calls in a request, each answer as soon as it is done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class CallFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a request: how long its caller waits, what that one showed, and the call."""
+    """One call of a request: how long its caller waits, the caller's credential, and the call."""
 
     within_ms: int
     credential: str | None = None
@@ -30,7 +30,7 @@ class RequestFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as it is told to callers."""
+    """An error as callers see it."""
 
     code: str
     detail: str
@@ -43,7 +43,7 @@ class AnswerFrame(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     result: msgspec.Raw = msgspec.Raw()
-    """Empty where there is an error."""
+    """Empty if there is an error."""
     error: ErrorFrame | None = None
 
 
@@ -57,7 +57,7 @@ _RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
 
 
 def encode_call(call: PeerCall, *, within_ms: int, credential: str | None) -> bytes:
-    """Return one call with what belongs to it, to be put together by `request_of`."""
+    """Return one encoded call, for `request_of`."""
     return _ENCODER.encode(
         CallFrame(within_ms=within_ms, credential=credential, call=msgspec.Raw(_ENCODER.encode(call)))
     )
@@ -69,7 +69,7 @@ def request_of(calls: list[bytes]) -> bytes:
 
 
 def decode_request(body: bytes) -> list[CallFrame]:
-    """Return the calls of a request; ValueError if it is none."""
+    """Return the calls of a request; ValueError if it is not one."""
     try:
         return _REQUEST.decode(body).calls
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def decode_request(body: bytes) -> list[CallFrame]:
 
 
 def decode_call(raw: msgspec.Raw) -> PeerCall:
-    """Return a call; ShardUnavailableError for one that this release does not know: nothing was done."""
+    """Return a call; ShardUnavailableError if this release does not know it: nothing was done."""
     try:
         return _CALL.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ def decode_call(raw: msgspec.Raw) -> PeerCall:
 
 
 def encode_answer(index: int, result: msgspec.Struct | HalfwayError) -> bytes:
-    """Return an answer as it goes over the connection: its length in four bytes, then itself."""
+    """Return an answer as it goes over the connection: its length in four bytes, then the answer."""
     if isinstance(result, HalfwayError):
         wait = result.retry_after_s if isinstance(result, RetryableError) else None
         told = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
@@ -96,7 +96,7 @@ def encode_answer(index: int, result: msgspec.Struct | HalfwayError) -> bytes:
 
 
 class AnswerReader:
-    """Cuts what comes over a connection into answers; ValueError for what are none, or larger than allowed."""
+    """Cuts the bytes of a connection into answers; ValueError for bad bytes, or for an answer that is too large."""
 
     def __init__(self, max_bytes: int) -> None:
         """Bound one answer."""
@@ -127,7 +127,7 @@ class AnswerReader:
 
 
 def result_of(call: PeerCall, frame: AnswerFrame) -> Any:
-    """Return what answers a call.
+    """Return the result of a call.
 
     Raises:
         HalfwayError: the error that the other instance answers with.
@@ -157,7 +157,7 @@ _KINDS: Final = _codes()
 
 
 def _rebuilt(told: ErrorFrame) -> HalfwayError:
-    """Return an error as it was raised elsewhere; one of a newer release can at least be tried again."""
+    """Return an error as the other instance raised it; an unknown one of a newer release is retryable."""
     kind = _KINDS.get(told.code)
     if kind is None:
         return ShardUnavailableError(f"the owner refuses with {told.code!r}, which this release does not know")
