@@ -1,1 +1,1 @@
-"""The internal topics read and appended to, and the registries kept in them. May import topics, records and clients."""
+"""Readers and writers of the internal topics, and registries kept in them. May import topics, records and clients."""

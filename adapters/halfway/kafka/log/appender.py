@@ -1,4 +1,4 @@
-"""Appends single records with an idempotent, non-transactional producer, for what the lane does not write."""
+"""Appends the records that the lane does not write, one by one, with an idempotent, non-transactional producer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOO_LARGE: Final = KafkaError.MSG_SIZE_TOO_LARGE
 _QUEUE_FULL: Final = KafkaError._QUEUE_FULL  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 Asked = tuple[asyncio.Future[int], float, int]
-"""Who waits for a record, until when, and how many bytes it has."""
+"""The future that waits for a record, its deadline, and the record's size in bytes."""
 MakeProducer = Callable[[dict[str, Any]], Producer]
 
 
@@ -39,7 +39,7 @@ class _Client:
         self.fatal: str | None = None
 
     def failed(self, error: KafkaError) -> None:
-        """Take an error that the producer tells of."""
+        """Note an error that the producer reports."""
         if error.fatal():
             self.fatal = error.str()
 
@@ -47,14 +47,14 @@ class _Client:
 class RecordWriter:
     """Appends records with acks=all; `append` on the loop's thread, polling on a thread of its own.
 
-    What is in flight is bounded in records and bytes. A producer with a fatal error is replaced; what it had in flight
-    is ambiguous.
+    The records in flight are bounded in number and bytes. A producer with a fatal error is replaced; the outcome of the
+    records it had in flight is unknown.
     """
 
     def __init__(
         self, config: KafkaConfig, *, name: str, linger_ms: float = 0, make_producer: MakeProducer = Producer
     ) -> None:
-        """Take the configuration; nothing is connected before `start`."""
+        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._name = name
         self._linger_ms = linger_ms
@@ -66,19 +66,19 @@ class RecordWriter:
         self._deadlines = Deadlines()
         self._records = 0
         self._bytes = 0
-        # On the polling thread, but for the reference to the producer, which `append` reads.
+        # On the polling thread, except the reference to the producer, which `append` reads.
         self._results: list[tuple[Asked, int | Exception]] = []
         self._loop: Loop | None = None
         self._client: _Client | None = None
 
     def start(self) -> None:
-        """Make the producer and the thread that polls it; call it on the loop's thread."""
+        """Create the producer and the thread that polls it; call it on the loop's thread."""
         self._loop = Loop(asyncio.get_running_loop())
         self._client = self._make()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Give what is in flight the prepare time-out to be delivered, then end the thread."""
+        """Wait up to the prepare time-out for the records in flight, then end the thread."""
         if self._waiting:
             await asyncio.wait(self._waiting, timeout=self._config.prepare_timeout_s)
         self._stopping.set()
@@ -90,7 +90,7 @@ class RecordWriter:
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Records and bytes that wait for their delivery report."""
+        """Records and bytes that wait for a delivery report."""
         return self._records, self._bytes
 
     def append(
@@ -103,11 +103,11 @@ class RecordWriter:
         headers: Headers,
         deadline: float,
     ) -> asyncio.Future[int]:
-        """Append a record; its offset comes once it is delivered.
+        """Append a record; the future returns its offset once it is delivered.
 
         Raises (through the future):
-            OutcomeUnknownError: it is not known whether it was stored.
-            MessageTooLargeError: it is larger than the topic takes; nothing was stored.
+            OutcomeUnknownError: the record may or may not have been stored.
+            MessageTooLargeError: the record is larger than the topic allows; nothing was stored.
 
         Raises (at once):
             OverloadedError: too much is in flight, or there is no time left; nothing was stored.
@@ -157,7 +157,7 @@ class RecordWriter:
             error = exception.args[0]
             if error.code() == _TOO_LARGE:
                 raise MessageTooLargeError(f"a record is larger than halfway's topic {topic} takes") from exception
-            # A fatal error, which the polling thread has seen or will see: the next producer takes the retry.
+            # The polling thread has seen this fatal error or will see it: the caller's retry goes to the next producer.
             raise OverloadedError(f"the producer is being replaced: {error.str()}") from exception
 
     # --- the polling thread
@@ -215,9 +215,9 @@ class RecordWriter:
         self._retire(failed, fresh)
 
     def _retire(self, client: _Client, successor: _Client | None = None) -> None:
-        """Give up what a producer still holds: its delivery reports say so, and the callers hear it.
+        """Purge the records that a producer still holds; their delivery reports fail the callers' futures.
 
-        Its successor is in use already, and polled meanwhile.
+        Its successor is already in use and is polled meanwhile.
         """
         producer = client.producer
         with suppress(KafkaException):

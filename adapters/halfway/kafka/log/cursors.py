@@ -28,17 +28,17 @@ _RETRY_S: Final = 0.2
 _POLL_S: Final = 0.05
 _COORDINATOR_MS: Final = 6_000
 _STOP_S: Final = 2.0
-"""What a stop waits for a commit, and then for the consumer: a cursor that was not committed costs only reading."""
+"""How long a stop waits for a commit, then for the consumer: a cursor that is not committed only costs reading."""
 
 
 class KafkaCursors:
-    """Commits and loads cursors with a consumer that is assigned nothing, on a thread of its own.
+    """Commits and loads cursors with a consumer that has no assignment, on a thread of its own.
 
-    While a commit is under way, later ones wait as one: the newest cursors of each shard.
+    While a commit is under way, later ones are merged into one: the newest cursors of each shard.
     """
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Take the configuration; nothing is connected before `start`."""
+        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._observer = observer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-cursors")
@@ -50,11 +50,11 @@ class KafkaCursors:
         self._committing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Make the consumer."""
+        """Create the consumer."""
         await asyncio.wrap_future(self._thread.submit(self._open))
 
     async def stop(self) -> None:
-        """Commit what waits, and end the thread, all of it within seconds where Kafka does not answer."""
+        """Commit the cursors that wait and end the thread, within seconds even if Kafka does not answer."""
         self._stop_by = time.monotonic() + _STOP_S
         if self._committing is not None:
             await asyncio.wait([self._committing], timeout=_STOP_S)
@@ -62,7 +62,7 @@ class KafkaCursors:
         self._thread.shutdown(wait=False)
 
     async def commit(self, cursors: Mapping[int, Cursors]) -> None:
-        """Commit the cursors of shards, also when unchanged; a failure is logged and tried again at the next scan."""
+        """Commit the cursors of shards, even if unchanged; a failure is logged, and the next scan tries again."""
         self._newest.update(cursors)
         while self._newest or self._committing is not None:
             if self._committing is None:
@@ -81,10 +81,10 @@ class KafkaCursors:
             self._committing = None
 
     def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
-        """Return the committed cursors of shards, none for a shard that never had any; blocks, so not on the loop.
+        """Return the committed cursors of shards, none for one that never had any. Blocks: do not call it on the loop.
 
         Raises:
-            KafkaUnavailableError: Kafka did not tell in time.
+            KafkaUnavailableError: Kafka did not answer in time.
             ConfigurationError: halfway may not use the consumer group.
 
         """
@@ -105,8 +105,8 @@ class KafkaCursors:
             self._config.consumer(
                 on_commit=self._answered,
                 **{
-                    # How long a commit waits for the group's coordinator to be found, and then for its answer; closing
-                    # the consumer waits for them too.
+                    # How long a commit waits to find the group's coordinator, and then for its answer; closing the
+                    # consumer waits for both too.
                     "session.timeout.ms": _COORDINATOR_MS,
                     "socket.timeout.ms": round(_TIMEOUT_S * 1000),
                 },
@@ -116,7 +116,7 @@ class KafkaCursors:
     def _close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            # It waits for the answers to its commits for as long as Kafka is silent: nobody waits for that here.
+            # Closing waits for the answers to its commits for as long as Kafka is silent: do not wait for it here.
             closing = threading.Thread(target=consumer.close, name="halfway-cursors-close", daemon=True)
             closing.start()
             closing.join(_STOP_S)
@@ -130,7 +130,7 @@ class KafkaCursors:
                 TopicPartition(self._config.op_topic, shard, cursor.op, _mark(cursor.op)),
             )
         ]
-        # A commit that blocks would do so for as long as librdkafka looks for the group's coordinator.
+        # A synchronous commit would block for as long as librdkafka looks for the group's coordinator.
         consumer.commit(offsets=offsets, asynchronous=True)
         self._unanswered += 1
         deadline = time.monotonic() + _TIMEOUT_S
@@ -142,7 +142,7 @@ class KafkaCursors:
             raise KafkaException(self._failure)
 
     def _answered(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
-        """Take the answer to a commit; they come in the order of the commits."""
+        """Handle the answer to a commit; answers come in the order of the commits."""
         self._unanswered -= 1
         self._failure = error or next((place.error for place in places if place.error is not None), None)
 
@@ -157,7 +157,7 @@ class KafkaCursors:
             if OFFSET_INVALID in (at_half, at_op):
                 continue
             if any(place.metadata != _mark(place.offset) for place in pair):
-                # Read from the beginning: whoever set them cannot know what is pending.
+                # Another tool has set these offsets and cannot know what is pending: read from the beginning.
                 log.warning("cursors_skipped", shard=shard, half=at_half, op=at_op, reason="not committed by halfway")
                 self._observer.skipped_record(self._config.cursors_group, "foreign_cursor")
                 continue
@@ -182,12 +182,12 @@ class KafkaCursors:
 
 
 def _mark(offset: int) -> str:
-    """Return the metadata of a cursor, by which one that another tool has set is told from ours."""
+    """Return the metadata of a cursor, which tells our cursors from offsets that another tool has set."""
     return f"halfway {offset}"
 
 
 def _sound(places: list[TopicPartition] | None) -> list[TopicPartition]:
-    """Return offsets where none of them has an error."""
+    """Return the offsets if none of them has an error."""
     for place in places or ():
         if place.error is not None:
             raise KafkaException(place.error)

@@ -1,4 +1,4 @@
-"""Where a partition ends, as `read_uncommitted` sees it, asked once for all who wait."""
+"""End offsets under `read_uncommitted`, with one request for all callers that wait."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ASK_AGAIN_S: Final = 0.1
 class PartitionEnds:
     """End offsets of a topic's partitions.
 
-    An answer is never older than its question: who asks while a request is under way waits for the next one, which then
-    carries all the partitions that were asked for meanwhile.
+    An answer is never older than its question: a caller that asks while a request is under way waits for the next one,
+    which carries all the partitions that were asked for meanwhile.
     """
 
     def __init__(self, config: KafkaConfig, topic: str, *, timeout_s: float = 5.0) -> None:
-        """Take the topic; `timeout_s` bounds one request."""
+        """Keep the topic; `timeout_s` bounds one request."""
         self._config = config
         self._admin: AdminClient | None = None
         self._topic = topic
@@ -39,10 +39,10 @@ class PartitionEnds:
         self._running: asyncio.Task[None] | None = None
 
     async def end(self, partition: int, *, deadline: float) -> int:
-        """Return the end offset of a partition as it is now or was since this call.
+        """Return the end offset of a partition, read after this call.
 
         Raises:
-            KafkaUnavailableError: Kafka did not tell in time.
+            KafkaUnavailableError: Kafka did not answer in time.
 
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -56,7 +56,7 @@ class PartitionEnds:
             raise KafkaUnavailableError(f"Kafka did not tell in time where {self._topic} ends") from None
 
     async def stop(self) -> None:
-        """Give up what is under way."""
+        """Cancel the requests under way."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -77,7 +77,7 @@ class PartitionEnds:
     async def _request(self, partitions: Iterable[int]) -> dict[int, int | Exception]:
         if self._admin is None:
             self._admin = AdminClient(self._config.admin())
-        # Its log lines wait to be taken.
+        # Serve its queued log lines.
         self._admin.poll(0)
         until = time.monotonic() + self._timeout_s
         ends: dict[int, int | Exception] = {}
@@ -108,8 +108,8 @@ class PartitionEnds:
     async def _refreshed(self, admin: AdminClient, until: float) -> bool:
         """Fetch the topic's metadata, and return whether there is time to ask again.
 
-        librdkafka asks with the leader epoch that it has cached, and keeps that for up to 15 minutes when the broker
-        answers that the epoch is older than its own.
+        librdkafka asks with the leader epoch that it has cached. If the broker answers that this epoch is older than
+        the broker's own, librdkafka still keeps it for up to 15 minutes.
         """
         await asyncio.sleep(_ASK_AGAIN_S)
         left = until - time.monotonic()

@@ -1,4 +1,4 @@
-"""The port `GroupStore`: the registered groups, as read back from `<prefix>groups`."""
+"""The port `GroupStore`: the registered groups, read back from `<prefix>groups`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Change = tuple[str, Group | None]
 
 
 class KafkaGroups:
-    """Reads the groups' topic from its beginning and goes on reading it, on a thread of its own."""
+    """Reads the groups topic from its beginning and then follows it, on a thread of its own."""
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Take the configuration; nothing is connected before `start`."""
+        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._topic = config.groups_topic
         self._observer = observer
@@ -47,10 +47,10 @@ class KafkaGroups:
         self._reading: dict[asyncio.Future[None], int] = {}
 
     async def start(self, *, deadline: float) -> None:
-        """Read all the groups there are; the topic must exist.
+        """Read all existing groups; the topic must exist.
 
         Raises:
-            KafkaUnavailableError: they could not be read in time; call `stop`.
+            KafkaUnavailableError: the groups could not be read in time; call `stop`.
 
         """
         self._loop = Loop(asyncio.get_running_loop())
@@ -75,15 +75,15 @@ class KafkaGroups:
         return [self._groups[name] for name in sorted(self._groups)]
 
     async def put(self, group: Group, *, deadline: float) -> None:
-        """Write a group and return once it has been read back; KafkaUnavailableError past the deadline."""
+        """Write a group and return once it is read back; KafkaUnavailableError past the deadline."""
         await self._write(group.name, encode_group(group), "registered", deadline)
 
     async def delete(self, name: str, *, deadline: float) -> None:
-        """Remove a group and return once that has been read back; KafkaUnavailableError past the deadline."""
+        """Remove a group and return once the removal is read back; KafkaUnavailableError past the deadline."""
         await self._write(name, None, "deleted", deadline)
 
     async def refresh(self, *, deadline: float) -> None:
-        """Return once what had been written before is read; KafkaUnavailableError past the deadline."""
+        """Return once every earlier write is read; KafkaUnavailableError past the deadline."""
         await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
 
     async def _write(self, name: str, value: bytes | None, state: str, deadline: float) -> None:
@@ -123,7 +123,7 @@ class KafkaGroups:
     # --- the tailing thread
 
     def _run(self) -> None:
-        # Only single records are written here, no Kafka transactions: nothing is ever aborted or held back.
+        # This topic has single records and no Kafka transactions: nothing is ever aborted or held back.
         consumer = Consumer(self._config.consumer(**{"enable.partition.eof": True}))
         try:
             consumer.assign([TopicPartition(self._topic, 0, 0)])
@@ -131,7 +131,7 @@ class KafkaGroups:
                 try:
                     self._read(consumer)
                 except Exception:
-                    # Whatever it was, groups that are never read again would be worse.
+                    # Go on after any error: groups that are never read again would be worse.
                     log.exception("groups_not_read", topic=self._topic)
                     self._stopping.wait(1)
         finally:

@@ -1,4 +1,4 @@
-"""The port `HalfLog`: appends first prepares, reads payloads back, tells where half[s] ends.
+"""The port `HalfLog`: appends first prepares, reads payloads back, returns the end offset of half[s].
 
 See docs/protocol.md#prepare.
 """
@@ -24,7 +24,7 @@ class KafkaHalfLog:
     """First prepares in `<prefix>half`, and the records of half and parked by their offsets."""
 
     def __init__(self, config: KafkaConfig, observer: Observer, *, make_producer: MakeProducer = Producer) -> None:
-        """Take the configuration; nothing is connected before `start`."""
+        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._topic = config.half_topic
         self._parked_topic = config.parked_topic
@@ -38,13 +38,13 @@ class KafkaHalfLog:
         self._reader.start()
 
     async def stop(self) -> None:
-        """Let what is in flight be delivered, within the prepare time-out, and end the threads."""
+        """Wait up to the prepare time-out for the records in flight, then end the threads."""
         await self._writer.stop()
         await self._reader.stop()
         await self._ends.stop()
 
     def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
-        """Append a half record with acks=all; its offset comes once it is delivered; errors as the port tells."""
+        """Append a half record with acks=all; returns its offset once it is delivered; the port lists the errors."""
         if len(half.messages) > self._config.max_messages:
             raise MessageTooLargeError(
                 f"the transaction has {len(half.messages)} messages, {self._config.max_messages} at most "
@@ -67,17 +67,17 @@ class KafkaHalfLog:
         )
 
     async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
-        """Read the half record at an offset, after verifying its key; errors as the port tells."""
+        """Read the half record at an offset and verify its key; the port lists the errors."""
         return await self._reader.read(
             (self._topic, shard), offset, transaction_id.encode(), decode_half, deadline=deadline
         )
 
     async def read_parked(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Parked:
-        """Read the parked record at an offset, after verifying its key; errors as the port tells."""
+        """Read the parked record at an offset and verify its key; the port lists the errors."""
         return await self._reader.read(
             (self._parked_topic, shard), offset, transaction_id.encode(), decode_parked, deadline=deadline
         )
 
     async def half_end(self, shard: int, *, deadline: float) -> int:
-        """Return the end offset of half[s] as `read_uncommitted` sees it; KafkaUnavailableError past the deadline."""
+        """Return the end offset of half[s] under `read_uncommitted`; KafkaUnavailableError past the deadline."""
         return await self._ends.end(shard, deadline=deadline)

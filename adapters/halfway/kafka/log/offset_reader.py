@@ -1,4 +1,4 @@
-"""Reads single records by their offsets: payloads that the cache has let go."""
+"""Reads single records by offset: payloads that the cache has evicted."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _BATCH: Final = 500
 _POLL_S: Final = 0.1
 _WARM_S: Final = 1.0
 _SEEK_OVER: Final = 200
-"""Records that are rather read over than sought over: a seek costs a round trip."""
+"""A gap of up to so many records is read rather than skipped with a seek, which costs a round trip."""
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 @dataclass(kw_only=True, eq=False)
 class _Wanted:
-    """One record that somebody waits for; `deadline` on `time.monotonic()`."""
+    """One record that a caller waits for; `deadline` is on `time.monotonic()`."""
 
     place: Place
     offset: int
@@ -51,7 +51,7 @@ class RecordReader:
     """Reads records at known offsets, many at a time, with a consumer and a thread of its own."""
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Take the configuration; nothing is connected before `start`."""
+        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._observer = observer
         self._condition = threading.Condition()
@@ -67,7 +67,7 @@ class RecordReader:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread; whoever still waits gets KafkaUnavailableError."""
+        """End the thread; callers that still wait get KafkaUnavailableError."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -83,7 +83,7 @@ class RecordReader:
         """Return the decoded value of the record at an offset whose key is `key`.
 
         Raises:
-            KafkaUnavailableError: it could not be read in time, or the offset does not hold that key.
+            KafkaUnavailableError: the record could not be read in time, or the offset does not hold that key.
 
         """
         if self._loop is None:
@@ -120,9 +120,9 @@ class RecordReader:
             self._config.consumer(
                 **{
                     "enable.partition.eof": True,
-                    # An offset that is not there must be an error, not a reason to read everything.
+                    # A missing offset must be an error, not a reason to read the whole partition.
                     "auto.offset.reset": "error",
-                    # Only what is asked for: nothing is fetched ahead, and little with it.
+                    # Fetch only the records that are asked for, and nothing ahead.
                     "queued.min.messages": 1,
                     "fetch.wait.max.ms": 50,
                     "fetch.queue.backoff.ms": 5,
@@ -131,7 +131,7 @@ class RecordReader:
             )
         )
         try:
-            # Without metadata the first read would wait for librdkafka's own look, up to a second.
+            # Without metadata the first read would wait up to a second for librdkafka's own refresh.
             with suppress(KafkaException):
                 consumer.list_topics(self._config.half_topic, timeout=_WARM_S)
             while batch := self._next():
@@ -140,7 +140,7 @@ class RecordReader:
             consumer.close()
 
     def _next(self) -> list[_Wanted]:
-        """Wait for something to read; nothing only when stopped."""
+        """Wait for records to read; returns an empty list only when stopped."""
         with self._condition:
             while not self._waiting and not self._stopping:
                 self._condition.wait()
@@ -161,7 +161,7 @@ class RecordReader:
                 if message is not None:
                     self._take(consumer, rows, message)
                 elif self._waiting:
-                    # Those whose place is behind an open Kafka transaction must not hold up the others.
+                    # Records behind an open Kafka transaction must not hold up the others.
                     self._put_back(rows)
                     break
             consumer.unassign()
@@ -174,7 +174,7 @@ class RecordReader:
             log.exception("readback_failed")
             for row in rows.values():
                 self._settle(row, KafkaUnavailableError("a record could not be read"))
-        # Whoever is left gave up waiting.
+        # The callers of all that is left have given up.
 
     def _put_back(self, rows: dict[Place, list[_Wanted]]) -> None:
         now = time.monotonic()
@@ -182,7 +182,7 @@ class RecordReader:
             self._waiting += [wanted for row in rows.values() for wanted in row if wanted.deadline > now]
 
     def _take(self, consumer: Consumer, rows: dict[Place, list[_Wanted]], message: Message) -> None:
-        """Serve those who wait for this record; `rows` are sorted, the lowest offset last."""
+        """Serve the callers that wait for this record; `rows` are sorted, the lowest offset last."""
         place = (message.topic() or "", message.partition() or 0)
         row, error, offset = rows.get(place), message.error(), message.offset()
         if row is None or offset is None:
@@ -218,7 +218,7 @@ class RecordReader:
 
 
 def _passed(row: list[_Wanted], offset: int) -> Iterator[_Wanted]:
-    """Take from a row what stands before an offset."""
+    """Take from a row the records before an offset."""
     while row and row[-1].offset < offset:
         yield row.pop()
 

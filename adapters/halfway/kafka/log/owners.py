@@ -1,4 +1,4 @@
-"""The port `Owners`: who owns which shard, as the owner records in `<prefix>owners` say. A hint, and no more."""
+"""The port `Owners`: the owner of each shard by the records in `<prefix>owners`. A hint, and no more."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = structlog.get_logger(__name__)
 _POLL_S: Final = 0.2
 _PAUSE_S: Final = 1.0
 _JOIN_S: Final = 5.0
-# A takeover should be known at once, and there is next to nothing to read.
+# A takeover should be known at once, and there is almost nothing to read.
 _PROMPT: Final = {"fetch.wait.max.ms": 100}
 
 
 class KafkaOwners:
-    """Reads every owner record and goes on reading them, on a thread of its own."""
+    """Reads every owner record and then follows the topic, on a thread of its own."""
 
     def __init__(self, config: KafkaConfig, skipped: Count) -> None:
-        """Take the configuration, and what counts records that are skipped; nothing is read before `start`."""
+        """Keep the configuration and the counter of skipped records; nothing is read before `start`."""
         self._config = config
         self._skipped = skipped
         self._own = config.instance_url
@@ -41,7 +41,7 @@ class KafkaOwners:
         self._loop: Loop
 
     async def start(self) -> None:
-        """Begin to read; until an owner is read it is not known."""
+        """Start reading; an owner is unknown until its record is read."""
         self._loop = Loop(asyncio.get_running_loop())
         self._thread.start()
 
@@ -67,7 +67,7 @@ class KafkaOwners:
                 log.warning("owners_not_read", topic=topic, error=error.args[0].str())
                 self._stopping.wait(_PAUSE_S)
             except Exception:
-                # Whatever it was, owners that are never read again would be worse.
+                # Go on after any error: owners that are never read again would be worse.
                 log.exception("owners_not_read", topic=topic)
                 self._stopping.wait(_PAUSE_S)
             finally:

@@ -1,4 +1,4 @@
-"""Reading assigned partitions and knowing how far one has come, control records included."""
+"""Reads assigned partitions and tracks the position in each, control records included."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LEADER_MOVES: Final = frozenset(
         KafkaError._NOENT,  # noqa: SLF001 - no leader is found in the client's metadata
     }
 )
-"""What a broker or the client answers until both know the same leader of a partition: ask again."""
-# What librdkafka gets over by itself, and tells all the same.
+"""Errors of a broker or the client until both know the same leader of a partition: ask again."""
+# Errors that librdkafka reports although it recovers from them by itself.
 _PASSING: Final = LEADER_MOVES | frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001
@@ -44,21 +44,21 @@ Place = tuple[str, int]
 
 
 class PartitionReader:
-    """A read_committed consumer that only has assigned partitions. `positions` is what has been passed without a gap.
+    """A read_committed consumer with assigned partitions only. `positions` holds how far each is read without a gap.
 
-    A position is the offset after the last record, or where Kafka says that the partition ends for committed reads
-    (its LSO): only so does one get past control records and what was aborted.
+    A position is the offset after the last record, or the end of the partition for committed reads (its LSO): only the
+    LSO gets a position past control records and aborted records.
     """
 
     def __init__(self, config: KafkaConfig, turn: AbstractContextManager[object] | None = None, /, **over: Any) -> None:
-        """Make the consumer; nothing is read before `add`. What is read is handled while `turn` is held."""
+        """Create the consumer; nothing is read before `add`. Records are handled while `turn` is held."""
         self._turn = nullcontext() if turn is None else turn
         self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
         self.positions: dict[Place, int] = {}
         self.moved_at = -math.inf
-        """When a position last became another by reading, on `time.monotonic()`."""
+        """When reading last moved a position, on `time.monotonic()`."""
         self.records = 0
-        """How many were handled so far."""
+        """How many records were handled so far."""
 
     def add(self, starts: Mapping[Place, int]) -> None:
         """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
@@ -70,12 +70,12 @@ class PartitionReader:
         self._consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
 
     def _meet(self, topic: str) -> None:
-        """Learn where a topic's leaders are: a fetch that begins without that waits for 500 ms, or for 1 s."""
-        with suppress(KafkaException):  # the fetch finds out by itself, and says what is wrong
+        """Look up a topic's leaders first: a fetch that begins without them waits for 500 ms or 1 s."""
+        with suppress(KafkaException):  # the fetch runs into the same error and reports it
             self._consumer.list_topics(topic, timeout=_MEET_S)
 
     def remove(self, places: Iterable[Place]) -> None:
-        """Read these no more."""
+        """Stop reading these partitions."""
         gone = [place for place in places if place in self.positions]
         for place in gone:
             del self.positions[place]
@@ -83,14 +83,14 @@ class PartitionReader:
             self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
 
     def read(self, timeout: float, handle: Callable[[Place, Message], None]) -> set[Place]:
-        """Handle what comes within `timeout` seconds; return the partitions of which a record came, or their end.
+        """Handle the records of the next `timeout` seconds; return the partitions that gave a record or their end.
 
         Raises:
-            KafkaException: Kafka refuses to let a partition be read.
+            KafkaException: Kafka refuses reads of a partition.
 
         """
         heard: set[Place] = set()
-        # `consume` waits for a whole batch: wait for one message, then take what else is there.
+        # `consume` waits for a whole batch: wait for one message, then take those that are there already.
         first = self._consumer.poll(timeout)
         if first is None:
             return heard
@@ -107,7 +107,7 @@ class PartitionReader:
         for message in (first, *self._consumer.consume(BATCH, 0)):
             error = message.error()
             if error is not None and error.code() != _EOF:
-                # Raised after the others have been handled: the consumer has already moved past them.
+                # Raised after the other messages are handled: the consumer has already moved past them.
                 failure = failure if error.code() in _PASSING else error
                 continue
             place = (message.topic() or "", message.partition() or 0)
@@ -127,7 +127,7 @@ class PartitionReader:
     def read_until(
         self, targets: Mapping[Place, int], deadline: float, handle: Callable[[Place, Message], None]
     ) -> bool:
-        """Read until every position has reached its target, or `deadline` (monotonic) passes; whether all have."""
+        """Read until each position has reached its target or `deadline` (monotonic) passes; return whether all have."""
         while any(self.positions[place] < target for place, target in targets.items()):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -136,13 +136,13 @@ class PartitionReader:
         return True
 
     def first_since(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
-        """Return by partition an offset before which nothing has that time (ms) or a later one.
+        """Return by partition an offset before which no record has that time (ms) or a later one.
 
-        Kafka looks for it below the LSO only, although what stands there may be committed a moment later: where it
-        finds nothing, that is where the LSO was before it looked.
+        Kafka searches below the LSO only, although records at the LSO may be committed a moment later. If it finds
+        nothing, the offset is the LSO as it was before the search.
 
         Raises:
-            KafkaException: Kafka did not tell it of a partition, which must not be taken for "there is none".
+            KafkaException: Kafka did not answer for a partition, which must not be taken for "there is none".
 
         """
         ends = self._offsets_for_times(dict.fromkeys(times, OFFSET_END), timeout)
@@ -158,5 +158,5 @@ class PartitionReader:
         return {(entry.topic, entry.partition): entry.offset for entry in found}
 
     def close(self) -> None:
-        """End the consumer; it is in no group, so this does not wait for one."""
+        """Close the consumer; it is in no group, so this does not wait for one."""
         self._consumer.close()

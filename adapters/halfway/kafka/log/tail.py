@@ -28,18 +28,18 @@ log = structlog.get_logger()
 
 Records = Sequence[tuple[int, str, Half | Foreign | None]]
 OnAppended = Callable[[int, Records, int], None]
-"""Called on the loop's thread: shard, records, the position that is reached without a gap."""
+"""Called on the loop's thread: shard, records, the position reached without a gap."""
 
 _POLL_S: Final = 0.1
 _OUTSTANDING: Final = 8
 _PAUSE_S: Final = 0.5
-# Kafka tells that a partition ends here, behind a control record, only with an empty answer. Nearly all that is read is
-# this instance's own and applied already: that records are gathered saves an answer, and a turn of the loop, for each.
+# Kafka reports the end of a partition behind a control record only with an empty answer. Nearly all records are this
+# instance's own and applied already: gathering them saves an answer, and a turn of the loop, for each.
 _GATHERED: Final = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 65_536}
 
 
 class Tail:
-    """A thread with a consumer. At most a few batches wait for the loop at any time; then it stops reading."""
+    """A thread with a consumer. It stops reading while a few batches wait for the loop."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Tail:
         on_failed: Callable[[str], None],
         skipped: Callable[[str, str], None],
     ) -> None:
-        """The callbacks `on_…` come on the loop's thread; `skipped` counts a record by topic and reason, on any.
+        """Call `on_…` on the loop's thread; `skipped` counts a record by topic and reason, on any thread.
 
-        `holds` says of shard, offset and id whether the record is applied already; it is called on the tail's thread.
+        `holds` returns, by shard, offset and id, whether the record is applied already; the tail's thread calls it.
         """
         self._config = config
         self._incarnation = incarnation
@@ -79,7 +79,7 @@ class Tail:
         self._changes.append((shard, offset))
 
     def remove(self, shard: int) -> None:
-        """Read half[shard] no more; what was already posted still comes."""
+        """Stop reading half[shard]; records that were already posted still come."""
         self._changes.append((shard, None))
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class Tail:
         self._stopped.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end; whether it has ended."""
+        """Wait for the thread to end; return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -142,7 +142,7 @@ class Tail:
                 self._batch.setdefault(shard, []).append((offset, name, FOREIGN))
 
     def _is_held(self, shard: int, offset: int, message: Message) -> bool:
-        """Whether the record is applied already: mostly it is this instance's own, and need not be decoded again."""
+        """Return whether the record is applied already: most are this instance's own and need no second decoding."""
         key = message.key()
         return (
             isinstance(key, bytes) and message.value() is not None and self._holds(shard, offset, key.decode("latin-1"))
