@@ -101,12 +101,20 @@ class CommitVerdicts:
 
 
 def _note(entry: Unresolved, said: CommitVerdict) -> Act:
-    """Return what writes the verdict down: VERDICT where it is prepared, and parked anew where it is parked."""
-    parked = isinstance(entry, ParkedEntry)
+    """Return what writes the verdict down: VERDICT where it is prepared, and parked anew where it is parked.
+
+    What is resumed in between must not be parked by it: it is then recorded once more, as prepared.
+    """
+    parked = _is_parked(entry)
     return Act(
         action=Action.PARK if parked else Action.CHECK,
         cause=Cause.CHECK,
         remark=f"{entry.reason}; {COMMIT_SAID}" if isinstance(entry, ParkedEntry) else None,
         checks=max(entry.checks, said.checks),
         commit_verdict=True,
+        still=_is_parked if parked else None,
     )
+
+
+def _is_parked(entry: Unresolved) -> bool:
+    return isinstance(entry, ParkedEntry)

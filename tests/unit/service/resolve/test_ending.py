@@ -304,3 +304,23 @@ async def test_an_end_whose_shard_was_away_while_its_payload_was_read_is_judged_
     records = [record for shard in world.memory.log.shards for record in shard.parked.records]
     assert [record.value is None for record in records if record.key == prepared.id] == [False, True]
     await other.stop()
+
+
+async def test_a_commit_verdict_of_what_was_parked_does_not_undo_a_resume(world: World) -> None:
+    """The verdict waits for the resume that is under way, and is then recorded with what is prepared again."""
+    prepared = await world.prepare()
+    await world.scan(after_s=2000)
+    assert await world.state(prepared.id) is State.PARKED
+    with world.memory.faults.lane_held():
+        resuming = asyncio.create_task(world.coordinator.resume(prepared.id, deadline=world.deadline()))
+        await world.until(lambda: prepared.id in world.coordinator.shards.claims)
+        commit = End(id=prepared.id, outcome=Outcome.COMMIT, check_id=f"{prepared.id}:1")
+        with pytest.raises(EndUnconfirmedError):
+            await world.coordinator.end(commit, deadline=world.deadline(0.02))
+        await asyncio.sleep(0.005)
+    await resuming
+    await world.until(lambda: prepared.id not in world.coordinator.shards.claims)
+    await world.scan()
+    kinds = [op.kind for op in ops(world, prepared.id)]
+    assert kinds == [OpKind.PARKED, OpKind.RESUMED, OpKind.VERDICT]
+    assert await world.state(prepared.id) is State.PREPARED
