@@ -86,9 +86,9 @@ _OURS_PREFIXES: Final = ("test.mock.",)
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaConfig:
-    """Where Kafka is, how much may wait or be in flight, and what the internal topics need.
+    """The address of Kafka, bounds on what may wait or be in flight, and the needs of the internal topics.
 
-    Raises ConfigurationError, naming the setting, where a value cannot be used or a property would break safety.
+    Raises ConfigurationError, naming the setting, if a value cannot be used or a property would break safety.
     """
 
     properties: Mapping[str, str] = field(repr=False)
@@ -103,7 +103,7 @@ class KafkaConfig:
     """Where other instances reach this one; stands in the owner record."""
     outcome_horizon_s: float = 900
     replication_factor: int | None = None
-    """None: 3 where the cluster has three brokers, else 1."""
+    """None: 3 if the cluster has three brokers, else 1."""
     session_timeout_s: float = 10
     transaction_timeout_s: float = 45
     prepare_timeout_s: float = 5

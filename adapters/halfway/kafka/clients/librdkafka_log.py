@@ -13,13 +13,13 @@ _REPEAT_S: Final = 10.0
 # Said once for each of our clients: a property that only a producer or only a consumer knows.
 _QUIET: Final = frozenset({"CONFWARN"})
 _COORDINATOR: Final = "TxnCoordinator"
-"""librdkafka's name for its connection to whichever broker coordinates the transactions of a producer."""
+"""librdkafka's name for its connection to the transaction coordinator of a producer."""
 
 
 class LibrdkafkaLog:
-    """What confluent-kafka's `logger` setting asks for: it calls `log` from whichever thread polls the client.
+    """The object for confluent-kafka's `logger` setting, which calls `log` on the thread that polls the client.
 
-    librdkafka says at each attempt to connect that it failed: each facility's lines come at most once in ten seconds,
+    librdkafka logs every failed attempt to connect: each facility's lines are passed on at most once in ten seconds,
     with the count of those left out.
     """
 
@@ -45,13 +45,13 @@ class LibrdkafkaLog:
 class CoordinatorWatch(LibrdkafkaLog):
     """Counts how often a producer's connection to its transaction coordinator was lost.
 
-    librdkafka tells it nowhere but in its log, and at the debug level only each time: `debug` must hold `broker`.
+    librdkafka reports this only in its log, and each loss only at the debug level: `debug` must hold `broker`.
     """
 
     debug: Final = "broker"
 
     def __init__(self, *, verbose: bool) -> None:
-        """Pass debug lines on only where `verbose`."""
+        """Pass debug lines on only if `verbose`."""
         super().__init__()
         self._verbose = verbose
         self.losses = 0

@@ -28,13 +28,13 @@ class Loop:
         return loop_time + self._ahead
 
     def post(self, call: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
-        """Call something on the loop's thread; nothing happens where the loop has been closed."""
+        """Call a function on the loop's thread; does nothing if the loop is closed."""
         with suppress(RuntimeError):
             self.asyncio.call_soon_threadsafe(call, *args)
 
 
 def settle(answers: Iterable[Answer]) -> None:
-    """Give futures their results or errors; one that is already done, or was given up, is left alone."""
+    """Set the results or errors of futures; those that are done or cancelled are left alone."""
     for future, result in answers:
         if future.done():
             continue

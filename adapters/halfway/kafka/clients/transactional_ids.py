@@ -35,9 +35,9 @@ def rehearsal_id(prefix: str, incarnation: str) -> str:
 
 
 def verify_transactional_ids(config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:
-    """Initialise a transactional id that nobody uses: Kafka tells in no other way whether that is allowed. Blocks.
+    """Initialise a transactional id that nobody uses: there is no other way to test the ACL. Blocks.
 
-    A transaction coordinator that is not ready yet is waited for until `deadline`, on `time.monotonic()`.
+    It waits for a transaction coordinator that is not ready yet until `deadline`, on `time.monotonic()`.
 
     Raises:
         ConfigurationError: an ACL is missing; it names on what, and the command that adds it.

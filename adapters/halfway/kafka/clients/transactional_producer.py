@@ -48,7 +48,7 @@ class ProducerFailedError(Exception):
     """A transactional producer failed: it must not be used again. `code` is a Kafka error code, if there is one."""
 
     def __init__(self, step: str, detail: str, code: int | None = None, *, stalled: bool = False) -> None:
-        """Say at which step, and what Kafka said; `stalled` where nothing moved any more."""
+        """Name the step and Kafka's error; `stalled` if nothing moved any more."""
         super().__init__(f"{step}: {detail}")
         self.step = step
         self.code = code
@@ -139,9 +139,9 @@ class TransactionalProducer:
     ) -> None:
         """Call `init_transactions` until it has succeeded, `time.monotonic()` passes `deadline` or it is cancelled.
 
-        It fences whoever used the id before, and settles what they left open. `cancelled` is looked at every second.
-        If it is `optional` it fails as soon as what they left open has not been settled for a short time: that lasts
-        as long as a partition of theirs takes no records.
+        It fences the id's former users and settles what they left open. `cancelled` is called every second. If it is
+        `optional`, it fails as soon as what they left open has not been settled for a short time: settling it takes as
+        long as a partition of theirs takes no records.
         """
         self._connect()
         unsettled_since: float | None = None
@@ -163,15 +163,15 @@ class TransactionalProducer:
                 return
 
     def _connect(self) -> None:
-        """Be connected first: `init_transactions` that asks before that tries again only after 500 ms."""
+        """Connect first: an `init_transactions` before that retries only after 500 ms."""
         with suppress(KafkaException):  # the call itself says what is wrong
             self._client.list_topics(self._known_topic, timeout=_INITIALISE_SLICE_S)
 
     def shows(self, topic: str, partitions: int) -> bool:
-        """Whether the client knows that many partitions of a topic; it asks Kafka where that is not certain.
+        """Return whether the client knows that many partitions of a topic; ask Kafka if that is not certain.
 
-        By itself it looks every few minutes only. It refuses a record for a partition that it does not know, and takes
-        one for a partition that has gone.
+        The client refreshes its metadata only every few minutes. It refuses a record for a partition that it does not
+        know, and takes one for a partition that has gone.
         """
         if self._shown.get(topic) == partitions:
             return True
@@ -225,7 +225,7 @@ class TransactionalProducer:
                 return
 
     def demand_unworn(self) -> None:
-        """Raise ProducerFailedError if it must not be used again although all that it wrote stands."""
+        """Raise ProducerFailedError if the producer is worn: see `commit`."""
         if self.worn:
             raise ProducerFailedError("commit_transaction", "the connection was lost while it was committed")
 
@@ -251,7 +251,7 @@ class TransactionalProducer:
             self._producer.poll(0)
 
     def abandon(self) -> None:
-        """Never use it again, and do not wait for its end: a side thread takes its queues down."""
+        """Give the producer up without waiting for its end: a side thread takes its queues down."""
         producer, self._producer = self._producer, None
         self.produce = _refuse
         if producer is not None:
@@ -272,11 +272,11 @@ class _Undertaker:
         self._buried: dict[str, None] = {}
 
     def has_buried(self, transactional_id: str) -> bool:
-        """Whether the one producer that wrote with this id was of this process, and sends nothing any more."""
+        """Return whether the only producer with this id was of this process and sends nothing any more."""
         return transactional_id in self._buried
 
     def take(self, producer: Producer, transactional_id: str | None) -> None:
-        """End a client; the id is given where nobody else has written with it."""
+        """End a client; pass the id only if nobody else has written with it."""
         self._waiting.put((producer, transactional_id))
         with self._lock:
             if self._running:
@@ -299,16 +299,16 @@ class _Undertaker:
             except Exception:
                 log.exception("abandoned_producer_not_ended")
                 ended = False
-            del producer  # where it was not ended, librdkafka ends its threads with the last reference
+            del producer  # if it was not ended, librdkafka ends its threads with the last reference
             if ended and transactional_id is not None:
                 while len(self._buried) >= _REMEMBERED:
                     del self._buried[next(iter(self._buried))]
                 self._buried[transactional_id] = None
 
     def _end(self, producer: Producer, *, known: bool) -> bool:
-        """Drop what waits; where it must be known, end the client's threads and connections and tell whether they have.
+        """Purge the client's queues; if `known`, end its threads and connections and return whether they have ended.
 
-        `close` tries to abort first, and warns where that is not possible any more, as after a commit was requested. If
+        `close` tries to abort first, and warns if that is not possible any more, as after a commit was requested. If
         the abort fails for good it raises, and whether the client has ended is not known.
         """
         try:
@@ -342,7 +342,7 @@ def initialised(
     of_a_lane: bool = False,
     **over: Any,
 ) -> list[TransactionalProducer]:
-    """Make a producer for each id and initialise them side by side; all of them or ProducerFailedError."""
+    """Create a producer for each id and initialise them in parallel; all of them or ProducerFailedError."""
     producers: list[TransactionalProducer] = []
     try:
         for transactional_id in transactional_ids:
@@ -360,9 +360,9 @@ def initialised(
 def fence(
     config: KafkaConfig, transactional_ids: Sequence[str], deadline: float, cancelled: Callable[[], bool] = _never
 ) -> None:
-    """Take the ids away from whoever uses them: what they have open is settled, and they can write nothing more.
+    """Fence the users of these ids: their open transactions are settled, and they can write nothing more.
 
-    What is buried is not waited for where it is not settled soon: docs/fencing.md says why that is enough.
+    A buried id is waited for only for a short time: docs/fencing.md says why that is enough.
     """
 
     def take(transactional_id: str) -> None:

@@ -51,7 +51,7 @@ class LaneThread:
         self._turn = 0
         self._busy_since: float | None = None
         self.under_way: Sequence[Submission] = ()
-        """The writes that the thread is at, for whoever ends a lane that hangs."""
+        """The writes under way in the thread, for the caller that ends a lane that hangs."""
         self.queue = LaneQueue(
             config.lane_queue,
             config.lane_queue_bytes,
@@ -64,7 +64,7 @@ class LaneThread:
         self._thread.start()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end; whether it has ended."""
+        """Wait for the thread to end; return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -144,7 +144,7 @@ class LaneThread:
         self._context.observer.lane_committed(ends, size, seconds)
 
     def _trusted(self, batch: Sequence[Submission], answers: list[Answer]) -> Sequence[Submission]:
-        """Return what is under no suspicion; suspects go to their own lane, or are refused while a back-off lasts."""
+        """Return the writes that are not suspect; suspects go to their own lane, or are refused during a back-off."""
         quarantine = self._context.quarantine
         if not quarantine:
             return batch
@@ -163,7 +163,7 @@ class LaneThread:
     def _admitted(
         self, producer: TransactionalProducer, batch: Sequence[Submission], answers: list[Answer]
     ) -> list[tuple[Submission, Encoded]]:
-        """Admit a batch; while Kafka does not give metadata, try again: deadlines thin the batch out meanwhile."""
+        """Admit a batch; retry while Kafka returns no metadata, and drop the writes whose deadline passes meanwhile."""
         started = time.monotonic()
         while True:
             try:
@@ -178,7 +178,7 @@ class LaneThread:
                 time.sleep(_METADATA_PAUSE_S)
 
     def _suspect(self, admitted: Sequence[tuple[Submission, Encoded]], failure: ProducerFailedError) -> None:
-        """Suspect the topics and ids of a batch that failed; whoever was fenced has nobody to blame."""
+        """Mark the topics and ids of a failed batch as suspect, unless the producer was fenced."""
         if failure.fenced:
             return
         writes = [submission.write for submission, _ in admitted]
@@ -186,7 +186,7 @@ class LaneThread:
         self._context.quarantine.suspect(topics, (write.id for write in writes), time.monotonic())
 
     def _release(self, release: Release) -> None:
-        """Give shards back: one Kafka transaction with the tombstones of their owner records and nothing else."""
+        """Release shards: one Kafka transaction with the tombstones of their owner records and nothing else."""
         if not release.done.set_running_or_notify_cancel():
             return  # its time was over before it could begin
         if any(self._suspects.works_for(shard) for shard in release.shards):
@@ -231,8 +231,8 @@ class KafkaLane:
     def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
         """Queue a write for the next Kafka transaction; see `service.ports.Lane.submit`.
 
-        A future that its caller cancels is dropped where its Kafka transaction has not begun; else it may stand all the
-        same, and nobody hears of it: whoever must know shields it.
+        If a caller cancels its future before the Kafka transaction begins, the write is dropped. After that it may be
+        committed, and the result is lost: shield the future if you need the result.
         """
         thread, loop = self._thread, self._loop
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()

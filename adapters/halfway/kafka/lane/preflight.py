@@ -1,4 +1,4 @@
-"""What a write must pass before a Kafka transaction begins with it (docs/protocol.md#end-the-lane)."""
+"""The checks that a write must pass before its Kafka transaction begins (docs/protocol.md#end-the-lane)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Destinations(Protocol):
         """Return where messages may go, None for a topic that does not exist, by metadata at most 1 s old; blocks.
 
         Raises:
-            KafkaUnavailableError: the broker did not tell in time; with a field `topic` if that is about one topic.
+            KafkaUnavailableError: the broker did not answer in time; with a field `topic` if that is about one topic.
             NotAuthorisedError: the broker does not let halfway see the topic in the field `topic`.
 
         """
@@ -51,7 +51,7 @@ class Destinations(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LaneContext:
-    """What both writers of an incarnation, the lane and the one for suspects, work with."""
+    """What both writers of an incarnation share: the lane and the lane for suspects."""
 
     config: KafkaConfig
     loop: Loop
@@ -76,7 +76,7 @@ def largest_by_topic(write: LaneWrite) -> dict[str, int]:
 def admit(
     context: LaneContext, batch: Sequence[Submission], answers: list[Answer], shows: Shows
 ) -> list[tuple[Submission, Encoded]]:
-    """Return what may be written, encoded; whatever may not goes to `answers` with its error.
+    """Return the writes that may be written, encoded; each of the others goes to `answers` with its error.
 
     Dropped are writes past their deadline, whose caller has gone, of a shard that was given up, or no longer current
     (NotWrittenError); those with a topic or partition that fresh metadata lacks, or that takes no records now
@@ -121,7 +121,7 @@ def _wanted(context: LaneContext, submission: Submission, now: float, answers: l
 def _targets(context: LaneContext, wanted: Sequence[Submission], shows: Shows) -> dict[str, _Refusal | Openings]:
     """Return, for each topic that not every message of a batch can go to, why not, or where to.
 
-    Nearly always that is none, and then nothing more is asked for each message.
+    Nearly always there are none, and then no message is checked further.
     """
     names: set[str] = set()
     chosen: set[str] = set()
@@ -146,7 +146,7 @@ def _targets(context: LaneContext, wanted: Sequence[Submission], shows: Shows) -
 
 
 def _found(context: LaneContext, names: set[str]) -> Mapping[str, Openings | _Refusal | None]:
-    """Look topics up: all at once, or one by one where one of them spoils the answer for all."""
+    """Look topics up: all at once, or one by one if one of them makes the request for all fail."""
     deadline = time.monotonic() + _METADATA_TIMEOUT_S
     try:
         return context.destinations.fresh(names, _METADATA_TIMEOUT_S)
@@ -160,7 +160,7 @@ def _found(context: LaneContext, names: set[str]) -> Mapping[str, Openings | _Re
         except NotAuthorisedError as error:
             found[name] = _Refusal(NotAuthorisedError, name, error.detail)
         except KafkaUnavailableError as error:
-            # Once time is over, only those are held up of which Kafka has not told.
+            # Once time is over, only the topics that Kafka has not described are held up.
             if "topic" not in error.fields and time.monotonic() < deadline:
                 raise
             found[name] = _Refusal(TopicUnavailableError, name, error.detail)
@@ -186,7 +186,7 @@ def _refused(write: LaneWrite, targets: Mapping[str, _Refusal | Openings]) -> Ha
 
 
 def _steered(message: Real, targets: Mapping[str, _Refusal | Openings]) -> Real:
-    """Give a message that may go to any partition one that is open."""
+    """Choose an open partition for a message that may go to any."""
     target = targets.get(message.topic)
     if message.partition == ANY_PARTITION and message.key is None and isinstance(target, Openings) and target.closed:
         return structs.replace(message, partition=target.any_open())

@@ -2,8 +2,8 @@
 
 After a Kafka transaction of the lane has failed, its topics and its ids are suspects: ends that carry them are kept
 out of the lane and tried alone. A suspect that proves good is cleared; one that proves bad is refused until its
-back-off is over, then tried again. Where a topic is good but refused one message, it is watched for a while: messages
-that may meet the same fate are tried apart too. Times are seconds on a monotonic clock and come in as parameters.
+back-off is over, then tried again. If a topic is good but refused one message, it is watched for a while: messages
+that may fail in the same way are tried apart too. Times are seconds on a monotonic clock, passed in as parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Blame:
     topic: str
     detail: str
     of_the_records_kept: bool = False
-    """It is about what the write keeps in the internal topics, not about a real message."""
+    """The fault is in the write's records for the internal topics, not in a real message."""
 
     def error(self, retry_after_s: float) -> HalfwayError:
         """Make the error for one caller."""
@@ -49,7 +49,7 @@ class Blame:
 
 
 class Route(Enum):
-    """Where a write goes that is not refused."""
+    """The lane for a write that is not refused."""
 
     LANE = "lane"
     SUSPECT = "suspect"
@@ -140,10 +140,10 @@ class Quarantine:
             self._bound(now)
 
     def route(self, transaction_id: str, topics: Mapping[str, int], now: float) -> Route | HalfwayError:
-        """Tell where a write goes, or with which error it is refused while a back-off lasts.
+        """Return the route of a write, or the error that refuses it during a back-off.
 
         `topics` has the size of the largest message for each topic of the write. A write without messages, such as a
-        roll-back, is not held up by what a real message is blamed for.
+        rollback, is not held up if only a real message is to blame.
         """
         with self._lock:
             suspects = [
@@ -174,7 +174,7 @@ class Quarantine:
             return blame.error(suspect.until - now)
 
     def backoff_of(self, topic: str, now: float) -> float:
-        """Return for how many more seconds a topic is refused, 0 if it is not."""
+        """Return how many more seconds a topic is refused, 0 if it is not."""
         with self._lock:
             suspect = self._topics.get(topic)
             return 0.0 if suspect is None else max(0.0, suspect.until - now)

@@ -1,4 +1,4 @@
-"""What waits for the lane: bounded, in the order it came, taken in batches that are bounded too."""
+"""The lane's queue: first in, first out, bounded, and read in bounded batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halfway.service.ports import LaneWrite, Written
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A write that waits, with its caller's future (of the loop) and its deadline on the monotonic clock."""
+    """A queued write, with its caller's future (of the loop) and its deadline on the monotonic clock."""
 
     write: LaneWrite
     future: asyncio.Future[Written]
@@ -25,9 +25,9 @@ class Submission(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Release:
-    """Give shards back by a Kafka transaction of its own, after everything that was queued before.
+    """Release shards in a Kafka transaction of its own, after everything queued before.
 
-    `done` is whether it was written; False if suspects of these shards are still under way.
+    `done` returns whether it was written; False if suspects of these shards are still under way.
     """
 
     shards: Sequence[int]
@@ -64,14 +64,14 @@ class LaneQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        """Count what waits."""
+        """Return the number of items that wait."""
         return len(self._items)
 
     def put(self, item: Submission | Release) -> bool:
         """Queue an item; False if the queue is closed.
 
         Raises:
-            OverloadedError: it is full; a release always finds room.
+            OverloadedError: the queue is full; a release always finds room.
 
         """
         with self._changed:
@@ -92,7 +92,7 @@ class LaneQueue:
         self._bytes += size
 
     def take(self, timeout: float) -> Batch:
-        """Wait up to `timeout` seconds for something, then take all that fits into one Kafka transaction."""
+        """Wait up to `timeout` seconds for an item, then take all that fits into one Kafka transaction."""
         with self._changed:
             if not self._items and not self._closed:
                 self._waiting = True
@@ -130,7 +130,7 @@ class LaneQueue:
         return self._closed
 
     def close(self) -> list[Submission | Release]:
-        """Take nothing more and return what was still waiting."""
+        """Close the queue and return the items that still wait."""
         with self._changed:
             self._closed = True
             left = list(self._items)

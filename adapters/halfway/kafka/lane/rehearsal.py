@@ -1,10 +1,10 @@
 """Trying out a suspect's real messages in Kafka transactions that are always aborted.
 
-A failure of the suspects' own producer would end the incarnation (docs/protocol.md#end-the-lane), so a bad end would
-end one with every try. A rehearsal finds it first: the transactional id that it uses never commits and stands in no
-owner record, so nothing that it does can resolve anything, whenever it happens. Only real topics are written to, one
-after the other, so that a topic that hangs does not hold back the readers of the others. Whoever takes the shards over
-aborts what it has open, so that the readers of a topic do not wait for an instance that is frozen.
+A failure of the suspects' own producer ends the incarnation (docs/protocol.md#end-the-lane), so a bad end would end
+one with every try. A rehearsal finds it first: its transactional id never commits and stands in no owner record, so
+nothing that it writes can resolve a transaction. It writes to real topics only, one after the other, so that a topic
+that hangs does not hold back the readers of the others. The next owner of the shards aborts the rehearsal's open
+transaction, so that the readers of a topic do not wait for an instance that is frozen.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Verdict:
     """What a rehearsal found wrong with messages of one topic."""
 
     def __init__(self, topic: str, code: int | None, detail: str) -> None:
-        """Keep the Kafka error, None if there was none but time ran out."""
+        """Keep the Kafka error; None if time ran out without one."""
         self.topic = topic
         self.code = code
         self.detail = detail
@@ -63,7 +63,7 @@ class Verdict:
         return self.code in _TOO_LARGE
 
     def blame(self) -> Blame:
-        """Say it to callers."""
+        """Return the blame that its callers are told."""
         if self.code in _TOO_LARGE:
             return Blame(
                 refusal=MessageTooLargeError,
@@ -87,13 +87,13 @@ class Rehearsal:
     """Writes messages and aborts, with a producer that is replaced after each failure. One thread at a time."""
 
     def __init__(self, config: KafkaConfig, transactional_id: str) -> None:
-        """Nothing is asked of Kafka before the first try."""
+        """Keep the configuration; nothing connects before the first try."""
         self._config = config
         self._transactional_id = transactional_id
         self._producer: TransactionalProducer | None = None
 
     def close(self) -> None:
-        """Let the producer go."""
+        """Abandon the producer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.abandon()
@@ -143,12 +143,12 @@ class Rehearsal:
             return Verdict(topic, None, f"no acknowledgement in {_DELIVERY_S:g} s")
         producer.abort(_ABORT_S)
         if len(taken) < len(messages):
-            # The messages were purged: librdkafka had given the Kafka transaction up, and says why only in its log.
+            # The messages were purged: librdkafka gave the Kafka transaction up and gives the reason only in its log.
             return Verdict(topic, None, "Kafka refuses it in a transaction")
         return None
 
     def _settle(self, producer: TransactionalProducer) -> None:
-        """Abort what failed; where even that fails, the next one's `init_transactions` does, or the time-out."""
+        """Abort what failed; if the abort fails, the next producer's `init_transactions` or the time-out aborts it."""
         try:
             producer.abort(_ABORT_S)
         except ProducerFailedError as error:
@@ -168,7 +168,7 @@ class Rehearsal:
 
 
 class _Endings:
-    """Aborts what rehearsals of former owners have left open, beside acquisitions, which do not depend on it."""
+    """Aborts the open transactions of former owners' rehearsals; acquisitions do not wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -197,10 +197,10 @@ _ENDINGS: Final = _Endings()
 
 
 def end_rehearsal(config: KafkaConfig, incarnation: str) -> None:
-    """Abort what the rehearsal of a former owner has open, so that it holds no consumer back; does not wait for it.
+    """Abort the open transaction of a former owner's rehearsal, so that it holds no consumer back; does not wait.
 
-    It commits nothing, so whether that is done, and when, decides nothing; and its topic may be one that cannot be
-    written to, which is why it is rehearsed.
+    A rehearsal commits nothing, so safety does not depend on the abort. It may take long, because the rehearsed topic
+    may be one that takes no writes.
     """
     _ENDINGS.take(config, rehearsal_id(config.prefix, incarnation))
 

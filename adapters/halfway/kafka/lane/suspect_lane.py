@@ -58,7 +58,7 @@ class SuspectLane:
         self._working: Counter[int] = Counter()
         self.queue = LaneQueue(_CAPACITY, context.config.lane_queue_bytes, _LIMITS)
         self.under_way: Sequence[Submission] = ()
-        """The writes that the thread is at, for whoever ends a lane that hangs."""
+        """The writes under way in the thread, for the caller that ends a lane that hangs."""
         self._thread = threading.Thread(target=self._run, name="halfway-suspects", daemon=True)
 
     def start(self) -> None:
@@ -66,12 +66,12 @@ class SuspectLane:
         self._thread.start()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end; whether it has ended."""
+        """Wait for the thread to end; return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def put(self, submission: Submission, answers: list[Answer]) -> None:
-        """Queue a suspect. Called by the lane's thread; what finds no room is refused through `answers`."""
+        """Queue a suspect on the lane's thread; if there is no room, refuse it through `answers`."""
         with self._lock:
             self._working[submission.write.shard] += 1
         error: HalfwayError
@@ -85,7 +85,7 @@ class SuspectLane:
         self._done([submission])
 
     def works_for(self, shard: int) -> bool:
-        """Whether a write of this shard waits or is under way."""
+        """Return whether a write of this shard waits or is under way."""
         with self._lock:
             return self._working[shard] > 0
 
@@ -118,7 +118,7 @@ class SuspectLane:
             self._rehearsal.close()
 
     def _groups(self, batch: Sequence[Submission]) -> list[list[Submission]]:
-        """Put suspects together, but each that failed together with others by itself."""
+        """Group suspects; each one that failed together with others gets a group of its own."""
         together: list[Submission] = []
         alone: list[list[Submission]] = []
         now = time.monotonic()
@@ -180,7 +180,7 @@ class SuspectLane:
         self._context.observer.lane_committed(ends, size, seconds)
 
     def _rehearsed(self, works: Sequence[Work], refused: list[Answer]) -> list[Work]:
-        """Try the messages topic by topic and return the writes of which nothing is bad."""
+        """Try the messages topic by topic and return the writes without a bad message."""
         bad: set[str] = set()
         for topic in dict.fromkeys(message.topic for _, encoded in works for message in encoded.real):
             concerned = [
@@ -199,7 +199,7 @@ class SuspectLane:
         return self._context.quarantine.blame_id(write.id, verdict.blame(), now)
 
     def _culprits(self, topic: str, works: Sequence[Work]) -> list[tuple[Work, Verdict]]:
-        """Find the bad ones among writes to one topic: all where the topic is bad, else by halving."""
+        """Find the bad writes to one topic: all of them if the topic is bad, else by halving."""
         if not works:
             return []
         quarantine = self._context.quarantine

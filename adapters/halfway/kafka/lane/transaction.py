@@ -1,4 +1,4 @@
-"""One Kafka transaction of the lane: what is produced in it, and where its records came to stand."""
+"""One Kafka transaction of the lane: its records and their offsets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LaneTransaction:
         self._now = time.time_ns() // 1_000_000
 
     def begin(self) -> None:
-        """Step 1: begin; Kafka hears of it with the first record."""
+        """Step 1: begin locally; Kafka learns of it with the first record."""
         self._producer.begin()
 
     def produce_messages(self) -> None:
@@ -74,19 +74,19 @@ class LaneTransaction:
             report = self._reports[place] = _collector(self._offsets.setdefault(place, []))
             self._produced[place] = 0
         self._produced[place] += 1
-        # A recovery reads op by time: no outcome may lie before its prepare, whatever became of the clock.
+        # A recovery reads op by time: no outcome may lie before its prepare, even if the clock went back.
         at = max(self._now, prepared_at)
         self._produce(topic, kept.value, key, shard, on_delivery=report, timestamp=at, headers=kept.headers)
 
     def commit(self) -> None:
-        """Step 5: commit; whoever called this answers the callers only afterwards."""
+        """Step 5: commit; the callers are answered only afterwards."""
         self._producer.commit(self._stall_s)
 
     def written(self) -> list[Written]:
-        """Return where each write stands, in the order in which they were given.
+        """Return the offsets of each write, in the order of the writes.
 
         Raises:
-            ProducerFailedError: a report is missing or has no offset; the Kafka transaction stands nevertheless.
+            ProducerFailedError: a report is missing or has no offset; the Kafka transaction is committed nevertheless.
 
         """
         places: dict[Place, Iterator[int]] = {}

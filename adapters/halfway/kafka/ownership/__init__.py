@@ -1,1 +1,1 @@
-"""Who owns a shard: membership, acquisition, fencing, release. May import every neighbour."""
+"""Ownership of shards: membership, acquisition, fencing, release. May import every neighbour."""

@@ -1,4 +1,4 @@
-"""Acquiring shards: fencing whoever owned them, and folding their log (docs/protocol.md#ownership-and-fencing)."""
+"""Acquires shards: fences their former owners and folds their log (docs/protocol.md#ownership-and-fencing)."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ log = structlog.get_logger()
 _ASK_S: Final = 10.0
 _LOOK_S: Final = 0.5
 _SKEW_MS: Final = 60_000
-"""How far the clocks of instances may differ: op is read from that much before the horizon."""
+"""The clocks of instances may differ by this much: op is read from so much before the horizon."""
 # A fetch that waits for one partition's next record holds up partitions that have just been added; and several
 # acquisitions at once must not fetch more than one instance may hold.
 _QUICK: Final = {"fetch.wait.max.ms": 20, "queued.max.messages.kbytes": 4_096}
 
 
 class CursorLoader(Protocol):
-    """Where the cursors are kept."""
+    """Loads the committed cursors."""
 
     def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
         """Return the committed cursors of shards, none for a shard that never had any; blocks."""
@@ -68,7 +68,7 @@ class Acquired:
     state: ShardState
     barrier: int
     released_at: int | None = None
-    """When its former owner gave it back (ms since the epoch, by that one's clock); None if it did not."""
+    """When its former owner released it (ms since the epoch, by that owner's clock); None if it did not."""
 
 
 @dataclass(kw_only=True)
@@ -86,13 +86,13 @@ class Acquisition:
     shard: int
     cursors: CursorLoader
     fences: FencedOwners
-    """Whom this incarnation has fenced, for all of its acquisitions."""
+    """The owners that this incarnation has fenced, for all of its acquisitions."""
     turn: AbstractContextManager[object]
     """Held while records are handled: acquisitions side by side take turns, and leave the loop's thread its own."""
     deadline: float
     """For steps 1 to 4, on `time.monotonic()`; it moves on as long as reading moves."""
     stall_s: float
-    """For how long reading may stand still."""
+    """How long reading may make no progress."""
     cancelled: Callable[[], bool]
     skipped: Callable[[str, str], None]
     """Counts a record that cannot be decoded: topic, reason."""
@@ -128,7 +128,7 @@ class Acquisition:
             self._settle_former_owners(reader)
             self._acquisition_deadline.check("fencing the former owner")
             barriers = self._claim(producer)
-            # Folding may take long, and there may be many that fold.
+            # A fold may take long, and many may run at once.
             producer.abandon()
             acquired = self._fold(reader, barriers)
         except FormerOwnerUnknownError as error:
@@ -174,7 +174,7 @@ class Acquisition:
     # --- step 4
 
     def _claim(self, producer: TransactionalProducer) -> dict[str, int]:
-        """Step 4: commit owner record and barriers; return where the barriers stand, by topic."""
+        """Step 4: commit owner record and barriers; return the barriers' offsets by topic."""
         barriers: dict[str, int] = {}
         producer.begin()
         try:
@@ -241,7 +241,7 @@ class Acquisition:
     def _read_up_to(
         self, targets: Mapping[Place, int], reader: PartitionReader, handle: Callable[[Place, Message], None]
     ) -> None:
-        """Read on until the targets are reached; a long log may take its time, as long as it moves."""
+        """Read until the targets are reached; a long log may take its time as long as reading moves."""
         began = time.monotonic()
         while not reader.read_until(targets, time.monotonic() + 1, handle):
             if self._acquisition_deadline.is_stalled(since=began):
@@ -256,14 +256,14 @@ class Acquisition:
             self._acquisition_deadline.check_wanted("folding")
 
     def _starts(self, reader: PartitionReader, barriers: Mapping[str, int]) -> dict[str, int]:
-        """Tell from where to read: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""
+        """Return where to start: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""
         config, shard = self.config, self.shard
         cursor = self.cursors.load([shard]).get(shard)
         since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
         op = config.op_topic, shard
         horizon = reader.first_since({op: since}, _ASK_S)[op]
         starts = dict.fromkeys(self._folded, OFFSET_BEGINNING)
-        # A cursor past the end would have nothing read at all.
+        # With a cursor past the end nothing would be read.
         if cursor is not None and cursor.half <= barriers[config.half_topic] and cursor.op <= barriers[config.op_topic]:
             starts[config.half_topic] = cursor.half
             starts[config.op_topic] = min(cursor.op, horizon)

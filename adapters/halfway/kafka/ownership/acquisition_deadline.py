@@ -1,4 +1,4 @@
-"""How long an acquisition may go on, and the error with which it ends before its end."""
+"""How long an acquisition may take, and the error with which it fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HANGING: Final = (
 
 
 class AcquireError(Exception):
-    """An acquisition did not come to its end; the shard may be tried again.
+    """An acquisition failed; the shard may be tried again.
 
     `fenced`: somebody else is acquiring. `outdated`: the log holds what only a newer release can read. `remedy` is what
     the operator can do if it goes on.
@@ -34,25 +34,25 @@ class AcquireError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class AcquisitionDeadline:
-    """That of one acquisition: until a deadline, and beyond it as long as its reader moves.
+    """The deadline of one acquisition, which moves on as long as its reader moves.
 
-    A long log may take its time: all of half is read where no owner stands.
+    A long log may take its time: all of half is read if there is no owner record.
     """
 
     until: float
-    """On `time.monotonic()`, as every time here."""
+    """On `time.monotonic()`, like every time here."""
     stall_s: float
-    """For how long reading may stand still."""
+    """How long reading may make no progress."""
     reader: PartitionReader
     cancelled: Callable[[], bool]
 
     @property
     def deadline(self) -> float:
-        """By when it must be done as things stand; it moves on with the reader."""
+        """The deadline as of now; it moves on with the reader."""
         return max(self.until, self.reader.moved_at + self.stall_s)
 
     def is_stalled(self, since: float) -> bool:
-        """Whether nothing has moved for too long, of which what was before `since` does not count."""
+        """Return whether nothing has moved for too long, counted from `since` at the earliest."""
         return time.monotonic() - max(since, self.reader.moved_at) > self.stall_s
 
     def check(self, step: str) -> None:

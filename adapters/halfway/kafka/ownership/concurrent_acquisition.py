@@ -1,4 +1,4 @@
-"""The shards that one instance acquires: each by itself, a few at once, with a back-off of its own."""
+"""Acquires shards for one instance: each by itself, a few at once, each with its own back-off."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ShardTrouble:
 
     shard: int
     since: float
-    """When it was first tried in vain, in seconds since the epoch."""
+    """When an attempt first failed, in seconds since the epoch."""
     tries: int
     error: str
     """Why the last try failed."""
@@ -47,7 +47,7 @@ class ShardTrouble:
 
 
 class Assignment(Protocol):
-    """What a membership knows of an acquisition's surroundings."""
+    """What an acquisition asks of its membership."""
 
     def wants(self, incarnation: Incarnation, shard: int) -> bool:
         """Whether a shard is still to be acquired for an incarnation; called on any thread."""
@@ -59,26 +59,26 @@ class Assignment(Protocol):
         """Look again at what is to be acquired: an acquisition has ended."""
 
     def outdated(self, error: str) -> None:
-        """Hear that the log holds what only a newer release can read."""
+        """Note that the log holds records that only a newer release can read."""
 
     def count_skipped(self, topic: str, reason: str) -> None:
         """Count a record that cannot be decoded; called on any thread."""
 
     @property
     def polls(self) -> int:
-        """Counts the polls of the group, so that one can wait for a fresh one."""
+        """The number of polls of the group, so that a caller can wait for a fresh one."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Attempts:
-    """Those at one shard for one incarnation, until it is served or no longer wanted."""
+    """Attempts at one shard for one incarnation, until it is served or no longer wanted."""
 
     incarnation: Incarnation
     task: asyncio.Task[None] = field(init=False)
     trying: bool = False
     """Trying, or releasing: it ends by itself, and must not be cancelled."""
     claimed: bool = False
-    """Whether the owner record certainly names the incarnation since one of them, and the shard is not served."""
+    """Whether an attempt has certainly claimed the shard, which is not served yet."""
 
 
 class ConcurrentAcquisitions:
@@ -87,7 +87,7 @@ class ConcurrentAcquisitions:
     def __init__(
         self, config: KafkaConfig, cursors: CursorLoader, assignment: Assignment, fenced_pause_s: float
     ) -> None:
-        """Who was fenced while acquiring waits for `fenced_pause_s` at least before the next try."""
+        """An acquisition that was fenced waits at least `fenced_pause_s` before the next try."""
         self._config = config
         self._cursors = cursors
         self._assignment = assignment
@@ -106,7 +106,7 @@ class ConcurrentAcquisitions:
 
     @property
     def troubles(self) -> tuple[ShardTrouble, ...]:
-        """The shards that were tried in vain, in their order."""
+        """The shards whose attempts have failed, in order."""
         return tuple(self._troubles[shard] for shard in sorted(self._troubles))
 
     def begin(self, incarnation: Incarnation, shards: Collection[int]) -> None:
@@ -118,7 +118,7 @@ class ConcurrentAcquisitions:
                 attempts.task.add_done_callback(partial(self._ended, shard))
 
     async def end(self, shards: Collection[int], deadline: float) -> None:
-        """Give acquisitions up and wait for their end until `deadline`, on the loop's clock."""
+        """Cancel acquisitions and wait for them to end until `deadline`, on the loop's clock."""
         for shard in shards:
             self._troubles.pop(shard, None)
         attempts = [self._under_way[shard] for shard in shards if shard in self._under_way]
@@ -130,7 +130,7 @@ class ConcurrentAcquisitions:
             await asyncio.wait([one.task for one in attempts], timeout=max(0.0, left))
 
     async def close(self) -> None:
-        """Leave what is still under way behind: its threads end at their next look."""
+        """Abandon the acquisitions under way: their threads end at their next check."""
         tasks = [one.task for one in self._under_way.values()]
         for task in tasks:
             task.cancel()
@@ -161,7 +161,7 @@ class ConcurrentAcquisitions:
         self._assignment.look_again()
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait for the back-off, and for a fresh poll of the group: it may have given the shard to another."""
+        """Wait for the back-off and for a fresh poll: the group may have assigned the shard to another instance."""
         if not pause_s:
             return
         polls = self._assignment.polls

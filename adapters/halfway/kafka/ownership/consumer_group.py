@@ -27,23 +27,23 @@ Command = Literal["join", "leave"]
 
 
 class GroupEvents(Protocol):
-    """What a member is told, on its own thread."""
+    """Callbacks of a member, on its own thread."""
 
     def assigned(self, shards: set[int]) -> None:
         """Take these shards in addition."""
 
     def revoked(self, shards: set[int]) -> None:
-        """Give these shards back; the group waits until this returns."""
+        """Release these shards; the group waits until this returns."""
 
     def dropped(self, shards: set[int]) -> None:
-        """These shards were lost: others may have them already."""
+        """Drop these shards: other instances may own them already."""
 
 
 class GroupMember:
-    """A thread that polls a consumer which never fetches. It joins and leaves as it is told."""
+    """A thread that polls a consumer which never fetches. It joins and leaves on request."""
 
     def __init__(self, config: KafkaConfig, events: GroupEvents) -> None:
-        """Nothing is asked of Kafka before `start`."""
+        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._events = events
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -53,11 +53,11 @@ class GroupMember:
         self._said: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name="halfway-members", daemon=True)
         self.polls = 0
-        """Counts the polls, so that others can wait for a fresh one."""
+        """The number of polls, so that a caller can wait for a fresh one."""
 
     @property
     def joined(self) -> bool:
-        """Whether the group has given an assignment since the last join."""
+        """Whether the group has sent an assignment since the last join."""
         return self._joined
 
     @property
@@ -82,7 +82,7 @@ class GroupMember:
         self._closed.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end; whether it has ended."""
+        """Wait for the thread to end; return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -167,7 +167,7 @@ class GroupMember:
             log.info("unassign_failed", error=str(error))
 
     def _shards(self, partitions: Iterable[TopicPartition]) -> set[int]:
-        """Return the shards that the group has given: partitions that somebody has added to half are none."""
+        """Return the assigned shards; partitions that an operator has added to half are not shards."""
         return {entry.partition for entry in partitions if entry.partition < self._config.shards}
 
     def _tell(self, event: Callable[[set[int]], None], shards: Iterable[int]) -> None:

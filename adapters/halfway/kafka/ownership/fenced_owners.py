@@ -11,7 +11,7 @@ _LOOK_S: Final = 0.25
 
 
 class FencedOwners:
-    """Those of one incarnation. Who is fenced stays fenced: a lane's ids are initialised by their owner once."""
+    """The fenced owners of one incarnation. A fenced owner stays fenced: it initialises its lane ids only once."""
 
     def __init__(self, own: str) -> None:
         """Begin with the incarnation itself, which is not to be fenced."""

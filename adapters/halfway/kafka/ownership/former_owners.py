@@ -1,13 +1,13 @@
-"""Finding and fencing whoever owned a shard before (docs/protocol.md#ownership-and-fencing, steps 2 and 3).
+"""Finds and fences the former owner of a shard (docs/protocol.md#ownership-and-fencing, steps 2 and 3).
 
-The last record of owners[s] tells, and what halfway cannot have written is passed over: compaction never removes a
+The last record of owners[s] names it. Records that halfway cannot have written are skipped: compaction never removes a
 record of a key and leaves an earlier one of it, so the last one that can be read is the last that halfway wrote.
 
-Where none can be read, compaction may have removed what halfway wrote: something foreign stands there, or stood there
+If none can be read, compaction may have removed what halfway wrote: something foreign stands there, or stood there
 if it was a null value, which leaves no trace. And what has halfway's headers may be the record of a later release,
 which hides what stands before it. Each claim also wrote a barrier into parked[s] and half[s], in the same Kafka
-transaction: there the last barrier names who claimed last. If something foreign stands in owners[s] and none of the
-three tells, the former owner is not known, and then the shard is not served.
+transaction: there the last barrier names the last claimant. If something foreign stands in owners[s] and none of the
+three names the former owner, it is not known, and the shard is not served.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AGAIN_S: Final = 0.1
 
 
 class FormerOwnerUnknownError(Exception):
-    """Nothing in the log tells who owned these shards last: to serve them would not be safe."""
+    """Nothing in the log names the last owner of these shards: to serve them would not be safe."""
 
     def __init__(self, detail: str, remedy: str) -> None:
         """Say what is not known, and what the operator can do."""
@@ -54,7 +54,7 @@ class FormerOwnerUnknownError(Exception):
 
 @dataclass(kw_only=True)
 class _Trail:
-    """What one partition says of who claimed a shard last."""
+    """The last claim of a shard, as one partition records it."""
 
     last: str | None = None
     """The incarnation; None if it was released, or nobody claimed it."""
@@ -70,14 +70,14 @@ class _Trail:
 
 @dataclass(kw_only=True)
 class FormerOwners:
-    """The search of one acquisition, which goes on as long as that has acquisition_deadline."""
+    """The search of one acquisition, bounded by the acquisition's deadline."""
 
     config: KafkaConfig
     reader: PartitionReader
     acquisition_deadline: AcquisitionDeadline
     count: Count
     released: dict[int, int]
-    """When each shard was released, in ms, where its last owner record says so."""
+    """When each shard was released, in ms, if its last owner record says so."""
     fences: FencedOwners
 
     def settle(self, shards: Sequence[int]) -> None:
@@ -102,11 +102,11 @@ class FormerOwners:
             )
 
     def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, _Trail]:
-        """Read a topic to its real end, fencing on the way whoever stands last; return what it says of each shard."""
-        with suppress(KafkaException):  # a request that is made before it is connected waits for up to 1 s
+        """Read a topic to its real end and fence the last owners on the way; return the trail of each shard."""
+        with suppress(KafkaException):  # a request before the client is connected waits for up to 1 s
             admin.list_topics(topic, timeout=_LOOK_S)
         found = {shard: _Trail() for shard in shards}
-        # Nobody else can claim a shard now: where nothing ever stood, there is nothing to wait for.
+        # Nobody else can claim a shard now: if no record was ever there, there is nothing to wait for.
         ends = self._ends(admin, [(topic, shard) for shard in found])
         trails = {place: found[place[1]] for place, end in ends.items() if end}
         if not trails:
@@ -125,7 +125,7 @@ class FormerOwners:
         return found
 
     def _read(self, ends: Mapping[Place, int], trails: Mapping[Place, _Trail]) -> bool:
-        """Step 2: read as far as it goes; whether that is the real end.
+        """Step 2: read as far as committed reads go; return whether that is the real end.
 
         Not for long: an open transaction may hold the end back until its owner is fenced.
         """
@@ -174,7 +174,7 @@ class FormerOwners:
             trail.take(owner.incarnation, owner.lane_ids)
 
     def _ends(self, admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the end offsets as read_uncommitted sees them."""
+        """Return the end offsets under read_uncommitted."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
         asked = {TopicPartition(*place): latest for place in places}
         while True:

@@ -51,7 +51,7 @@ def lane_producers(
     """
     ids = lane_ids(config.prefix, incarnation_id)
     producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled, of_a_lane=True)
-    if cancelled():  # whoever waited for them may have gone
+    if cancelled():  # the caller may have gone
         for producer in producers:
             producer.abandon()
         raise ProducerFailedError("init_transactions", "they are no longer wanted")
@@ -122,8 +122,8 @@ class Incarnation:
     def drop(self, shard: int) -> bool:
         """Take no more writes for a shard: what still waits for it is NotWrittenError.
 
-        Until `release` is confirmed, a write of the lane may still be on its way. Whoever dropped it releases it, and
-        nobody else, who gets False here: a second tombstone could land behind the claim of the next owner.
+        Until `release` is confirmed, a write of the lane may still be on its way. Only the caller that dropped the
+        shard releases it; any other gets False: a second tombstone could land behind the claim of the next owner.
         """
         if shard not in self.shards:
             return False
@@ -133,7 +133,7 @@ class Incarnation:
         return True
 
     async def release(self, shards: Sequence[int], deadline: float) -> bool:
-        """Release dropped shards so that their next owner need not fence; whether Kafka has confirmed it.
+        """Release dropped shards so that their next owner need not fence; return whether Kafka has confirmed it.
 
         `deadline` is on the loop's clock. If the release is not confirmed by then, the incarnation ends: the tombstones
         may still land, and must not land behind a later claim of the same incarnation (docs/fencing.md, step 3).
@@ -161,10 +161,10 @@ class Incarnation:
         return await asyncio.wrap_future(release.done)
 
     def fail(self, error: ProducerFailedError, submissions: Sequence[Submission] = ()) -> None:
-        """End it: nothing is written any more. The owner hears of the first failure before any caller does.
+        """End the incarnation: it writes nothing more. Its owner learns of the first failure before any caller does.
 
-        What a lane is at is lost too, even if its thread hangs: whoever acquires the shards next fences it, and the
-        fold tells what became of it.
+        The writes under way in a lane are lost too, even if its thread hangs: the next owner of the shards fences the
+        lane and finds the outcome of these writes in its fold.
         """
         first = self._failure is None and not self._closed
         if first:
@@ -180,13 +180,13 @@ class Incarnation:
         settle((submission.future, LaneLostError(f"the lane ended: {error}")) for submission in lost)
 
     def close(self) -> None:
-        """End it in good order: the threads end after what they are at."""
+        """End the incarnation in good order: each thread ends after its current work."""
         self._closed = True
         left = self._close_queues()
         settle((submission.future, LaneLostError("the lane was closed")) for submission in left)
 
     def join(self, deadline: float) -> bool:
-        """Wait for the threads until `deadline` (monotonic); whether all have ended. Blocks."""
+        """Wait for the threads until `deadline` (monotonic); return whether all have ended. Blocks."""
         threads = (self.lane, self._suspects, self.tail)
         ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in threads]
         return all(ended)

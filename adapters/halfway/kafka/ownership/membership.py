@@ -57,7 +57,7 @@ def _reachable(config: KafkaConfig) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembershipStatus:
-    """Where an instance stands, for its health port."""
+    """The state of an instance, for its health port."""
 
     joined: bool
     """The group has given it an assignment, perhaps of nothing."""
@@ -69,7 +69,7 @@ class MembershipStatus:
     last_error: str | None
     """Why the last incarnation failed; None since a shard was acquired, unless the log needs a newer release."""
     troubles: tuple[ShardTrouble, ...] = ()
-    """Those of `acquiring` that were tried in vain, with the reason."""
+    """Those of `acquiring` whose attempts have failed, with the reason."""
 
 
 class KafkaMembership:
@@ -112,7 +112,7 @@ class KafkaMembership:
 
     @property
     def status(self) -> MembershipStatus:
-        """Where this instance stands now."""
+        """The state of this instance now."""
         incarnation = self._incarnation
         owned = frozenset() if incarnation is None else frozenset(incarnation.shards)
         return MembershipStatus(
@@ -174,14 +174,14 @@ class KafkaMembership:
         self._loop.post(self._on_assigned, shards)
 
     def revoked(self, shards: set[int]) -> None:
-        """Give shards back, within a session's time; the group waits for it."""
+        """Release shards, within a session's time; the group waits for it."""
         within = self._config.session_timeout_s
         self._loop.post(self._on_revoked, frozenset(shards))  # before the group can assign one of them again
         returned = self._give_back(frozenset(shards), self._loop.asyncio.time() + within)
         try:
             asyncio.run_coroutine_threadsafe(returned, self._loop.asyncio).result(within + 1)
         except TimeoutError:
-            # The loop is busy. They are dropped all the same once it gets there; whoever has them by then has fenced.
+            # The loop is busy. It drops the shards when it gets there; a new owner has fenced this one by then.
             log.warning("revoke_out_of_time", shards=sorted(shards))
         except RuntimeError:  # the loop has been closed
             returned.close()
@@ -270,7 +270,7 @@ class KafkaMembership:
         log.info("incarnation_begun", incarnation=incarnation_id)
 
     def _started(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
-        """Return an incarnation whose threads all run; where one cannot be started there is none, and nothing is left.
+        """Return an incarnation whose threads all run; if one cannot start, end the others.
 
         Half of one would acquire shards for which nothing can be written.
         """
@@ -328,7 +328,7 @@ class KafkaMembership:
             self._group.leave_group()
 
     async def _stay_out(self) -> None:
-        """Leave the group for good: the log holds what this release cannot read, and others may be able to."""
+        """Leave the group for good: the log holds records that this release cannot read, and others may be able to."""
         log.error("release_too_old", error=self._outdated)
         self._group.leave_group()
         while not self._stopping:
@@ -336,7 +336,7 @@ class KafkaMembership:
             await self._changed.wait()
 
     async def _pause(self) -> None:
-        """Wait as long as the last failure asks for, and for a fresh poll of the group."""
+        """Wait for the back-off of the last failure and for a fresh poll of the group."""
         polls = self._group.polls
         await asyncio.sleep(self._backoff.take_pause())
         while self._group.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
@@ -346,7 +346,7 @@ class KafkaMembership:
 
     @property
     def polls(self) -> int:
-        """Counts the polls of the group."""
+        """The number of polls of the group."""
         return self._group.polls
 
     def wants(self, incarnation: Incarnation, shard: int) -> bool:

@@ -1,4 +1,4 @@
-"""Giving shards back: what is in flight for them is finished, then they are released.
+"""Gives shards back: finishes what is in flight for them, then releases them.
 
 See docs/protocol.md#ownership-and-fencing.
 """
@@ -19,7 +19,7 @@ from halfway.service.ports import ShardListener
 log = structlog.get_logger()
 
 Lost = Callable[[Collection[int]], None]
-"""Hears of shards that are dropped with something in flight."""
+"""Called with shards that are dropped with something in flight."""
 
 _AFTERWARDS_S: Final = 2.0
 
@@ -35,7 +35,7 @@ class Left(Enum):
     FINISHED = auto()
     LATE = auto()
     WITH_ANOTHER = auto()
-    """Somebody else was giving it back, such as a revocation that a stop has come upon, and releases it."""
+    """Another caller is giving it back and releases it, such as a revocation when a stop comes."""
 
 
 async def give_back(

@@ -18,10 +18,10 @@ def pause_after(failures: int) -> float:
 
 
 class RetryBackoff:
-    """Those of one instance, whose incarnations are tried again when they fail."""
+    """The back-off of one instance, which replaces its incarnation after each failure."""
 
     def __init__(self, fenced_pause_s: float) -> None:
-        """Begin a row; who was fenced pauses for `fenced_pause_s` at least."""
+        """Begin a row; an instance that was fenced pauses for at least `fenced_pause_s`."""
         self.last_error: str | None = None
         """Why the last try failed; None since the last success."""
         self.pause_s = 0.0
@@ -41,8 +41,8 @@ class RetryBackoff:
     def failed(self, error: str, *, fenced: bool = False) -> None:
         """Remember a failure, and how long to pause: longer each time.
 
-        Who was fenced waits for a heartbeat at least, so that the group can tell what it still assigns: fencing back at
-        once would go to and fro.
+        An instance that was fenced waits for at least a heartbeat, so that the group can update its assignment:
+        instances that fence back at once would go on fencing each other.
         """
         if time.monotonic() - self._begun_at > _SETTLED_S:
             self._count = 0
@@ -53,6 +53,6 @@ class RetryBackoff:
         self._count += 1
 
     def take_pause(self) -> float:
-        """Return how long to pause; it is told once."""
+        """Return how long to pause, and reset it."""
         pause, self.pause_s = self.pause_s, 0.0
         return pause

@@ -1,4 +1,4 @@
-"""For how long nobody served a shard, as far as the instance that serves it next can tell."""
+"""How long a shard was unserved, as far as its next owner can know."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 class UnservedTime:
     """Shards that are assigned to this instance and not served, with the time since when; seconds since the epoch.
 
-    Of an owner that died nobody knows when: the group takes the time of a session to find out, which is not in here.
+    Nobody knows when an owner died: the group takes up to a session time-out to notice, which is not counted here.
     """
 
     def __init__(self) -> None:
-        """Start now: a release from before tells nothing, as there may have been no instance at all since then."""
+        """Start now: earlier releases do not count, as there may have been no instance at all since then."""
         self._started = time.time()
         self._since: dict[int, float] = {}
 
@@ -29,7 +29,7 @@ class UnservedTime:
             self._since.pop(shard, None)
 
     def end(self, shard: int, released_ms: int | None) -> float:
-        """Return for how many seconds a shard was away that is served now; `released_ms` is when it was given back."""
+        """Return how long the shard was unserved, in seconds. `released_ms` is when its former owner released it."""
         now = time.time()
         since = self._since.pop(shard, now)
         if released_ms is not None and released_ms / 1000 >= self._started:
