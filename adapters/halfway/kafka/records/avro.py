@@ -21,10 +21,10 @@ _ONE_BYTE: Final = 0x80
 
 
 class UndecodableError(ValueError):
-    """The bytes are no record of the kind that was asked for."""
+    """The bytes are not a record of the expected kind."""
 
     reason: ClassVar[str] = "undecodable"
-    """The label under which it is counted."""
+    """The label of its counter."""
 
 
 class UnknownSchemaError(UndecodableError):
@@ -66,7 +66,7 @@ class Registry:
             writer, reader = self._writer(header), self._current
         try:
             fields = fastavro.schemaless_reader(body, writer, reader)
-        # fastavro answers damaged bytes with whatever its parts raise: EOFError, IndexError, UnicodeDecodeError, ...
+        # On damaged bytes fastavro raises any error of its parts: EOFError, IndexError, UnicodeDecodeError, ...
         except Exception as error:
             raise UndecodableError(f"damaged {self.name} record: {type(error).__name__}") from error
         if body.tell() != len(data) or not isinstance(fields, dict):
@@ -102,7 +102,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _header(parsed: Any) -> bytes:
-    # fastavro gives the fingerprint's bytes in the order that the header wants, least significant first.
+    # fastavro returns the fingerprint's bytes in the header's order, least significant first.
     return MARKER + bytes.fromhex(fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO"))
 
 
@@ -119,7 +119,7 @@ def _seven_bits_a_byte(rest: int) -> bytes:
 
 
 _SHORT: Final = tuple(_seven_bits_a_byte(rest) for rest in range(2048))
-"""Lengths and counts are mostly small."""
+"""Most lengths and counts are small."""
 
 
 def long(number: int) -> bytes:
@@ -130,7 +130,7 @@ def long(number: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def time(ms: int) -> bytes:
-    """Return a time as a long; what comes together mostly has the same."""
+    """Return a time as a long; records that come together mostly have the same time."""
     return long(ms)
 
 

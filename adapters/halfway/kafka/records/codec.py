@@ -78,7 +78,7 @@ KIND_LAYOUT: Final = "layout"
 BARRIER_KEY: Final = b"!barrier"
 LAYOUT_KEY: Final = b"!layout"
 LAYOUT_PARTITION: Final = 0
-"""Of owners, where the layout is written down."""
+"""The partition of owners that holds the layout."""
 
 _KIND_BYTES: Final = {
     kind: kind.encode() for kind in (KIND_HALF, KIND_OP, KIND_PARKED, KIND_GROUP, KIND_OWNER, KIND_BARRIER, KIND_LAYOUT)
@@ -86,7 +86,7 @@ _KIND_BYTES: Final = {
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided when the topics were created and never changes; `created_at` in ms since the epoch."""
+    """The decisions of the topics' creation, which never change; `created_at` in ms since the epoch."""
 
     shards: int
     created_at: int
@@ -264,5 +264,5 @@ def _convert(fields: dict[str, Any], kind: type[_T], record: str) -> _T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        # An enum's fallback symbol, for one: written by a version whose records this one cannot act on.
+        # Such as an enum's fallback symbol, written by a version whose records this one cannot act on.
         raise UnknownSchemaError(f"{record} record that this version cannot use: {error}") from error

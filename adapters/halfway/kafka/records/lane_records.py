@@ -74,10 +74,9 @@ def encode(write: LaneWrite, op_record_bytes: int) -> Encoded:
 
 
 def _op_value(op: Op, most: int) -> bytes:
-    """Encode an op marker, without the digests of its messages where it would be larger than `most`.
+    """Encode an op marker, without the digests of its messages if it would be larger than `most`.
 
-    Only a transaction that was accepted when a prepare could have more messages has such a marker: it must be ended
-    all the same.
+    Only a transaction accepted when a prepare could have more messages has such a marker; it must still be ended.
     """
     value = encode_op(op)
     if len(value) <= most:
@@ -94,7 +93,7 @@ def _op_value(op: Op, most: int) -> bytes:
 
 
 def real_messages(write: LaneWrite, key: bytes) -> list[Real]:
-    """Return the messages of a commit, each told apart from its equals by `halfway-message: i/n`, i from 1."""
+    """Return the messages of a commit; `halfway-message: i/n`, i from 1, makes each one unique."""
     total = len(write.messages)
     prepared_at = b"%d" % write.prepared_at
     return [

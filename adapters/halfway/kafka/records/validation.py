@@ -1,7 +1,7 @@
-"""What the records of the internal topics say, judged before it is used.
+"""Validates the records of the internal topics before they are used.
 
 Anybody who may write to these topics can put anything there. A record that halfway cannot have written is refused here,
-whatever its key or value looks like; whoever reads it notes where it stands and goes on.
+whatever its key or value looks like; its reader logs its position and goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Count = Callable[[str, str], None]
 
 
 class WrongKeyError(UndecodableError):
-    """The key is none, or is not that of the value."""
+    """The key is missing, or is not that of the value."""
 
     reason: ClassVar[str] = "wrong_key"
 
@@ -55,7 +55,7 @@ class ForeignTombstoneError(UndecodableError):
 
 
 class NewerReleaseError(Exception):
-    """A record was written by a newer release: without it nothing must be said of its shard."""
+    """A newer release wrote a record: without reading it, nothing may be answered about its shard."""
 
 
 def demand_no_newer(message: Message, error: UndecodableError) -> None:
@@ -89,12 +89,12 @@ def id_of(message: Message, shards: int) -> str:
 
 
 def marked(message: Message) -> bool:
-    """Whether a record has halfway's headers: one that cannot be read all the same may be a later release's."""
+    """Return whether a record has halfway's headers: if it cannot be read, a later release may have written it."""
     return kind_of(_headers(message)) is not None
 
 
 def overwritten_id(message: Message, shards: int) -> str | None:
-    """Return the id over whose records a refused one stands; None if it is over none, or not to be replaced."""
+    """Return the id whose records a refused record overwrites; None if there is none or it is not to be replaced."""
     try:
         return None if marked(message) else id_of(message, shards)
     except WrongKeyError:
@@ -123,7 +123,7 @@ def op_in(message: Message, shards: int) -> Op:
 
 
 def parked_in(message: Message, shards: int) -> tuple[str, Parked | None]:
-    """Return what `half_in` does, of a record of parked."""
+    """Return the same as `half_in`, for a record of parked."""
     name, value = id_of(message, shards), message.value()
     if value is None:
         _demand_tombstone(message, KIND_PARKED)
@@ -159,7 +159,7 @@ def owner_in(message: Message) -> Owner | None:
 
 
 def is_layout(message: Message) -> bool:
-    """Whether a record of owners stands where the layout does."""
+    """Return whether a record of owners has the key and partition of the layout."""
     return message.key() == LAYOUT_KEY and message.partition() == LAYOUT_PARTITION
 
 

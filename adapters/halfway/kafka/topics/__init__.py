@@ -1,1 +1,1 @@
-"""Topics: the internal ones created and verified, the real ones looked up. May import records and clients."""
+"""Creates and verifies the internal topics, and looks up the real ones. May import records and clients."""

@@ -1,4 +1,4 @@
-"""The port `Topics`: facts about real topics, kept for a short time, and whether they exist, known afresh."""
+"""The port `Topics`: facts about real topics, cached for a short time, and fresh look-ups of whether they exist."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ EXISTENCE_S: Final = 1.0
 _REFRESH_S: Final = 0.5
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _KEPT: Final = 10_000
-"""Names that are kept at most; requests may ask for any name."""
+"""The most names that are cached; requests may ask for any name."""
 _REQUEST_S: Final = 5.0
 _UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION})
 _UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 _MAY_WRITE: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
 Partitions = Standing | None | HalfwayError
-"""What a topic's description tells: its partitions, None if there is no such topic, or why it is not known."""
+"""A topic's description: its partitions, None if there is no such topic, or why it is not known."""
 Described = TopicFacts | None | HalfwayError
 
 
@@ -61,7 +61,7 @@ class Destinations:
     """Describes topics with an admin client, which never creates one.
 
     Requests do not block: librdkafka's thread completes them. `describe` is for the loop's thread, `fresh` for others.
-    Whoever asks for a topic that is being asked for already shares the answer, where that is fresh enough.
+    Concurrent look-ups of one topic share a single request if its answer is recent enough.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -78,7 +78,7 @@ class Destinations:
     # --- on the loop's thread
 
     def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
-        """Return facts by name, at most 30 s old, where those of all are known; None otherwise."""
+        """Return facts by name, at most 30 s old, if those of all are known; None otherwise."""
         now = time.monotonic()
         found: dict[str, TopicFacts] = {}
         for name in names:
@@ -171,7 +171,7 @@ class Destinations:
         return found
 
     def _demand_facts(self, counted: Mapping[str, int], until: float) -> None:
-        """Have facts that are not too old, as far as Kafka tells; who may not see them may write all the same."""
+        """Refresh facts that are too old. A refusal to show them is ignored: halfway may still be allowed to write."""
         now = time.monotonic()
         facts = self._facts
         since = now - FACTS_S
@@ -237,9 +237,9 @@ class Destinations:
         answer.set_result(result)
 
     def _find_controller(self) -> None:
-        """Have the client learn of another broker to ask, beside what waits for an answer.
+        """Make the client refresh its metadata, so that it finds another broker to ask; blocks no other request.
 
-        It asks the broker that it was told to be the controller, and by itself does not look for another for minutes.
+        The client asks the broker that it knows as the controller, and by itself does not look for another for minutes.
         """
         if self._finding.acquire(blocking=False):
             threading.Thread(target=self._look_up, name="halfway-find-controller", daemon=True).start()
@@ -317,7 +317,7 @@ def _standing(name: str, done: Future[Any]) -> Partitions:
     try:
         topic = done.result()
         allowed = topic.authorized_operations
-        # A broker that has no access control tells that everything is allowed, or nothing.
+        # A broker without access control lists every operation as allowed, or none.
         if allowed and not _MAY_WRITE.intersection(allowed):
             return NotAuthorisedError(
                 f"Kafka does not let halfway write to topic {name!r}: allow Write on it", topic=name, operation="Write"
@@ -351,6 +351,6 @@ def _done(result: Partitions) -> Future[Partitions]:
 
 
 def _bound(table: dict[str, Any]) -> None:
-    """Make room for one more: the oldest goes."""
+    """Make room for one more: evict the oldest."""
     if len(table) >= _KEPT:
         del table[next(iter(table))]

@@ -1,7 +1,7 @@
-"""Which partitions of a topic take no record now: a Kafka transaction that has one of them in it cannot end.
+"""The partitions of a topic that take no records now: a Kafka transaction with one of them in it cannot end.
 
 A partition without a leader takes nothing. One with fewer replicas in sync than `min.insync.replicas` takes neither
-records (acks=all) nor the marker with which a Kafka transaction ends, so whoever wrote to it is held up until its
+records (acks=all) nor the marker with which a Kafka transaction ends, so its writers are held up until its
 brokers are back.
 """
 
@@ -24,7 +24,7 @@ class Openings:
     closed: Mapping[int, str] = field(default_factory=dict)
 
     def refusal(self, partition: int | None, key: bytes | None) -> str | None:
-        """Say why a message cannot be written now; None if it can."""
+        """Return why a message cannot be written now; None if it can."""
         if partition is None:
             if not self.closed:
                 return None
@@ -56,7 +56,7 @@ class Standing:
     partitions: int
     leaderless: frozenset[int] = frozenset()
     short: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Those with a replica out of sync: how many are in sync, of how many."""
+    """Partitions with a replica out of sync: how many are in sync, of how many."""
 
     @classmethod
     def of(cls, described: Sequence[Any]) -> Standing:
@@ -71,7 +71,7 @@ class Standing:
         """Return where messages may go; `min_insync` is asked only of partitions with a replica out of sync."""
         closed: dict[int, str] = {}
         for partition, (in_sync, replicas) in self.short.items():
-            needed = min(min_insync, replicas)  # a broker does not ask for more than there are
+            needed = min(min_insync, replicas)  # a broker does not demand more than there are
             if in_sync < needed:
                 closed[partition] = f"has {in_sync} replicas in sync, and min.insync.replicas asks for {needed}"
         return Openings(topic, self.partitions, closed | dict.fromkeys(self.leaderless, "has no leader"))

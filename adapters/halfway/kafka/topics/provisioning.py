@@ -93,13 +93,13 @@ class InternalTopics:
     """The internal topics of one prefix; every call to Kafka runs on one owned thread."""
 
     def __init__(self, config: KafkaConfig, skipped: Count = _not_counted) -> None:
-        """Take the configuration, and what counts records that are skipped; nothing is connected yet."""
+        """Keep the configuration and the counter of skipped records; nothing connects yet."""
         self._config = config
         self._skipped = skipped
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-topics")
         self._closed = threading.Event()
         self._ignored: dict[str, int] = {}
-        """Topics that have more partitions than are used, and how many, as far as that was said."""
+        """Topics with more partitions than are used, and how many, as far as that was logged."""
 
     async def ensure(self, *, timeout_s: float = 30.0) -> None:
         """Create what is missing and verify everything else.
@@ -134,7 +134,7 @@ class InternalTopics:
 
 
 class _Told:
-    """The errors that a client told of, apart from who holds it: a cycle would keep it and its threads alive."""
+    """The errors that a client reported, kept apart from its holder: a cycle would keep its threads alive."""
 
     def __init__(self) -> None:
         self.refusal: KafkaError | None = None
@@ -231,7 +231,7 @@ class _Session:
             raise KafkaUnavailableError("the internal topics are no longer wanted")
 
     def _wait(self, future: Future[T], admin: AdminClient, until: float) -> T:
-        """Return a request's result; serve the client's events meanwhile, which tell of refused credentials."""
+        """Return a request's result; meanwhile serve the client's events, which report refused credentials."""
         while not future.done():
             self._check()
             if time.monotonic() > until:
@@ -282,7 +282,7 @@ class _Session:
             try:
                 settings = self._result(request, "DescribeConfigs", "the cluster")
             except ConfigurationError as error:
-                # Not needed for anything else, so it is not demanded.
+                # Nothing else needs this permission, so it is not required.
                 log.warning("brokers_not_verified", reason=error.detail)
                 return
             check_broker(broker, {name: entry.value for name, entry in settings.items()}, self._config)
@@ -293,10 +293,10 @@ class _Session:
             self._demand((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
 
     def _described_group(self, group: str) -> Any:
-        """Describe a group; in a new cluster its coordinator is made by the first question, which then goes astray.
+        """Describe a group; in a new cluster the first request creates its coordinator and then gets no answer.
 
-        Each question has a client of its own and ends with it, long before its time-out. librdkafka forgets a question
-        to a coordinator when it times out, but not that it waits for the coordinator: the next broker that comes or
+        Each request has a client of its own and ends with it, long before its time-out. If a request to a coordinator
+        times out, librdkafka forgets the request but still waits for the coordinator: the next broker that comes or
         goes ends the process (`Assertion eonce->refcnt > 0`).
         """
         while True:
@@ -313,7 +313,7 @@ class _Session:
                 time.sleep(_AGAIN_S)
 
     def _demand(self, needed: Sequence[Any], allowed: Sequence[Any] | None, thing: str) -> None:
-        """Refuse to start where an operation is not allowed; a broker that does not tell allows it until it is used."""
+        """Refuse to start if an operation is not allowed; if a broker does not say, assume that it is."""
         if not allowed:
             return
         lacking = [operation.name.title() for operation in needed if operation not in allowed]
@@ -373,7 +373,7 @@ class _Session:
             log.info("topic_created", topic=name)
 
     def _describe_created(self, planned: Sequence[TopicPlan]) -> dict[str, FoundTopic]:
-        """Describe topics as soon as the brokers tell of all of them."""
+        """Describe topics as soon as the brokers know all of them."""
         while True:
             found = self._describe(planned)
             if len(found) == len(planned):
@@ -385,7 +385,7 @@ class _Session:
 
 
 def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaConfig) -> None:
-    """Raise ConfigurationError if a broker's settings tell that it cannot carry halfway's transactions."""
+    """Raise ConfigurationError if a broker's settings show that it cannot carry halfway's transactions."""
     verification = settings.get(_VERIFICATION)
     if verification is None:
         raise ConfigurationError(

@@ -17,10 +17,10 @@ DAY_MS: Final = 24 * HOUR_MS
 SAFE_REPLICATION: Final = 3
 """Replicas, and brokers, from which on two must be in sync."""
 MOST_NEW_SHARDS: Final = 512
-"""For which topics are created: the most that was tried."""
+"""The most shards for which topics are created: the most that was tried."""
 _FOREVER: Final = -1
 _KAFKAS_MESSAGE_BYTES: Final = 1_048_588
-"""What `max.message.bytes` is where nobody sets it."""
+"""The default of `max.message.bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +135,7 @@ def problems(
 ) -> list[Problem]:
     """Return all that is unsafe in topics as they are; a topic that is missing is unsafe.
 
-    Once the number of shards is `recorded`, partitions that somebody has added are no problem: nobody uses them.
+    Once the number of shards is `recorded`, partitions that an operator has added are no problem: nobody uses them.
     """
     planned = list(planned)
     unsafe: list[Problem] = []
@@ -184,11 +184,11 @@ def _shape_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str, *, recor
 
 def _setting_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str) -> list[Problem]:
     unsafe: list[Problem] = []
-    # By the replicas that the topic has, be they more or fewer than a new one would get.
+    # By the replicas that the topic has, even if a new topic would get more or fewer.
     needs = {**plan.needs, "min.insync.replicas": _at_least(_in_sync(topic.replication))}
     for setting, need in needs.items():
         found = topic.settings.get(setting)
-        # A setting that a broker does not name is one that it does not have.
+        # A broker does not have a setting that it does not name.
         if found is not None and not need.safe(found):
             unsafe.append(_to_alter(plan.name, setting, found, need.needed, need.value, bootstrap))
     in_sync = topic.settings.get("min.insync.replicas")

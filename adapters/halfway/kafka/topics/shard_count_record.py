@@ -35,7 +35,7 @@ class ShardCountRecord:
     """Reads, verifies and writes it; blocks until `deadline` at most, which is on `time.monotonic()`."""
 
     def __init__(self, config: KafkaConfig, skipped: Count, deadline: float, check: Callable[[], None]) -> None:
-        """Keep the parts; `check` raises where the answer is no longer wanted."""
+        """Keep the parts; `check` raises if the answer is no longer wanted."""
         self._config = config
         self._skipped = skipped
         self._deadline = deadline
@@ -51,9 +51,9 @@ class ShardCountRecord:
             )
 
     def read(self) -> tuple[Layout | None, bool]:
-        """Return what was written down, from partition 0 of owners, and whether something else stands over it.
+        """Return the record in partition 0 of owners, and whether another record has overwritten it.
 
-        Compaction will remove what is overwritten: it must be written again. None if nothing was written.
+        Compaction removes an overwritten record, so it must be written again. None if there is no record.
 
         Raises:
             ConfigurationError: there is one that cannot be read.
@@ -65,7 +65,7 @@ class ShardCountRecord:
                 **{
                     "enable.partition.eof": True,
                     "isolation.level": "read_uncommitted",
-                    # The end of the partition is told after an empty fetch, which takes this long.
+                    # The end of the partition is reported after an empty fetch, which takes this long.
                     "fetch.wait.max.ms": 10,
                 }
             )
@@ -95,7 +95,7 @@ class ShardCountRecord:
         raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
 
     def write(self) -> None:
-        """Write it down as the settings are now; KafkaUnavailableError if that was not confirmed in time."""
+        """Write the record from the settings as they are now; KafkaUnavailableError if it is not confirmed in time."""
         failures: list[KafkaError | None] = []
         producer = Producer(self._config.producer(**{"message.timeout.ms": round(self._left() * 1000)}))
         layout = Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
