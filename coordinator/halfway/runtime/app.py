@@ -220,7 +220,7 @@ async def _serving(
 
 
 async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
-    """Say once that this instance is ready; ConfigurationError if it cannot become so."""
+    """Announce once that this instance is ready; ConfigurationError if it cannot become ready."""
     while stage.reasons():
         backend.demand_permission()
         await asyncio.sleep(_LOOK_EVERY_S)
@@ -236,7 +236,7 @@ def time_to_finish(stop_s: float) -> float:
 
 
 def _end_by_force_after(seconds: float) -> None:
-    """End the process where closing hangs; on a thread, as the event loop may be what hangs."""
+    """End the process if closing hangs; on a thread, because the event loop itself may hang."""
 
     def end() -> None:
         log.error("stop_timed_out", after_s=seconds)
@@ -267,7 +267,7 @@ async def listen(server: HttpServer, host: str, port: int, setting: str) -> None
 
 
 def not_listening(host: str, port: int, setting: str, error: Exception) -> ConfigurationError:
-    """Return what to tell the operator whose port is taken, or no port of this machine."""
+    """Return the error for a port that is taken, or for an address that is not of this machine."""
     if getattr(error, "errno", None) == errno.EADDRINUSE:
         reason = "is taken by another process"
     else:

@@ -224,7 +224,7 @@ async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
 
 
 async def _warn_of_others(backend: Backend, owners: Owners) -> None:
-    """Say when another instance serves shards which requests to this one will not reach."""
+    """Warn if another instance serves shards that requests to this one do not reach."""
     count = backend.coordinator.shards.count
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -24,7 +24,7 @@ class _NotHalfwayError(Exception):
 
 
 class Remote:
-    """Where a coordinator is and what is shown to it; a wrong URL or token ends the command with status 1."""
+    """A coordinator's URL and the token for it; a wrong URL or token ends the command with status 1."""
 
     def __init__(self, url: str, token: str | None) -> None:
         """Keep where it is."""
@@ -116,7 +116,7 @@ def _base(url: str) -> URL:
 
 
 def _header_value(token: str) -> str:
-    """Return the token; it is never shown where it cannot be sent."""
+    """Return the token; an error never shows it."""
     for place, character in enumerate(token, 1):
         if not "!" <= character <= "~":
             fail(

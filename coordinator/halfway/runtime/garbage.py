@@ -17,7 +17,7 @@ EVERY_S: Final = 30.0
 
 
 def look_rarely() -> None:
-    """Let many objects be made between two looks; `look_now_and_then` finds what cycles there are all the same."""
+    """Collect rarely; `look_now_and_then` finds the cycles nevertheless."""
     gc.set_threshold(_YOUNG, _OLDER, _OLDER)
 
 

@@ -1,4 +1,4 @@
-"""How long the event loop pauses: what blocks it delays everybody."""
+"""How long the event loop pauses: a pause delays every request."""
 
 from __future__ import annotations
 

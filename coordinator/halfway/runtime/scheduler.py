@@ -95,7 +95,7 @@ class ScanScheduler:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _look_at_clock(self) -> None:
-        """Take note where wall time has moved against monotonic time; before each scan too, which acts by it."""
+        """Note if wall time has moved against monotonic time; also before each scan, which acts by wall time."""
         before, self._offset = self._offset, time.time() - time.monotonic()
         if abs(self._offset - before) >= JUMP_S:
             log.warning("clock_jumped", seconds=round(self._offset - before, 3))

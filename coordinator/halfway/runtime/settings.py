@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     health_host: str = "0.0.0.0"  # noqa: S104
     health_port: Port = 8081
     instance_url: str | None = None
-    """Where other instances reach this one; http://<host name>:<port> where it is not set."""
+    """Where other instances reach this one; http://<host name>:<port> if it is not set."""
     peer_credential: SecretStr | None = None
     """What instances show each other, the same on all of them; without it nothing is forwarded."""
     peer_credential_previous: SecretStr | None = None
@@ -333,7 +333,7 @@ def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _with_the_nearest(variable: str) -> str:
-    """Return the variable, and the setting that was probably meant."""
+    """Return the variable and the setting that was probably meant."""
     known = [PREFIX + name.upper() for name in Settings.model_fields if name not in ("kafka", "policy")]
     known += [f"{PREFIX}POLICY__{name.upper()}" for name in PolicyDefaults.model_fields]
     known += [KAFKA_PREFIX + name for name in _USUAL_PROPERTIES]

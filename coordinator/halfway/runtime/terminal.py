@@ -35,7 +35,7 @@ def json_line(value: object) -> str:
 
 
 def say(line: str) -> None:
-    """Print one line on standard output; where it cannot be written, the command ends with status 1."""
+    """Print one line on standard output; if it cannot be written, the command ends with status 1."""
     try:
         click.echo(line)
     except BrokenPipeError:

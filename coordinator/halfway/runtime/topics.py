@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
 
 _BROKERS: Final = 3
-"""What is needed is shown for a cluster of this size where HALFWAY_REPLICATION_FACTOR is not set."""
+"""What is needed is shown for a cluster of this size if HALFWAY_REPLICATION_FACTOR is not set."""
 
 
 def show(settings: Settings) -> int:

@@ -58,7 +58,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A group with its effective policy; `created` tells a PUT that made it."""
+    """A group with its effective policy; `created` is True if the PUT made it."""
 
     name: str
     mode: CheckMode
@@ -71,7 +71,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups by name, and the last one's name where there are more."""
+    """Groups by name, and the last one's name if there are more."""
 
     groups: tuple[GroupView, ...]
     next: str | None
@@ -80,7 +80,7 @@ class GroupPage(msgspec.Struct, frozen=True, kw_only=True):
 class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known of one transaction.
 
-    `messages` holds the payload of a prepared or parked one where it was asked for; `topics` is there for every state
+    `messages` holds the payload of a prepared or parked one if it was asked for; `topics` is there for every state
     (the topic of each message in order). Times in ms since the epoch, sizes in bytes.
     """
 

@@ -76,9 +76,9 @@ class Preparer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request: Prepare, *, deadline: float, credential: str | None) -> asyncio.Future[Prepared]:
-        """Store a half message; the answer comes once it is durable. Whoever goes away may cancel the future.
+        """Store a half message; the answer comes once it is durable. A caller that goes away may cancel the future.
 
-        Nothing here takes a task of its own but what has to wait for something other than the log.
+        Only a prepare that waits for something other than the log takes a task of its own.
 
         Raises (through the future):
             OutcomeUnknownError: it is not known whether it was stored: roll back, or send the same id again.
@@ -104,15 +104,15 @@ class Preparer:
             while wait is not None:
                 await wait
                 if asked.answer.done():
-                    return  # nobody waits for it any more
+                    return  # the caller is gone
                 wait = self._advance(asked)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell(asked, error)
 
     def _advance(self, asked: _Asked) -> Awaitable[None] | None:
-        """Go through the rules from the first to the last, and store the half or answer.
+        """Apply the rules in order, and store the half or answer.
 
-        Returns what has to be waited for before the rules are gone through again, None if nothing has.
+        Returns what to wait for before the rules are applied again, None if the prepare is on its way or answered.
         """
         request, transaction_id = asked.request, asked.request.id
         if not asked.refreshed and self._may_be_new(request):
@@ -141,7 +141,7 @@ class Preparer:
         return None
 
     def _may_be_new(self, request: Prepare) -> bool:
-        """Whether what the group is lacking may have been written by another instance a moment ago."""
+        """Whether another instance may have just written what the group lacks here."""
         group = self._groups.find(request.group)
         return group is None or not all(message.topic in group.topics for message in request.messages)
 
@@ -173,7 +173,7 @@ class Preparer:
             reserved.set_result(None)
 
     def _tell(self, asked: _Asked, result: Prepared | Exception) -> None:
-        """Answer, if somebody still waits."""
+        """Answer, unless the caller is gone."""
         if isinstance(result, Prepared):
             told = "prepared" if result.created else "repeated"
             if not asked.answer.done():
@@ -183,7 +183,7 @@ class Preparer:
             if not asked.answer.done():
                 asked.answer.set_exception(result)
             if isinstance(result, NotServedError):
-                return  # whoever owns the shard counts it
+                return  # the owner of the shard counts it
         name = asked.request.group
         seconds = asyncio.get_running_loop().time() - asked.began
         self._observer.prepared("" if self._groups.find(name) is None else name, told, seconds)
@@ -193,7 +193,7 @@ class Preparer:
         return server_id(shard, str(uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)))
 
     def _store(self, shard: Shard, asked: _Asked) -> None:
-        """Produce the half; it cannot be taken back then: whoever asked for it may go away, its result may not."""
+        """Produce the half. It cannot be taken back: its result is applied even if the caller goes away."""
         request, now = asked.request, self._clock.now_ms()
         if request.id is not None:
             self._reserved[request.id] = asyncio.get_running_loop().create_future()
@@ -231,7 +231,7 @@ class Preparer:
         self._tell(asked, result)
 
     def _applied(self, number: int, half: Half, offset: int) -> Entry | None:
-        """Return what is known of a half that was stored, None if its shard is no longer served here."""
+        """Apply a half that was stored and return its entry, None if its shard is no longer served here."""
         shard = self._shards.find(number)
         if shard is None:
             return None

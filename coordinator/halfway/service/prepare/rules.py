@@ -1,6 +1,6 @@
 """The rules that a prepare must keep, in the order in which they are asked (docs/protocol.md#prepare).
 
-Each refuses what would fail later, and names the field, what it is, and what it may be.
+Each refuses a prepare that would fail later, and names the field, its value, and the values that are allowed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Lookup:
-    """Looks in the shard that owns an id, and reads on where that may not be enough."""
+    """Looks an id up in the shard that owns it, after a read barrier if need be."""
 
     def __init__(self, limits: ServiceLimits, shards: ShardTable, half_log: HalfLog, clock: Clock) -> None:
         """Keep the parts."""
@@ -63,7 +63,7 @@ class Lookup:
         raise UnknownTransactionError(transaction_id)
 
     async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
-        """Return the half of a prepared or parked transaction, read back by offset where it is not held in memory."""
+        """Return the half of a prepared or parked transaction, read back by offset if it is not in memory."""
         half = self._shards.payloads.get(entry.id, entry.fingerprint)
         if half is not None:
             return half

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def view(groups: Groups, entry: Entry, messages: tuple[Message, ...] | None = None) -> TransactionView:
-    """Show an entry; `messages` is its payload where it was asked for."""
+    """Show an entry; `messages` is its payload if it was asked for."""
     topics = tuple(topic for topic, _ in entry.index)
     if isinstance(entry, Ended):
         return TransactionView(

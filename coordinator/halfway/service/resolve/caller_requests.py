@@ -49,7 +49,7 @@ class CallerRequests:
     def begin_end(self, request: End, *, deadline: float, credential: str | None) -> asyncio.Future[EndResult]:
         """End a transaction for a caller; one that brings the id of a check it was sent has the cause `check`.
 
-        Whoever goes away may cancel the future: what was begun is finished all the same.
+        A caller that goes away may cancel the future: the end is finished nevertheless.
         """
         answer = self._begin_end(request, deadline=deadline, credential=credential)
         if _says_commit(request):
@@ -77,7 +77,7 @@ class CallerRequests:
         return answer
 
     async def _end(self, request: End, *, deadline: float, credential: str | None) -> EndResult:
-        """Do the same where something other than the lane has to be waited for."""
+        """Do the same when it has to wait for something other than the lane."""
         loop = asyncio.get_running_loop()
         began, group, cause = loop.time(), "", request.cause
         result: str | None = "changed"
@@ -91,7 +91,7 @@ class CallerRequests:
                 still.remark = request.remark
             result = "changed" if ended.changed else "unchanged"
         except NotServedError:
-            result = None  # whoever owns the shard counts it
+            result = None  # the owner of the shard counts it
             raise
         except HalfwayError as error:
             result = error.code
@@ -118,7 +118,7 @@ class CallerRequests:
         self._observer.ended(group, outcome.value, cause.value, result, seconds)
 
     def _settle(self, transaction_id: str, answer: asyncio.Future[EndResult]) -> None:
-        """Have the commit verdict of a check that was fetched written down where its commit was not."""
+        """Record the commit verdict of a fetched check if its commit was not written."""
         error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
         self._verdicts.settle(transaction_id, error)
 

@@ -1,4 +1,4 @@
-"""Commits that a check said: kept until they are written, so that policy never rolls back what is to be committed."""
+"""Commit verdicts of checks: kept until they are written, so that policy never rolls such a transaction back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CommitVerdicts:
         spawn: Callable[[Coroutine[object, object, None]], None],
         horizon_s: float,
     ) -> None:
-        """Keep the parts; `spawn` does something that nobody waits for."""
+        """Keep the parts; `spawn` runs work that nobody waits for."""
         self._horizon_ms = round(horizon_s * 1000)
         self._shards = shards
         self._resolver = resolver
@@ -65,7 +65,7 @@ class CommitVerdicts:
         return later or entry.fingerprint != asked.fingerprint
 
     def settle(self, transaction_id: str, error: BaseException | None) -> None:
-        """Take note of what became of the commit; where it was not written, the verdict is written down instead."""
+        """Take the result of the commit; if it was not written, record the verdict instead."""
         if error is None or isinstance(error, _OVER):
             self._shards.said_commit.pop(transaction_id, None)
         else:
@@ -101,9 +101,9 @@ class CommitVerdicts:
 
 
 def _note(entry: Unresolved, said: CommitVerdict) -> Act:
-    """Return what writes the verdict down: VERDICT where it is prepared, and parked anew where it is parked.
+    """Return the act that records the verdict: VERDICT if it is prepared, parked again if it is parked.
 
-    What is resumed in between must not be parked by it: it is then recorded once more, as prepared.
+    A transaction that is resumed in between must not be parked by it: the verdict is then recorded again, as prepared.
     """
     parked = _is_parked(entry)
     return Act(

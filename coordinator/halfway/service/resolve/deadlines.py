@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Deadlines:
-    """Ends what is not done in time with an error. Deadlines are times on the loop's own clock."""
+    """Fails futures that are not done in time. Deadlines are times on the loop's own clock."""
 
     def __init__(self) -> None:
         """Watch nothing."""
@@ -18,7 +18,7 @@ class Deadlines:
         self._timers: dict[float, asyncio.TimerHandle] = {}
 
     def watch(self, future: asyncio.Future[Any], deadline: float, late: Callable[[], Exception]) -> None:
-        """Give a future the error that `late` makes where it is not done by its deadline."""
+        """Give a future the error that `late` makes if it is not done by its deadline."""
         watched = self._watched.get(deadline)
         if watched is None:
             watched = self._watched[deadline] = {}

@@ -28,7 +28,7 @@ class Change(Protocol):
 
     @property
     def needs_whole_payload(self) -> bool:
-        """Whether it cannot be written where the payload cannot be read."""
+        """Whether it cannot be written if the payload cannot be read."""
 
     def settled(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
         """Return the answer if nothing is to be written, None if something is; raise if the state forbids it.

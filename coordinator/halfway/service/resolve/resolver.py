@@ -71,7 +71,7 @@ class Resolver:
 
         Raises:
             AlreadyEndedError, NotPendingError: the state does not allow it.
-            EndUnconfirmedError: not confirmed in time; the same call again tells, and never does it twice.
+            EndUnconfirmedError: not confirmed in time; repeat the call: it is never done twice.
             TopicUnavailableError, MessageTooLargeError, NotAuthorisedError: it cannot be written; it is still pending.
             OvertakenError: policy decided it, and no longer does.
 
@@ -138,7 +138,7 @@ class Resolver:
         try:
             write = resolution.change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
             written = self._lane.submit(write)
-        except Exception as error:  # noqa: BLE001 - whoever waits hears of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             self._not_written(resolution, entry, error)
         else:
             written.add_done_callback(partial(self._written, resolution, entry, write, at))
@@ -176,7 +176,7 @@ class Resolver:
     async def _look_again(self, resolution: Resolution, pause_s: float = 0.0) -> None:
         """Judge by what stands now, and write unless that settles it.
 
-        After a lane was lost, the fold tells what became of the write.
+        After a lane was lost, the fold shows whether the write stands.
         """
         try:
             if pause_s:
@@ -268,7 +268,7 @@ def limit() -> float:
 
 
 async def _released(claim: asyncio.Future[None], transaction_id: str, *, deadline: float) -> None:
-    """Wait until whoever resolves an id now is done."""
+    """Wait until the change that has claimed an id is done."""
     try:
         async with asyncio.timeout_at(deadline):
             await asyncio.shield(claim)

@@ -20,7 +20,7 @@ def jitter(entry: Pending) -> float:
 def look_at(groups: Groups, entry: Pending, now: int) -> int:
     """Return when the policy next has something to say about a transaction, in ms since the epoch.
 
-    That is at once where the clock was set right while something was written by its former time.
+    That is now if the transaction was written by a clock that has since been corrected.
     """
     if is_of_wrong_clock(entry, now):
         return 0

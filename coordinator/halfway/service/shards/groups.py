@@ -73,7 +73,7 @@ class Groups:
         return self.require(name, credential=credential, action=action)
 
     async def refresh(self, *, deadline: float) -> None:
-        """Know what other instances had written of groups when this was called."""
+        """Return once this instance knows the groups that were written before this call."""
         await self._store.refresh(deadline=deadline)
 
     def _is_held(self, group: Group) -> bool:
@@ -178,8 +178,8 @@ class Groups:
     async def delete(self, name: str, count_all: CountAll, *, deadline: float, credential: str | None) -> None:
         """Remove a group that has no pending or parked transaction; GroupInUseError otherwise.
 
-        `count_all` counts in every shard, whoever owns it. It is asked once more while no prepare of the group is taken
-        anywhere: what comes in between must not be left without its group.
+        `count_all` counts in every shard, of all owners. It is called again while no owner takes prepares of it:
+        a transaction that is prepared in between must not be left without its group.
         """
         await self.required(name, credential=credential, action="delete_group", deadline=deadline)
         _demand_unused(name, await count_all(name, 0.0))
@@ -189,7 +189,7 @@ class Groups:
             with suppress(HalfwayError):
                 await count_all(name, _TAKE_AGAIN)
             raise
-        # Where it is not known whether it was deleted, the hold is left to pass.
+        # If it is not known whether the group was deleted, the hold expires by itself.
         await self._store.delete(name, deadline=min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2))
 
     async def view(self, name: str, *, deadline: float, credential: str | None) -> GroupView:
@@ -198,7 +198,7 @@ class Groups:
         return self._shown(self.require(name, credential=credential, action="get_group"))
 
     async def views(self, *, limit: int, after: str | None, deadline: float, credential: str | None) -> GroupPage:
-        """Show up to `limit` groups by name, those after a name; fewer where they are large."""
+        """Show up to `limit` groups by name, those after a name; fewer if they are large."""
         self._authority.require(credential, None, action="list_groups")
         await self._store.refresh(deadline=deadline)
         found = [group for group in self._store.all() if after is None or group.name > after]

@@ -49,7 +49,7 @@ class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard:
-    """One shard while it is served: its fold, when each pending transaction is looked at next, and who waits."""
+    """One shard while it is served: its fold, when each pending transaction is due, and the calls that wait."""
 
     def __init__(self, number: int, state: ShardState) -> None:
         """Take over the fold that an acquisition made; everything pending is looked at by the first scan."""
@@ -62,7 +62,7 @@ class Shard:
         self.agenda.put_all((entry.id for entry in state.pending()), 0)
 
     def advance(self, position: int) -> None:
-        """Note that the tail has come to `position`, and wake who waited for it."""
+        """Note that the tail has reached `position`, and wake the calls that waited for it."""
         self.state.advance_tail(position)
         while self._waiting and self._waiting[0][0] <= self.state.half_tail:
             waiter = heappop(self._waiting)[2]
@@ -70,7 +70,7 @@ class Shard:
                 waiter.set_result(None)
 
     async def tailed(self, position: int, *, deadline: float) -> None:
-        """Return once the tail has come to `position`: everything before it has been applied."""
+        """Return once the tail has reached `position`: everything before it has been applied."""
         if self.state.half_tail >= position:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -86,7 +86,7 @@ class Shard:
             ) from None
 
     def close(self) -> None:
-        """Wake who waits: this shard is no longer served here."""
+        """Wake the calls that wait: this shard is no longer served here."""
         for _, _, waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(not_served(self.number))
@@ -239,7 +239,7 @@ class ShardTable:
         return isinstance(entry, Pending) and entry.offset == offset
 
     def current(self, write: LaneWrite) -> bool:
-        """Whether a write's id is still claimed and, where it resolves something, pending or parked.
+        """Whether a write's id is still claimed and, if the write resolves it, pending or parked.
 
         An act of policy is no longer current once a check has said commit.
         """
