@@ -47,7 +47,7 @@ class _Answer(BaseHTTPRequestHandler):
     said: str
 
     def do_POST(self) -> None:
-        """Answer one question; what is no question is 400."""
+        """Answer one check; any other request is 400."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal() and int(length) <= _MAX_QUESTION_BYTES):
             self.send_error(HTTPStatus.BAD_REQUEST)

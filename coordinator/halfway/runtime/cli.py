@@ -165,7 +165,7 @@ def main() -> None:
         try:
             stream.flush()
         except OSError:
-            status = status or 1  # nobody reads any more, or a full disk: what could be said was said
+            status = status or 1  # the reader is gone, or the disk is full: nothing more can be printed
     os._exit(status if isinstance(status, int) else int(status is not None))
 
 

@@ -1,4 +1,4 @@
-"""File descriptors: as many as the system gives, and enough of them kept for Kafka whoever connects."""
+"""File descriptors: as many as the system allows, with enough of them reserved for Kafka."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEALTH_CONNECTIONS: Final = 64
 
 
 def connections_within(limit: int) -> int:
-    """Return how many connections of clients may be held where a process may have so many files open."""
+    """Return how many client connections may be held if a process may have `limit` files open."""
     free = max(limit - _KEPT, limit // 3)
     return max(1, min(MAX_CONNECTIONS, free))
 

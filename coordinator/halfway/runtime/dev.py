@@ -77,7 +77,7 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
 
 
 def _demand_usable(settings: Settings, wanted: Dev) -> None:
-    """Raise ConfigurationError for all that the coordinator would refuse, before Kafka is started for it."""
+    """Raise ConfigurationError for all that the coordinator would refuse, before Kafka starts."""
     admin_client(settings.kafka_config(""))
     check_authorities(settings)
     ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": wanted.kafka_port}

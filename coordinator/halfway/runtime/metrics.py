@@ -60,7 +60,7 @@ class Metrics:
 
     def __init__(self) -> None:
         """Make every metric in a registry of its own."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, which nobody reads
         self.registry = CollectorRegistry()
         registry = self.registry
         self._groups = _Groups()
@@ -177,7 +177,7 @@ class Metrics:
         self._observe(self._forwarded_s, seconds, call)
 
     def shard_moved(self, seconds: float) -> None:
-        """Observe how long a shard was served by nobody."""
+        """Observe how long a shard was unserved."""
         self._moved_s.observe(seconds)
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
@@ -250,7 +250,7 @@ class _Troubles(Collector):
 
 
 class _Gauges(Collector):
-    """What the coordinator holds, looked at when somebody asks."""
+    """What the coordinator holds, read at each scrape."""
 
     def __init__(self, shards: ShardTable, api: Api, groups: _Groups) -> None:
         self._shards = shards

@@ -53,7 +53,7 @@ class ScanScheduler:
         self._watch = asyncio.create_task(self._watch_clock())
 
     async def stop(self) -> None:
-        """Start no more scans, and cut off one that runs: what it has not done is due at the next start."""
+        """Start no more scans, and cancel one that runs: its remaining work is due at the next start."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -75,7 +75,7 @@ class ScanScheduler:
         )
 
     def disarm(self, shard: int) -> None:
-        """Scan a shard no more."""
+        """Stop scanning a shard."""
         if self._scheduler.get_job(f"scan-{shard}") is not None:
             self._scheduler.remove_job(f"scan-{shard}")
 

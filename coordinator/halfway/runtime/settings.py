@@ -69,7 +69,7 @@ MIB: Final = 1024 * 1024
 
 
 class PolicyDefaults(BaseModel):
-    """The policy of groups that choose nothing else; seconds."""
+    """The policy of groups that set no other; seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -36,7 +36,7 @@ def show(settings: Settings) -> int:
 
 
 def compare(settings: Settings) -> int:
-    """Print what is unsafe or missing; exit status 1 if anything is."""
+    """Print what is unsafe or missing, and return exit status 1 if anything is."""
 
     async def compared(topics: InternalTopics) -> int:
         problems = await topics.watch()
