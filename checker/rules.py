@@ -175,7 +175,7 @@ def policy_decides_what_nobody_did(case: Case) -> Iterator[Finding]:
 
 
 def outcome_stays(case: Case) -> Iterator[Finding]:
-    """Whoever asks after an outcome was told is told that outcome, or is not answered."""
+    """A caller that asks after an outcome was told gets that outcome, or no answer."""
     first = next((told for told in case.told if told.state in OUTCOMES), None)
     if first is None:
         return

@@ -62,7 +62,7 @@ class CheckEndpoints:
         await web.TCPSite(self._runner, HOST, self._port).start()
 
     async def stop(self) -> None:
-        """End it; whoever still waits for an answer gets no verdict."""
+        """End it; callers that still wait for an answer get no verdict."""
         self._stopped = True
         if self._runner is not None:
             await self._runner.cleanup()

@@ -105,7 +105,7 @@ class HttpCheckCaller:
             await self._session.close()
 
     def refusal(self, url: str) -> str | None:
-        """Tell why the operator's rules refuse an endpoint, None if they do not."""
+        """Return why the operator's rules refuse an endpoint, None if they do not."""
         try:
             return self._urls.refusal(URL(url))
         except ValueError:
@@ -249,7 +249,7 @@ class HttpCheckCaller:
         return verdict.outcome, verdict.remark
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the body of an answer that may hold a verdict, and stop reading where it cannot be one."""
+        """Return the body of an answer that may hold a verdict, and stop reading if it cannot."""
         if response.status != 200:  # noqa: PLR2004 - the one status that answers
             raise NotAVerdictError(f"status {response.status}, not 200")
         if not is_json(response.content_type):

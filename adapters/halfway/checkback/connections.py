@@ -147,7 +147,7 @@ class Line(ResponseHandler):
             self._take(data[at : at + _SLICE_BYTES])
 
     def _refuse(self) -> None:
-        """End the connection and whoever waits for its answer, as too much came."""
+        """End the connection and fail the caller that waits for its answer: too much came."""
         self.out_of_turn = self._refused = True
         error = TooMuchError()
         self.set_exception(error)

@@ -91,7 +91,7 @@ async def answer_check(body: bytes, decide: Decide, *, within_s: float = _ANSWER
 def answer_check_sync(body: bytes, decide: DecideSync) -> tuple[int, bytes]:
     """Do what `answer_check` does, without an event loop and without a bound on the time that `decide` takes.
 
-    Whoever calls it answers with CONTENT_TYPE. `Barrier.decide` waits for no lock longer than about a second.
+    The caller answers with CONTENT_TYPE. `Barrier.decide` waits for no lock longer than about a second.
     """
     try:
         check = read_check(body)

@@ -25,7 +25,7 @@ class Java:
 
 
 def parse_java_version(output: str) -> int | None:
-    """Give the feature version (8, 17, 25) from what `java -version` prints, or None if there is none."""
+    """Return the feature version (8, 17, 25) from what `java -version` prints, or None if there is none."""
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else None
 

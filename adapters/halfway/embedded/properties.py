@@ -67,9 +67,9 @@ def demand_unreserved(overrides: Mapping[str, str]) -> None:
 
 
 def server_properties(node: Node, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Give the properties of a node; `overrides` wins where it names one that is not reserved.
+    """Return the properties of a node; `overrides` wins if it names one that is not reserved.
 
-    Topics have a replica on each node, at most three, and `min.insync.replicas` is two where there are three.
+    Topics have a replica on each node, at most three, and `min.insync.replicas` is two if there are three.
     """
     overrides = overrides or {}
     demand_unreserved(overrides)

@@ -77,7 +77,7 @@ class Memory:
         """Create the log (or take over the one given) and the ports over it.
 
         `topics` are the real topics: by name their facts, or just a number of partitions. `owns` are the shards that
-        this instance acquires, all where it is None.
+        this instance acquires, all if it is None.
         """
         facts = {name: topic(it) if isinstance(it, int) else it for name, it in (topics or {}).items()}
         self.log = MemoryLog(shards, facts) if log is None else log

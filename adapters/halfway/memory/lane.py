@@ -130,7 +130,7 @@ class MemoryLane:
             _answer(waiting, LaneLostError(id=waiting.write.id))
 
     def _admit(self, waiting: _Waiting, incarnation: Incarnation, loop: asyncio.AbstractEventLoop) -> bool:
-        """Say whether a write may begin; where it may not, its caller hears why at the next turn."""
+        """Return whether a write may begin; if not, its caller gets the error at the loop's next turn."""
         if waiting.future.done():
             return False
         error = self._refusal(waiting.write, incarnation, loop.time())

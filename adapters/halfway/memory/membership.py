@@ -123,7 +123,7 @@ class MemoryMembership:
         self._tails[shard].wake()
 
     def _tail(self, shard: int, incarnation: Incarnation) -> None:
-        """Bring the listener what was appended to half[s]; whoever finds another owner's barrier has lost it."""
+        """Pass on the records appended to half[s]; a reader that finds another owner's barrier has lost it."""
         tail, listener = self._tails.get(shard), self._listener
         if tail is None or listener is None or incarnation is not self._incarnation:
             return

@@ -27,7 +27,7 @@ class MemoryCursors:
             self._log.cursors.update(cursors)
 
     def load(self, shard: int) -> Cursors:
-        """Return the cursors of a shard, both 0 where none were committed."""
+        """Return the cursors of a shard, both 0 if none were committed."""
         return self._log.cursors.get(shard, Cursors(half=0, op=0))
 
 

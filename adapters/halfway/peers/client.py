@@ -2,7 +2,7 @@
 
 See docs/protocol.md#any-instance-may-be-asked.
 
-Only addresses from owner records are called: whoever may write those may write everything else of halfway too.
+Only addresses from owner records are called: anybody who may write those may write all other topics of halfway too.
 Redirects are not followed, and proxies, cookies and credentials of the environment not used.
 """
 
@@ -54,7 +54,7 @@ class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that wait for an answer, of all owners together."""
     max_waiting_bytes: int = 128 * MIB
     max_waiting_of_one: int = 5_000
-    """Of these for one owner: where it hangs, there are places for calls to the others."""
+    """The share of one owner: if it hangs, there are places for calls to the others."""
     max_waiting_bytes_of_one: int = 64 * MIB
     max_requests: int = 16
     """Requests under way to one owner, and as many again that wait for checks."""
@@ -228,7 +228,7 @@ class HttpPeers:
     # --- one request
 
     async def _request(self, line: _Line, batch: list[_Asked]) -> None:
-        """Send calls and hand out their answers; whoever gets none is told whether it may have been done."""
+        """Send calls and hand out their answers; a call without an answer is told whether it may have been done."""
         owner, detail = line.owner, "the connection was closed"
         try:
             async with asyncio.timeout_at(max(asked.deadline for asked in batch)):
