@@ -183,7 +183,7 @@ class NotServedError(ShardUnavailableError):
     """The shard is not served by this instance, and nothing has been begun: its owner may be asked instead."""
 
     def __init__(self, detail: str, *, shard: int | None = None) -> None:
-        """Say which shard; None where any shard would do."""
+        """Keep which shard it is; None if any shard would do."""
         super().__init__(detail, **({} if shard is None else {"shard": shard}))
         self.shard = shard
 

@@ -59,7 +59,7 @@ class _Answer(BaseHTTPRequestHandler):
         if not isinstance(question, dict):
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
-        # The nonce, where there is one, says which question this answers.
+        # The nonce, if there is one, binds the answer to its question.
         answer = {"outcome": self.said} | {name: question[name] for name in ("nonce",) if name in question}
         body = json.dumps(answer).encode()
         self.send_response(HTTPStatus.OK)

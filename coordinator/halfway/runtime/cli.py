@@ -152,7 +152,7 @@ def _topics(given: tuple[str, ...]) -> dict[str, int]:
 def main() -> None:
     """Run the command line, and end without taking the interpreter apart.
 
-    A Kafka client that was not collected yet is destroyed there, which hangs where its broker is already gone.
+    A Kafka client that was not collected yet is destroyed there, which hangs if its broker is already gone.
     """
     _open_streams()
     status: object = 0

@@ -27,7 +27,7 @@ class Remote:
     """A coordinator's URL and the token for it; a wrong URL or token ends the command with status 1."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Keep where it is."""
+        """Keep the URL and the token."""
         self._base = _base(url)
         self._shown = str(self._base.with_user(None))
         self._headers = {}

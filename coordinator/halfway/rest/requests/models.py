@@ -293,6 +293,6 @@ class FetchedCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckList(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks that are due; none where none came due in time."""
+    """Checks that are due; empty if none came due in time."""
 
     checks: list[FetchedCheck]

@@ -145,7 +145,7 @@ def result_of(call: PeerCall, frame: AnswerFrame) -> Any:
 
 
 def _codes() -> Mapping[str, type[HalfwayError]]:
-    """Return the errors that callers may see, by their codes; where several share a code, the most general."""
+    """Return the errors that callers may see, by their codes; if several share a code, the most general."""
     found: dict[str, type[HalfwayError]] = {}
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, HalfwayError) and kind is not errors.NotServedError:

@@ -90,7 +90,7 @@ class Preparer:
         asked = _Asked(request, deadline, credential)
         try:
             wait = self._advance(asked)
-        except Exception as error:  # noqa: BLE001 - whoever waits hears of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             self._tell(asked, error)
         else:
             if wait is not None:
@@ -225,7 +225,7 @@ class Preparer:
             self._note_ambiguous(half.id)
             error.fields["id"] = half.id
             result = error
-        except Exception as error:  # noqa: BLE001 - whoever waits hears of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             result = error
         self._free(asked.request.id)
         self._tell(asked, result)

@@ -109,7 +109,7 @@ class CallerRequests:
     ) -> None:
         error = None if answer.cancelled() else answer.exception()
         if isinstance(error, NotServedError):
-            return  # whoever owns the shard counts it
+            return  # the owner of the shard counts it
         if isinstance(error, HalfwayError):
             result = error.code
         else:

@@ -223,7 +223,7 @@ class ShardTable:
         state = served.state
         for offset, transaction_id, half in records:
             if half is None and transaction_id in self.claims:
-                # The tail sees no op, and it may be here before the lane's answer. Until whoever claimed the id applies
+                # The tail sees no op, and it may be here before the lane's answer. Until the claiming change applies
                 # both, the id stays known: one that is being resolved must never be taken for unknown.
                 continue
             known = state.find(transaction_id) is not None
