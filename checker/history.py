@@ -103,7 +103,7 @@ class Checked(Event, frozen=True, kw_only=True):
 
 
 class Taken(Event, frozen=True, kw_only=True):
-    """Whoever asked has read the answer to a check: it has used the same connection again."""
+    """The asker has read the answer to a check: it has used the same connection again."""
 
     id: str
     said: Said
@@ -120,7 +120,7 @@ class Looked(Event, frozen=True, kw_only=True):
 
 
 class Fault(Event, frozen=True, kw_only=True):
-    """Something was done to the system, and is over; it counts where it took effect."""
+    """Something was done to the system, and is over; it counts if it took effect."""
 
     kind: str
     target: str

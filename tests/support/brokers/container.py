@@ -62,7 +62,7 @@ class KafkaContainer(DockerContainer):
 
 
 def reap_if_possible() -> None:
-    """Have testcontainers' reaper remove what a killed run leaves behind; go on without it where it cannot be had."""
+    """Have testcontainers' reaper remove what a killed run leaves behind; go on without it if it is not available."""
     if testcontainers_config.ryuk_disabled:
         return
     try:

@@ -25,7 +25,7 @@ async def run(directory: Path, *arguments: str, settings: Mapping[str, str] | No
 
 
 async def run_command(directory: Path, *command: str) -> Ended:
-    """Run any command; it is killed where it does not end."""
+    """Run any command; it is killed if it does not end."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory,

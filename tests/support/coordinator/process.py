@@ -115,7 +115,7 @@ class CoordinatorProcess:
             return False
 
     def exit_status(self, within_s: float = EXIT_WITHIN_S) -> int:
-        """Wait for the end, and give its exit status (minus the signal's number where one killed it)."""
+        """Wait for the end, and return its exit status (minus the signal's number if one killed it)."""
         assert self._process is not None
         status = self._process.wait(within_s)
         assert status is not None, f"the coordinator still runs after {within_s:g} s:\n{self.log[-8000:]}"

@@ -27,7 +27,7 @@ class Answer:
     headers: Mapping[str, str] = field(repr=False)
 
     def expect(self, *statuses: int) -> Json:
-        """Give the body where the status is one of `statuses`; AssertionError with the whole answer otherwise."""
+        """Return the body if the status is one of `statuses`; AssertionError with the whole answer otherwise."""
         assert self.status in statuses, f"expected {statuses}, got {self}"
         return self.body if isinstance(self.body, dict) else {}
 
