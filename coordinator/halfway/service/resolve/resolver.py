@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from halfway.domain.errors import HalfwayError, KafkaUnavailableError, LaneLostError, NotWrittenError, OvertakenError
+from halfway.domain.errors import (
+    HalfwayError,
+    KafkaUnavailableError,
+    LaneLostError,
+    NotWrittenError,
+    OvertakenError,
+    RetryableError,
+)
 from halfway.domain.records import Half
 from halfway.domain.shard import Ended, Entry, Pending
 from halfway.domain.transaction import Action, State
@@ -219,8 +226,8 @@ class Resolver:
         if not resolution.claim.done():
             resolution.claim.set_result(None)
         if answer.done():
-            if isinstance(result, Exception):
-                log.info("late_end_failed", error=str(result))
+            if isinstance(result, Exception) and not isinstance(result, RetryableError):
+                log.info("late_end_failed", id=resolution.id, error=str(result))
         elif isinstance(result, EndResult):
             answer.set_result(result)
         elif isinstance(result, asyncio.CancelledError):
