@@ -23,7 +23,7 @@ from halfway.kafka.ownership.retry_backoff import pause_after
 log = structlog.get_logger()
 
 AT_ONCE: Final = 8
-"""ConcurrentAcquisitions at once, which bounds producers, consumers and threads whatever the number of shards."""
+"""Acquisitions at once, which bounds producers, consumers and threads whatever the number of shards."""
 AGAIN_AT_ONCE: Final = 4
 """Of these, how many may be of shards that have failed before: the others always find a place."""
 _CLAIM_S: Final = 30.0
