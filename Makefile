@@ -1,7 +1,7 @@
 # Needs Python 3.11 or later and, for a Kafka broker, Java 17 or later; everything else is fetched by name and locked.
 PYTHON ?= python3
-# One Kafka broker per test worker: more workers than cores only makes them wait for each other.
-TEST_WORKERS ?= 2
+# One Kafka broker per test worker. Tests wait more than they compute: on two cores three workers need 20 minutes.
+TEST_WORKERS ?= 3
 # How long a chaos run is: until so many transactions were begun and so many faults took effect.
 TRANSACTIONS ?= 5000
 FAULTS ?=
