@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from halfway.service.ports import Written
 
@@ -33,7 +33,7 @@ class Loop:
             self.asyncio.call_soon_threadsafe(call, *args)
 
 
-def settle(answers: Iterable[Answer]) -> None:
+def settle(answers: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
     """Set the results or errors of futures; those that are done or cancelled are left alone."""
     for future, result in answers:
         if future.done():

@@ -17,6 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import settle
 from halfway.kafka.log.partition_reader import LEADER_MOVES
 
 _ASK_AGAIN_S: Final = 0.1
@@ -70,7 +71,7 @@ class PartitionEnds:
                 except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
                     ends = dict.fromkeys(asked, _unavailable(self._topic, str(error)))
                 for partition, futures in asked.items():
-                    _settle(futures, ends[partition])
+                    settle((future, ends[partition]) for future in futures)
         finally:
             self._running = None
 
@@ -124,13 +125,3 @@ class PartitionEnds:
 
 def _unavailable(topic: str, reason: str) -> KafkaUnavailableError:
     return KafkaUnavailableError(f"Kafka did not tell where {topic} ends: {reason}")
-
-
-def _settle(futures: Iterable[asyncio.Future[int]], result: int | Exception) -> None:
-    for future in futures:
-        if future.done():
-            continue
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Loop
+from halfway.kafka.clients.loop import Loop, settle
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.validation import note_skipped
 from halfway.service.ports import Observer
@@ -214,7 +214,7 @@ class RecordReader:
 
     def _settle(self, row: list[_Wanted], result: Any) -> None:
         if row and self._loop is not None:
-            self._loop.post(_deliver, [wanted.future for wanted in row], result)
+            self._loop.post(settle, [(wanted.future, result) for wanted in row])
 
 
 def _passed(row: list[_Wanted], offset: int) -> Iterator[_Wanted]:
@@ -225,13 +225,3 @@ def _passed(row: list[_Wanted], offset: int) -> Iterator[_Wanted]:
 
 def _at(place: Place, offset: int) -> str:
     return f"{place[0]}[{place[1]}]@{offset}"
-
-
-def _deliver(futures: list[asyncio.Future[Any]], result: Any) -> None:
-    for future in futures:
-        if future.done():
-            continue
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)

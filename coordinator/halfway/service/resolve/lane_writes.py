@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
-from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.domain.shard import ParkedEntry, Pending, Unresolved
 from halfway.domain.transaction import Cause, State
-from halfway.service.ports import TOMBSTONE, LaneWrite
+from halfway.service.ports import TOMBSTONE, LaneWrite, Tombstone
 
 NO_HALF = -1
 """The half offset in an op of a parked transaction, whose half is a tombstone already."""
@@ -59,30 +59,26 @@ def rolled_back(shard: int, entry: Unresolved, half: Half | None, told: OpFields
 def _ended(shard: int, entry: Unresolved, half: Half | None, told: OpFields, kind: OpKind) -> LaneWrite:
     commits = kind is OpKind.COMMITTED
     pending = isinstance(entry, Pending)
-    return LaneWrite(
-        shard=shard,
-        id=entry.id,
-        group=entry.group,
-        state=State.COMMITTED if commits else State.ROLLED_BACK,
-        prepared_at=entry.prepared_at,
+    return _write(
+        shard,
+        entry,
+        State.COMMITTED if commits else State.ROLLED_BACK,
+        told.deadline,
         messages=half.messages if commits and half is not None else (),
         half=TOMBSTONE if pending else None,
         op=_op(kind, entry, half, told),
         parked=None if pending else TOMBSTONE,
-        deadline=told.deadline,
     )
 
 
 def noted(shard: int, entry: Pending, told: OpFields, kind: OpKind) -> LaneWrite:
     """Prepared stays prepared: an op marker alone, CHECKED (a check was sent, or a remark was left) or VERDICT."""
-    return LaneWrite(
-        shard=shard,
-        id=entry.id,
-        group=entry.group,
-        state=State.PREPARED,
-        prepared_at=entry.prepared_at,
+    return _write(
+        shard,
+        entry,
+        State.PREPARED,
+        told.deadline,
         op=_op(kind, entry, None, told),
-        deadline=told.deadline,
     )
 
 
@@ -93,16 +89,14 @@ def parked(shard: int, entry: Unresolved, half: Half, told: OpFields) -> LaneWri
     if told.commit_verdict:
         kept = msgspec.structs.replace(kept, commit_verdict=True)
     record = Parked(half=kept, reason=reason, parked_at=told.at, checks=entry.checks)
-    return LaneWrite(
-        shard=shard,
-        id=entry.id,
-        group=entry.group,
-        state=State.PARKED,
-        prepared_at=entry.prepared_at,
+    return _write(
+        shard,
+        entry,
+        State.PARKED,
+        told.deadline,
         half=TOMBSTONE if isinstance(entry, Pending) else None,
         op=_op(OpKind.PARKED, entry, half, told),
         parked=record,
-        deadline=told.deadline,
     )
 
 
@@ -111,29 +105,25 @@ def resumed(shard: int, entry: ParkedEntry, half: Half, told: OpFields) -> LaneW
     again = msgspec.structs.replace(
         current_half(entry, half), since=told.at, checks=0, checked_at=None, check_after_ms=None
     )
-    return LaneWrite(
-        shard=shard,
-        id=entry.id,
-        group=entry.group,
-        state=State.PREPARED,
-        prepared_at=entry.prepared_at,
+    return _write(
+        shard,
+        entry,
+        State.PREPARED,
+        told.deadline,
         half=again,
         op=_op(OpKind.RESUMED, entry, half, told),
         parked=TOMBSTONE,
-        deadline=told.deadline,
     )
 
 
 def written_again(shard: int, entry: Pending, half: Half, *, deadline: float) -> LaneWrite:
     """Prepared stays prepared: the half once more at the tail (re-anchor, or the correction of a stray)."""
-    return LaneWrite(
-        shard=shard,
-        id=entry.id,
-        group=entry.group,
-        state=State.PREPARED,
-        prepared_at=entry.prepared_at,
+    return _write(
+        shard,
+        entry,
+        State.PREPARED,
+        deadline,
         half=current_half(entry, half),
-        deadline=deadline,
     )
 
 
@@ -148,6 +138,32 @@ def buried(
         state=state,
         prepared_at=prepared_at,
         half=TOMBSTONE,
+        deadline=deadline,
+    )
+
+
+def _write(
+    shard: int,
+    entry: Unresolved,
+    state: State,
+    deadline: float,
+    *,
+    messages: tuple[Message, ...] = (),
+    half: Half | Tombstone | None = None,
+    op: Op | None = None,
+    parked: Parked | Tombstone | None = None,
+) -> LaneWrite:
+    """Return what takes an entry to a state, or leaves it there."""
+    return LaneWrite(
+        shard=shard,
+        id=entry.id,
+        group=entry.group,
+        state=state,
+        prepared_at=entry.prepared_at,
+        messages=messages,
+        half=half,
+        op=op,
+        parked=parked,
         deadline=deadline,
     )
 
