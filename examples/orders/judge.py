@@ -16,7 +16,8 @@ class Evidence:
     """What was found when everything had come to rest.
 
     `sent` are the orders that customers sent, `orders` gives the state of each that was placed, `fenced` those that a
-    check kept out of the database. `seen` and `dead` list order ids by topic as often as they were read. `flawed`
+    check kept out of the database. `seen` and `dead` list order ids by topic as often as they stand there, `effects` as
+    often as the topic's consumer has given them effect. `flawed`
     gives the orders whose message in a topic its consumer cannot digest. `transactions` are halfway's own lists.
     """
 
@@ -24,6 +25,7 @@ class Evidence:
     orders: Mapping[str, str]
     fenced: Collection[str]
     seen: Mapping[str, Sequence[str]]
+    effects: Mapping[str, Sequence[str]]
     dead: Mapping[str, Sequence[str]]
     flawed: Mapping[str, Collection[str]]
     transactions: Sequence[Mapping[str, Any]]
@@ -56,10 +58,10 @@ def judge(evidence: Evidence) -> list[Problem]:
     found: list[tuple[str, str, set[str]]] = []
     for topic, ids in evidence.seen.items():
         found += ((topic, what, orders) for what, orders in _against(evidence.paid, ids))
-        digestible = evidence.paid & set(evidence.flawed.get(topic, ()))
-        found += (
-            (f"dead letters of {topic}", what, it) for what, it in _against(digestible, evidence.dead.get(topic, ()))
-        )
+        flawed = evidence.paid & set(evidence.flawed.get(topic, ()))
+        done, dead = evidence.effects.get(topic, ()), evidence.dead.get(topic, ())
+        found += ((f"dead letters of {topic}", what, orders) for what, orders in _against(flawed, dead))
+        found += ((f"effects of {topic}", what, orders) for what, orders in _against(evidence.paid - flawed, done))
     found += (("halfway", what, orders) for what, orders in _transactions(evidence))
     stray = {order for topic, ids in evidence.dead.items() if topic not in evidence.seen for order in ids}
     found.append(("dead letters", "of no topic that is known", stray))

@@ -57,18 +57,19 @@ class LossyNetwork:
         The rest has arrived, or arrives when the client sends it again.
         """
         body = await request.read()
+        shown = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
         if request.path != "/v1/batch":
-            status, told = await self._send(request.method, request.path_qs, body)
+            status, told = await self._send(request.method, request.path_qs, body, shown)
             return web.Response(status=status, body=told, content_type="application/json")
         answers: dict[str, list[Json]] = {}
         for step, items in json.loads(body).items():
-            carried = await asyncio.gather(*(self._carry(step, item) for item in items))
+            carried = await asyncio.gather(*(self._carry(step, item, shown) for item in items))
             answers[step] = [answer for answer in carried if answer is not None]
             if len(answers[step]) < len(items):
                 return _break(request)
         return web.json_response(answers)
 
-    async def _carry(self, step: str, item: Json) -> Json | None:
+    async def _carry(self, step: str, item: Json, shown: Mapping[str, str]) -> Json | None:
         """Return the answer to a prepare or an end, None if it or its answer is lost."""
         order = str(item["id"])
         fault = self._faults.get(order, Fault.NONE)
@@ -83,23 +84,23 @@ class LossyNetwork:
                 told = False
             case "prepare", Fault.PREPARE_ANSWER_LOST_ONCE if order not in self._done:
                 told = False
-        answer = await self._forward(step, item) if arrives else None
+        answer = await self._forward(step, item, shown) if arrives else None
         if not told and order not in self._done:
             self._done.add(order)
             self.happened[fault] += 1
         return answer if told else None
 
-    async def _forward(self, step: str, item: Json) -> Json:
+    async def _forward(self, step: str, item: Json, shown: Mapping[str, str]) -> Json:
         asked = None if self._recorder is None else self._recorder.asked(step, item)
-        status, told = await self._send("POST", "/v1/batch", json.dumps({step: [item]}).encode())
+        status, told = await self._send("POST", "/v1/batch", json.dumps({step: [item]}).encode(), shown)
         answered: Any = json.loads(told)
         answer: Json = answered[step][0] if status == HTTPStatus.OK else {"status": status, "problem": answered}
         if self._recorder is not None and asked is not None:
             self._recorder.answered(step, item, asked, answer)
         return answer
 
-    async def _send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        headers = {"content-type": "application/json"}
+    async def _send(self, method: str, path: str, body: bytes, shown: Mapping[str, str]) -> tuple[int, bytes]:
+        headers = {"content-type": "application/json", **shown}
         try:
             async with self._session.request(method, self._halfway_url + path, data=body, headers=headers) as answer:
                 return answer.status, await answer.read()

@@ -12,7 +12,7 @@ class Fault(Enum):
     """What the network between the order service and halfway does to one order."""
 
     NONE = "nothing goes wrong"
-    PREPARE_ANSWERS_LOST = "every answer to its prepare is lost, and its rollback"
+    PREPARE_ANSWERS_LOST = "every answer to its prepare is lost, and what follows it"
     PREPARE_ANSWER_LOST_ONCE = "the first answer to its prepare is lost"
     END_LOST = "its end is lost"
     END_ANSWER_LOST = "the answer to its end is lost"

@@ -5,14 +5,16 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any, Self
 
 import aiohttp
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+"""Of the repository, from which the examples are imported."""
 STOP_WITHIN_S = 40.0
 # The first start fetches Kafka's jars.
 READY_WITHIN_S = 600.0
@@ -30,6 +32,8 @@ class Process:
         """Keep the command and where its standard error is appended."""
         self._command = command
         self._log = log
+        self._secrets: dict[str, str] = {}
+        """Variables of its environment; never on its command line, which others can see."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -45,7 +49,8 @@ class Process:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=stdout,
                 stderr=log,
-                env=environment,
+                env=environment | self._secrets,
+                cwd=ROOT,
                 start_new_session=True,
             )
         return self._process
@@ -121,17 +126,41 @@ class HalfwayDev(Process):
         self.url: str = found["url"]
         self.bootstrap_servers: str = found["bootstrap_servers"]
 
-    async def end_as_operator(self, transaction_id: str, outcome: str) -> bool:
-        """Run `halfway transactions end`, as an operator at a terminal does."""
-        command = [self._program, "transactions", "end", transaction_id, outcome, "--url", self.url]
+    async def ask_for_keys(self) -> None:
+        """Have it ask callers for keys from its start on; `operator_key` is the first one."""
+        self.operator_key = (await self._command_of("keys", "generate")).strip()
+        self._secrets = {"HALFWAY_MASTER_SECRET": token_hex(32), "HALFWAY_OPERATOR_KEY": self.operator_key}
+
+    async def admit(self, group: str, check_url: str, topics: Sequence[str]) -> str:
+        """Register a group and make its key, as a platform team does."""
+        granted = [f"--topic={topic}" for topic in topics]
+        await self._as_operator("groups", "put", group, f"--check-url={check_url}", *granted)
+        made: str = json.loads(await self._as_operator("keys", "create", "group", group, "--json"))["key"]
+        return made
+
+    async def end_as_operator(self, transaction_id: str, outcome: str) -> None:
+        """Run `halfway transactions end`, as an operator at a terminal does; one that has ended already stays so."""
+        with suppress(DemoError):
+            await self._as_operator("transactions", "end", transaction_id, outcome)
+
+    async def _as_operator(self, *arguments: str) -> str:
+        return await self._command_of(*arguments, "--url", self.url, HALFWAY_TOKEN=self.operator_key)
+
+    async def _command_of(self, *arguments: str, **variables: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            *(self._program, *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=dict(os.environ) | variables,
         )
         try:
-            return await process.wait() == 0
+            told, _ = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
+        if process.returncode:
+            raise self.failed(f"halfway {arguments[0]} {arguments[1]} failed")
+        return told.decode()
 
 
 class OrderServiceProcess(Process):
@@ -155,15 +184,16 @@ class OrderServiceProcess(Process):
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def serve(self, halfway_url: str) -> None:
-        """Start, and return when it takes requests."""
+    async def serve(self, halfway_url: str, keys: Mapping[str, str]) -> None:
+        """Start with a key for each group, and return when it takes requests."""
+        self._secrets = {"ORDERS_KEYS": json.dumps(dict(keys))}
         self._command = [
             sys.executable,
-            str(HERE / "service.py"),
+            "-m",
+            "examples.orders.with_parent",
             f"--port={self._port}",
             f"--database={self.database}",
             f"--halfway={halfway_url}",
-            "--with-parent",
         ]
         await self._up()
 

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from examples.orders.consumers import TopicConsumer
+from examples.orders.consumers import Department
 from examples.orders.judge import Evidence, Problem, orders_by_state, resolved_by
 from examples.orders.plan import Fault
 
@@ -23,7 +23,7 @@ SHOWN_PROBLEMS = 20
 class Watched(Protocol):
     """What the progress looks at."""
 
-    consumers: list[TopicConsumer]
+    departments: list[Department]
 
 
 class Progress:
@@ -70,9 +70,9 @@ class Progress:
         self._bars.update(self._waiting, completed=self._orders - count, count=f"{count} pending")
 
     async def watch(self, demo: Watched) -> None:
-        """Count what the consumers read, until cancelled."""
+        """Count what the departments digest, until cancelled."""
         while True:
-            read = ", ".join(f"{len(consumer.seen)} {consumer.topic}" for consumer in demo.consumers)
+            read = ", ".join(f"{department.digested} {department.topic}" for department in demo.departments)
             self._bars.update(self._reading, count=read)
             await asyncio.sleep(0.2)
 
@@ -85,6 +85,7 @@ def summary(
         "agree": not problems,
         "orders": {state: count for state, count, _ in orders_by_state(evidence)},
         "messages": {topic: len(ids) for topic, ids in evidence.seen.items()},
+        "effects": {topic: len(ids) for topic, ids in evidence.effects.items()},
         "dead_letters": {topic: len(ids) for topic, ids in evidence.dead.items()},
         "resolved_by": {cause: dict(states) for cause, states in resolved_by(evidence).items()},
         "faults": {fault.name.lower(): happened.get(fault, 0) for fault in Fault if fault is not Fault.NONE},
@@ -101,7 +102,9 @@ def tables(
     console.print(_orders(evidence))
     console.print(_resolved(evidence))
     if not problems:
-        console.print("[bold green]They agree:[/] each paid order stands exactly once in each topic, and nothing else.")
+        console.print(
+            "[bold green]They agree:[/] each paid order stands in each topic and took effect once, nothing else did."
+        )
         return
     console.print("[bold red]They do not agree:[/]")
     for problem in problems[:SHOWN_PROBLEMS]:
@@ -126,6 +129,7 @@ def _orders(evidence: Evidence) -> Table:
     doubled = {topic: sum(count - 1 for count in Counter(ids).values()) for topic, ids in evidence.seen.items()}
     table.add_section()
     table.add_row("messages seen twice", "", *(str(doubled[topic]) for topic in evidence.seen))
+    table.add_row("took effect", "", *(str(len(evidence.effects.get(topic, ()))) for topic in evidence.seen))
     table.add_row("dead letters", "", *(str(len(evidence.dead.get(topic, ()))) for topic in evidence.seen))
     return table
 

@@ -6,6 +6,7 @@ Exit status 0 when the order database, the topics and halfway agree in the end, 
 import argparse
 import asyncio
 import json
+import logging
 import random
 import shutil
 import signal
@@ -24,14 +25,15 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.orders.consumers import TopicConsumer, topic_ends
+from examples.orders.consumers import Department, Seen, read
 from examples.orders.judge import Evidence, judge
 from examples.orders.network import LossyNetwork
 from examples.orders.plan import Fault, Planned, plan
 from examples.orders.processes import DemoError, HalfwayDev, OrderServiceProcess
 from examples.orders.recorder import Recorder
 from examples.orders.report import Progress, summary, tables
-from examples.orders.service import TOPICS
+from examples.orders.service import POLICIES, TOPICS
+from halfway.client.barrier import sqlite_transactions
 
 DEAD_LETTERS = "dead-letters"
 CUSTOMERS = 12
@@ -60,7 +62,7 @@ class Demo:
         self._directory = directory
         self._progress = progress
         self._recorder = recorder
-        self.consumers: list[TopicConsumer] = []
+        self.departments: list[Department] = []
 
     async def tell(self) -> Evidence:
         """Go through the whole story and return what is found at its end."""
@@ -71,7 +73,7 @@ class Demo:
         await self.order()
         self._progress.say("halfway asks what became of the rest")
         await self.come_to_rest()
-        self._progress.say("the consumers read to the end")
+        self._progress.say("the departments read to the end")
         await self.read_to_the_ends()
         return await self.evidence()
 
@@ -81,35 +83,28 @@ class Demo:
         self._session = await self._stack.enter_async_context(session)
         topics = [f"{topic}:{PARTITIONS}" for topic in TOPICS] + [DEAD_LETTERS]
         self.halfway = await self._stack.enter_async_context(HalfwayDev(self._directory, topics))
+        await self.halfway.ask_for_keys()
         await self.halfway.ready(self._progress.say)
         self.service = OrderServiceProcess(self._directory, self._session)
         network = LossyNetwork(self.halfway.url, self._faults, self.service.kill_and_restart, self._recorder)
         self.network = await self._stack.enter_async_context(network)
         await self._stack.enter_async_context(self.service)
-        self._progress.say("the order service and its consumers start")
-        await self.service.serve(self.network.url)
-        self._stack.push_async_callback(self._stop_consumers)
-        for topic in TOPICS:
-            self._consume(topic, DEAD_LETTERS)
-        self._consume(DEAD_LETTERS, None)
+        self._progress.say("the order service and the departments start")
+        check_url = f"{self.service.url}/check"
+        keys = {group: await self.halfway.admit(group, check_url, TOPICS) for group in POLICIES}
+        await self.service.serve(self.network.url, keys)
+        self._stack.push_async_callback(self._stop_departments)
+        begin = sqlite_transactions(self._directory / "departments.sqlite")
+        self.departments = [Department(self._bootstrap_servers, topic, begin, DEAD_LETTERS) for topic in TOPICS]
+        for department in self.departments:
+            department.start()
 
-    def _consume(self, topic: str, dead_letters: str | None) -> None:
-        def handle(value: bytes) -> None:
-            if dead_letters is not None and not json.loads(value)[topic]:
-                raise ValueError(f"the order has no {topic}")
+    @property
+    def _bootstrap_servers(self) -> str:
+        return self.halfway.bootstrap_servers
 
-        consumer = TopicConsumer(
-            bootstrap_servers=self.halfway.bootstrap_servers,
-            topic=topic,
-            group=f"{topic}-department",
-            handle=handle,
-            dead_letter_topic=dead_letters,
-        )
-        consumer.start()
-        self.consumers.append(consumer)
-
-    async def _stop_consumers(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(consumer.stop) for consumer in self.consumers))
+    async def _stop_departments(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(department.stop) for department in self.departments))
 
     async def order(self) -> None:
         """Place every order, a dozen customers at a time, and again alone what should have gone wrong and did not."""
@@ -177,7 +172,8 @@ class Demo:
         found: list[dict[str, Any]] = []
         query = {"state": state, "limit": "1000"}
         while True:
-            async with self._session.get(f"{self.halfway.url}/v1/transactions", params=query) as response:
+            url, shown = f"{self.halfway.url}/v1/transactions", {"Authorization": f"Bearer {self.halfway.operator_key}"}
+            async with self._session.get(url, params=query, headers=shown) as response:
                 response.raise_for_status()
                 page = await response.json()
             found += page["transactions"]
@@ -186,16 +182,25 @@ class Demo:
             query["cursor"] = page["next"]
 
     async def read_to_the_ends(self) -> None:
-        """Wait until the consumers have read every topic to its real end, the dead letters last."""
-        for consumer in self.consumers:
-            ends = await asyncio.to_thread(topic_ends, self.halfway.bootstrap_servers, consumer.topic)
-            deadline = time.monotonic() + READ_WITHIN_S
-            while not consumer.has_read(ends):
-                if consumer.error is not None:
-                    raise DemoError(f"the consumer of {consumer.topic} failed: {consumer.error}")
-                if time.monotonic() > deadline:
-                    raise DemoError(f"the consumer of {consumer.topic} does not get to the end {ends}")
-                await asyncio.sleep(0.05)
+        """Wait until the departments have digested each message or set it aside. Past the time, the judge sees it."""
+        deadline = time.monotonic() + READ_WITHIN_S
+        wanted = {topic: {seen.order for seen in await self._read(topic)} for topic in TOPICS}
+        while True:
+            dead = await self._read(DEAD_LETTERS)
+            done = {
+                department.topic: {*department.effects()}
+                | {seen.order for seen in dead if seen.dead_letter_of == department.topic}
+                for department in self.departments
+            }
+            for department in self.departments:
+                if department.error is not None:
+                    raise DemoError(f"the consumer of {department.topic} failed: {department.error}")
+            if done == wanted or time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.2)
+
+    async def _read(self, topic: str) -> list[Seen]:
+        return await asyncio.to_thread(read, self._bootstrap_servers, topic)
 
     async def evidence(self) -> Evidence:
         """Gather what the database, the topics and halfway say."""
@@ -208,15 +213,15 @@ class Demo:
                 for row in database.execute("SELECT transaction_id FROM halfway_barrier WHERE outcome = 'rollback'")
             }
         database.close()
-        *consumers, dead_letters = self.consumers
         dead: dict[str, list[str]] = {topic: [] for topic in TOPICS}
-        for seen in dead_letters.seen:
-            dead.setdefault(seen.dead_letter_of, []).append(seen.key)
+        for letter in await self._read(DEAD_LETTERS):
+            dead.setdefault(letter.dead_letter_of, []).append(letter.order)
         return Evidence(
             sent={order.id for order in self._orders},
             orders=orders,
             fenced=fenced,
-            seen={consumer.topic: [seen.key for seen in consumer.seen] for consumer in consumers},
+            seen={topic: [seen.order for seen in await self._read(topic)] for topic in TOPICS},
+            effects={department.topic: department.effects() for department in self.departments},
             dead=dead,
             flawed={topic: {order.id for order in self._orders if order.flaw == topic} for topic in TOPICS},
             transactions=transactions,
@@ -228,6 +233,7 @@ async def run(orders: Sequence[Planned], seed: int, console: Console) -> dict[st
     began = time.monotonic()
     progress = Progress(console, len(orders))
     directory = Path(tempfile.mkdtemp(prefix="halfway-demo-"))
+    logging.basicConfig(filename=directory / "departments.log", force=True)
     console.print(f"{len(orders)} orders, seed {seed}; logs in {directory} while it runs", highlight=False)
     try:
         async with AsyncExitStack() as stack:

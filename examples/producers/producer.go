@@ -20,8 +20,6 @@ import (
 	"time"
 )
 
-const attempts = 5
-
 type object = map[string]any
 
 // Barrier stands for the service's database: which orders committed, and which never will. The first decision wins.
@@ -79,7 +77,7 @@ func call(method, url string, body object) (object, error) {
 	client := http.Client{Timeout: 10 * time.Second}
 	text, _ := json.Marshal(body)
 	failure := ""
-	for attempt := 1; attempt <= attempts; attempt++ {
+	for attempt := 1; attempt <= 5; attempt++ {
 		request, err := http.NewRequest(method, url, bytes.NewReader(text))
 		if err != nil {
 			return nil, err

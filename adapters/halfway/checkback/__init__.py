@@ -1,6 +1,6 @@
 """The HTTP caller that asks a producer service for its verdict."""
 
 from halfway.checkback.caller import HttpCheckCaller
-from halfway.checkback.rules import AllowedHosts, AnyAddress, UrlRule
+from halfway.checkback.destinations import LOOPBACK_NETWORKS, Destinations
 
-__all__ = ["AllowedHosts", "AnyAddress", "HttpCheckCaller", "UrlRule"]
+__all__ = ["LOOPBACK_NETWORKS", "Destinations", "HttpCheckCaller"]

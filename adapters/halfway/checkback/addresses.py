@@ -22,11 +22,25 @@ NO_SERVICE = tuple(
         "fd00:42::42/128",  # Scaleway's metadata
     )
 )
-"""Where no service is checked, beside link-local, multicast and unspecified addresses.
+"""Where no service is checked, beside loopback, link-local, multicast and unspecified addresses.
 
 Most clouds tell their secrets at the link-local address 169.254.169.254, and some at these as well.
 """
 
+PRIVATE = "private"
+_PRIVATE_NETWORKS = tuple(
+    ip_network(network)
+    for network in (
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",  # shared by a provider's customers; pods of some clusters
+        "fc00::/7",
+        "fec0::/10",
+    )
+)
+
+_LOOPBACK = "127.0.0.1"
 _IPV4_COMPATIBLE = IPv6Network("::/96")
 _IPV4_TRANSLATED = IPv6Network("::ffff:0:0:0/96")
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -41,6 +55,8 @@ def literal(host: str) -> Address | None:
     The C library, which resolves names, also takes `2852039166`, `0xa9fea9fe`, `0251.0376.0251.0376` and
     `169.254.43518` for IPv4 addresses.
     """
+    if host == "localhost" or host.endswith(".localhost"):
+        return IPv4Address(_LOOPBACK)  # never looked up (RFC 6761)
     bare = host.removeprefix("[").removesuffix("]").partition("%")[0]
     try:
         return ip_address(bare)
@@ -54,7 +70,7 @@ def literal(host: str) -> Address | None:
         return None
 
 
-def destinations(address: Address) -> tuple[Address, ...]:
+def reached_by(address: Address) -> tuple[Address, ...]:
     """Return the addresses that a packet to this one may reach: its own first, then the IPv4 addresses written in it.
 
     Only IPv4-mapped addresses never appear on the wire themselves. The others are forwarded, or translated to IPv4, as
@@ -90,7 +106,16 @@ def _around_zeros(number: int, prefix: int) -> IPv4Address:
     return IPv4Address((octets[:8] + octets[9:])[prefix // 8 :][:4])
 
 
-def is_no_service(address: Address) -> bool:
-    """Whether no service is checked at this address unless the operator names its network."""
-    special = address.is_link_local or address.is_multicast or address.is_unspecified
-    return special or any(address in network for network in NO_SERVICE)
+def kind_of(address: Address) -> str | None:
+    """Return what makes an address special, such as `PRIVATE`; None for any other."""
+    if address.is_loopback:
+        return "loopback"
+    if address.is_link_local:
+        return "link-local"
+    if address.is_multicast:
+        return "multicast"
+    if address.is_unspecified:
+        return "unspecified"
+    if any(address in network for network in NO_SERVICE):
+        return "reserved"
+    return PRIVATE if any(address in network for network in _PRIVATE_NETWORKS) else None

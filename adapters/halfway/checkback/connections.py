@@ -1,4 +1,4 @@
-"""Kept connections on which nothing but the answer to the question that was just sent may come."""
+"""Reused connections that may carry nothing but the answer to the last question."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from aiohttp.http import RawResponseMessage
     from aiohttp.http_parser import HttpParser
     from aiohttp.streams import StreamReader
+    from yarl import URL
+
+    from halfway.checkback.dns import LookUp
 
 
 MAX_RECEIVED_BYTES = 1024 * 1024
@@ -25,48 +28,53 @@ MAX_RECEIVED_BYTES = 1024 * 1024
 MAX_INTERIM = 16
 """Interim answers (1xx) to one question."""
 _SLICE_BYTES = 16 * 1024
-"""What is parsed at once, so that no more than some hundred messages are made before they are counted."""
+"""How much is parsed at a time, so that only a few hundred messages exist before they are counted."""
 
 
 class TooMuchError(aiohttp.ClientError):
-    """More came than an answer may have."""
+    """The answer is larger than an answer may be."""
 
 
 @dataclass(slots=True)
-class Turn:
+class Exchange:
     """One question on one connection."""
 
+    url: URL
     group: str
     fresh: bool
-    """Whether a connection that has carried another question will not do."""
+    """Whether the connection must be a new one."""
+    refusal: str | None = None
+    """Why the connection to an address of the host, or the look-up of its name, was refused."""
+    look_up: LookUp | None = None
+    """The look-up of the host's name that is waited for."""
     line: Line | None = None
     reused: bool = False
     """Whether the connection has carried another question before."""
 
     @property
-    def is_out_of_turn(self) -> bool:
-        """Whether anything came on the connection that answers no question."""
-        return self.line is not None and self.line.out_of_turn
+    def has_unsolicited_bytes(self) -> bool:
+        """Whether the connection received anything that answers no question."""
+        return self.line is not None and self.line.has_unsolicited_bytes
 
     def prove(self) -> None:
-        """Say that the answer was bound to the question."""
+        """Record that the answer was bound to the question."""
         if self.line is not None:
             self.line.proven = True
 
     def end(self, response: aiohttp.ClientResponse) -> None:
-        """Close the connection unless the whole of an answer came that was bound to the question."""
+        """Close the connection unless a whole answer, bound to the question, has arrived."""
         if self.line is None or not self.line.proven or self.line.is_spoilt or not response.content.at_eof():
             response.close()
             if self.line is not None:
                 self.line.close()
 
 
-TURN: ContextVar[Turn] = ContextVar("turn")
-"""Whose turn it is: the connector and the request see it, as they run in the task that asks."""
+EXCHANGE: ContextVar[Exchange] = ContextVar("exchange")
+"""The exchange under way: the connector and the request see it, as they run in the task that asks."""
 
 
 class Line(ResponseHandler):
-    """One connection to an endpoint: notes what comes on it when nothing may."""
+    """One connection to an endpoint, which notices bytes that no question asked for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, open_lines: set[Line], most_kept: int) -> None:
         super().__init__(loop)
@@ -74,15 +82,15 @@ class Line(ResponseHandler):
         self._most_kept = most_kept
         self._poll = select.poll()
         self._asked = False
-        """Whether a question was sent whole."""
+        """Whether a whole question was sent."""
         self._answer: StreamReader | None = None
-        """The body of the answer to it, from when its head has come."""
+        """The body of its answer, once the head has arrived."""
         self.used = False
-        """Whether a question was sent on it."""
+        """Whether the connection has carried a question."""
         self.proven = False
         """Whether the last answer was bound to its question: only then may another question follow."""
-        self.out_of_turn = False
-        """Whether something came that answers no question: before one was sent whole, or after an answer's end."""
+        self.has_unsolicited_bytes = False
+        """Whether bytes arrived that answer no question: before a question was sent, or after an answer's end."""
         self._received = 0
         self._interim = 0
         self._refused = False
@@ -93,7 +101,7 @@ class Line(ResponseHandler):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End an answer that is not whole: aiohttp forgets its body if the framing is what is wrong with it."""
+        """Fail an incomplete answer: aiohttp forgets its body if the framing is broken."""
         self._open.discard(self)
         super().connection_lost(exc)
         answer = self._answer
@@ -102,13 +110,13 @@ class Line(ResponseHandler):
 
     @property
     def should_close(self) -> bool:
-        """Whether aiohttp must not keep it: it is spoilt, or enough are open."""
+        """Whether aiohttp must close it after the answer: it is spoilt, or enough connections are open."""
         return self.is_spoilt or len(self._open) > self._most_kept
 
     @property
     def is_spoilt(self) -> bool:
-        """Whether anything is left to read that was received, or anything was out of turn."""
-        return super().should_close or self.out_of_turn
+        """Whether received bytes are unread, or answer no question."""
+        return super().should_close or self.has_unsolicited_bytes
 
     def set_response_params(self, **params: Any) -> None:
         """Begin a question: aiohttp calls this before it writes the head."""
@@ -117,17 +125,17 @@ class Line(ResponseHandler):
         super().set_response_params(**params)
 
     def start_timeout(self) -> None:
-        """Note that the question was sent whole: aiohttp calls this after the last byte."""
+        """Record that the whole question was sent: aiohttp calls this after the last byte."""
         self._asked = True
         super().start_timeout()
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take the head of a message; there is one for each question, beside a few interim ones."""
+        """Take the head of a message: one for each question, and a few interim ones."""
         if self._refused:
             return
         message, body = data
         if message.code >= HTTPStatus.OK or message.code == HTTPStatus.SWITCHING_PROTOCOLS:
-            self.out_of_turn = self.out_of_turn or self._answer is not None
+            self.has_unsolicited_bytes = self.has_unsolicited_bytes or self._answer is not None
             self._answer = body
         else:
             self._interim += 1
@@ -137,7 +145,7 @@ class Line(ResponseHandler):
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, no more than an answer may have."""
+        """Take received bytes, up to the bound of one answer."""
         self._received += len(data)
         if self._received > MAX_RECEIVED_BYTES:
             self._refuse()
@@ -147,8 +155,8 @@ class Line(ResponseHandler):
             self._take(data[at : at + _SLICE_BYTES])
 
     def _refuse(self) -> None:
-        """End the connection and fail the caller that waits for its answer: too much came."""
-        self.out_of_turn = self._refused = True
+        """Abort the connection and fail the waiting caller: the answer is too large."""
+        self.has_unsolicited_bytes = self._refused = True
         error = TooMuchError()
         self.set_exception(error)
         if self._answer is not None and not self._answer.is_eof():
@@ -157,9 +165,9 @@ class Line(ResponseHandler):
             self.transport.abort()
 
     def _take(self, data: bytes) -> None:
-        """Take a part: it is out of turn before the question was sent whole, and after the end of its answer."""
+        """Take a part; before the whole question was sent, and after the answer's end, it answers no question."""
         if data and (not self._asked or self._parser is None):
-            self.out_of_turn = True
+            self.has_unsolicited_bytes = True
             if self._asked:
                 self.close()
                 return
@@ -168,16 +176,16 @@ class Line(ResponseHandler):
             self._look_behind(self._parser)
 
     def _look_behind(self, parser: HttpParser[Any]) -> None:
-        """Note whether another message has begun, and parse no more: what comes now is out of turn."""
+        """Record whether another message has begun, and parse no more: further bytes answer no question."""
         self._parser = None
         try:
             begun = parser.feed_eof() is not None
         except Exception:  # noqa: BLE001 - it is the parser's word for a message that does not end
             begun = True
-        self.out_of_turn = self.out_of_turn or begun
+        self.has_unsolicited_bytes = self.has_unsolicited_bytes or begun
 
     def has_something_to_read(self) -> bool:
-        """Whether anything, the end of the connection too, has arrived that was not read yet."""
+        """Whether unread bytes, or the end of the connection, have arrived."""
         return bool(self._poll.poll(0))
 
     def is_encrypted(self) -> bool:
@@ -190,14 +198,14 @@ class Question(aiohttp.ClientRequest):
 
     @property
     def connection_key(self) -> ConnectionKey:
-        return super().connection_key._replace(proxy_headers_hash=hash(TURN.get().group))
+        return super().connection_key._replace(proxy_headers_hash=hash(EXCHANGE.get().group))
 
 
 class LineConnector(aiohttp.TCPConnector):
-    """Hands out a kept connection only if nothing has come on it since an answer that was bound to its question."""
+    """Reuses a connection only if nothing has arrived on it since an answer that was bound to its question."""
 
     def __init__(self, *, most_kept: int, **options: Any) -> None:
-        """Keep connections open for further questions while no more than `most_kept` are open."""
+        """Keep connections for further questions while at most `most_kept` are open."""
         super().__init__(**options)
         open_lines: set[Line] = set()
         self._factory = cast(
@@ -210,14 +218,16 @@ class LineConnector(aiohttp.TCPConnector):
         traces: list[Any],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's name
     ) -> aiohttp.connector.Connection:
-        turn = TURN.get()
+        exchange = EXCHANGE.get()
         while True:
             connection = await super().connect(req, traces, timeout)
-            turn.line = line = cast("Line", connection.protocol)
-            turn.reused = line.used
+            exchange.line = line = cast("Line", connection.protocol)
+            exchange.reused = line.used
             if not line.used:
-                line.out_of_turn = line.out_of_turn or (not line.is_encrypted() and line.has_something_to_read())
+                line.has_unsolicited_bytes = line.has_unsolicited_bytes or (
+                    not line.is_encrypted() and line.has_something_to_read()
+                )
                 return connection
-            if line.proven and not turn.fresh and not line.is_spoilt and not line.has_something_to_read():
+            if line.proven and not exchange.fresh and not line.is_spoilt and not line.has_something_to_read():
                 return connection
             connection.close()

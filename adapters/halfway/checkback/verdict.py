@@ -15,7 +15,7 @@ class NotAVerdictError(Exception):
 
 
 class NotBoundError(NotAVerdictError):
-    """The answer may be that to another question."""
+    """The answer may belong to another question."""
 
 
 def is_json(content_type: str) -> bool:
@@ -26,12 +26,12 @@ def is_json(content_type: str) -> bool:
 
 
 class Verdict(NamedTuple):
-    """What a body says; the remark is cut to 1 KiB."""
+    """The content of an answer's body; the remark is cut to 1 KiB."""
 
     outcome: Outcome
     remark: str | None
     bound: bool
-    """Whether it echoes the question's nonce, so that it answers this question and no other."""
+    """Whether the body echoes the question's nonce, which binds it to this question."""
 
 
 def read_verdict(body: bytes, nonce: str) -> Verdict:

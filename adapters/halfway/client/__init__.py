@@ -3,9 +3,17 @@
 `Halfway` is asynchronous and `SyncHalfway` runs it for threads. docs/producing.md is the tutorial.
 """
 
-from halfway.client.checks import Check, InvalidCheckError, answer_check, answer_check_sync, read_check
+from halfway.client.checks import (
+    Check,
+    Decide,
+    DecideSync,
+    InvalidCheckError,
+    answer_check,
+    answer_check_sync,
+    read_check,
+)
 from halfway.client.client import Halfway
-from halfway.client.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks
+from halfway.client.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks, join_aiohttp
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -15,23 +23,33 @@ from halfway.client.errors import (
     IdReusedError,
     InvalidRequestError,
     NestedTransactionError,
+    NotHalfwayError,
     OutcomeExpiredError,
+    PreparesRejectedError,
     PrepareUnconfirmedError,
     QueueFullError,
     RefusedError,
     TransactionEndedError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownGroupError,
     UnknownTransactionError,
     WrongEventLoopError,
 )
-from halfway.client.listener import TransactionListener, TransactionProducer
-from halfway.client.messages import Message, UnserialisableMessageError
+from halfway.client.key import InvalidKeyError, Key
+from halfway.client.listener import (
+    SyncTransactionListener,
+    SyncTransactionProducer,
+    TransactionListener,
+    TransactionProducer,
+)
+from halfway.client.messages import Data, Message, UnserialisableMessageError, Value
 from halfway.client.outcome import Outcome
 from halfway.client.sending import MixedProducersError, NoBarrierError
 from halfway.client.sync import SyncHalfway, SyncTransaction
 from halfway.client.transaction import Transaction
 from halfway.client.transport import InvalidUrlError
+from halfway.client.verification import CheckVerifier, InvalidSecretError, InvalidSignatureError
 from halfway.client.worker import CheckWorker
 
 __all__ = [
@@ -39,8 +57,12 @@ __all__ = [
     "AlreadyEndedError",
     "AsgiChecks",
     "Check",
+    "CheckVerifier",
     "CheckWorker",
     "ClientClosedError",
+    "Data",
+    "Decide",
+    "DecideSync",
     "EndUnconfirmedError",
     "FlaskChecks",
     "ForbiddenError",
@@ -48,30 +70,41 @@ __all__ = [
     "HalfwayError",
     "IdReusedError",
     "InvalidCheckError",
+    "InvalidKeyError",
     "InvalidRequestError",
+    "InvalidSecretError",
+    "InvalidSignatureError",
     "InvalidUrlError",
+    "Key",
     "Message",
     "MixedProducersError",
     "NestedTransactionError",
     "NoBarrierError",
+    "NotHalfwayError",
     "Outcome",
     "OutcomeExpiredError",
     "PrepareUnconfirmedError",
+    "PreparesRejectedError",
     "QueueFullError",
     "RefusedError",
     "SyncHalfway",
     "SyncTransaction",
+    "SyncTransactionListener",
+    "SyncTransactionProducer",
     "Transaction",
     "TransactionEndedError",
     "TransactionListener",
     "TransactionProducer",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnknownGroupError",
     "UnknownTransactionError",
     "UnserialisableMessageError",
+    "Value",
     "WrongEventLoopError",
     "WsgiChecks",
     "answer_check",
     "answer_check_sync",
+    "join_aiohttp",
     "read_check",
 ]

@@ -7,12 +7,15 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 from halfway.client.errors import HalfwayError
 from halfway.client.outcome import OUTCOMES, Outcome
+from halfway.client.threads import AllBusyError, BoundedThreads
+from halfway.client.verification import CheckVerifier, Headers, InvalidSignatureError
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +26,13 @@ DecideSync = Callable[["Check"], Outcome]
 MAX_QUESTION_BYTES: Final = 32 * 1024 * 1024
 """Of a check's body, which holds the messages as they were prepared."""
 CONTENT_TYPE: Final = "application/json"
-_ANSWER_WITHIN_S: Final = 1.5
+ANSWER_WITHIN_S: Final = 1.0
+"""How long an endpoint waits for `decide`."""
 _FAILED: Final = "the check of %s failed: the answer is unknown"
+_LATE: Final = "the check of %s took longer than %s s: the answer is unknown"
+
+_deciding: Final = BoundedThreads(16, "halfway-check")
+"""What decides checks for callers without an event loop."""
 
 
 class InvalidCheckError(HalfwayError, ValueError):
@@ -76,37 +84,71 @@ def read_check(body: bytes) -> Check:
     return Check.from_json(asked)
 
 
-async def answer_check(body: bytes, decide: Decide, *, within_s: float = _ANSWER_WITHIN_S) -> tuple[int, bytes]:
+async def answer_check(
+    body: bytes,
+    decide: Decide,
+    *,
+    within_s: float = ANSWER_WITHIN_S,
+    headers: Headers = (),
+    verifier: CheckVerifier | None = None,
+) -> tuple[int, bytes]:
     """Return the HTTP status and the JSON body that answer a check request.
 
-    If `decide` raises, or takes longer than `within_s`, the answer is `unknown`: halfway asks again.
+    If `decide` raises, or takes longer than `within_s`, the answer is `unknown`: halfway asks again. With a verifier,
+    what halfway has not signed is answered 401.
     """
     try:
-        check = read_check(body)
-    except InvalidCheckError as error:
-        return _refused(error)
+        check = _verified(body, headers, verifier)
+    except (InvalidSignatureError, InvalidCheckError) as error:
+        return refused(error)
     return _answered(check, await decided(check, decide, within_s))
 
 
-def answer_check_sync(body: bytes, decide: DecideSync) -> tuple[int, bytes]:
-    """Do what `answer_check` does, without an event loop and without a bound on the time that `decide` takes.
+def answer_check_sync(
+    body: bytes,
+    decide: DecideSync,
+    *,
+    within_s: float | None = ANSWER_WITHIN_S,
+    headers: Headers = (),
+    verifier: CheckVerifier | None = None,
+) -> tuple[int, bytes]:
+    """Do what `answer_check` does, without an event loop; the caller answers with CONTENT_TYPE.
 
-    The caller answers with CONTENT_TYPE. `Barrier.decide` waits for no lock longer than about a second.
+    `decide` runs in a thread of its own, without the caller's context variables, 16 at a time in a process: the answer
+    is `unknown` if so many have not returned yet. With `within_s=None` it runs in the caller's thread, without a bound.
     """
     try:
-        check = read_check(body)
-    except InvalidCheckError as error:
-        return _refused(error)
+        check = _verified(body, headers, verifier)
+    except (InvalidSignatureError, InvalidCheckError) as error:
+        return refused(error)
+    return _answered(check, _decided_sync(check, decide, within_s))
+
+
+def _decided_sync(check: Check, decide: DecideSync, within_s: float | None) -> Outcome:
+    """Return the outcome, `unknown` if `decide` raises or takes too long.
+
+    What goes on after that can write a decision of the barrier later, as the check that halfway repeats would: whoever
+    is asked then reads it, and a local transaction that comes after it fails.
+    """
     try:
-        outcome = _checked(check, decide(check))
+        if within_s is None:
+            return _checked(check, decide(check))
+        deciding = _deciding.start(lambda: _checked(check, decide(check)))
+        if not wait([deciding], within_s).done:
+            log.warning(_LATE, check.id, within_s)
+            return "unknown"
+        if (failed := deciding.exception()) is None:
+            return deciding.result()
+        log.error(_FAILED, check.id, exc_info=failed)
+    except AllBusyError as error:
+        log.warning("the check of %s finds no thread, %s: the answer is unknown", check.id, error)
     except Exception:
         log.exception(_FAILED, check.id)
-        outcome = "unknown"
-    return _answered(check, outcome)
+    return "unknown"
 
 
 async def decided(check: Check, decide: Decide, within_s: float) -> Outcome:
-    """Return what `decide` says, `unknown` if it raises or takes too long."""
+    """Return the outcome that `decide` returns, `unknown` if it raises or takes too long."""
     try:
         async with asyncio.timeout(within_s):
             if inspect.iscoroutinefunction(decide):
@@ -114,7 +156,7 @@ async def decided(check: Check, decide: Decide, within_s: float) -> Outcome:
             outcome = await asyncio.to_thread(decide, check)
             return _checked(check, await outcome if inspect.isawaitable(outcome) else outcome)
     except TimeoutError:
-        log.warning("the check of %s took longer than %s s: the answer is unknown", check.id, within_s)
+        log.warning(_LATE, check.id, within_s)
         return "unknown"
     except Exception:
         log.exception(_FAILED, check.id)
@@ -137,8 +179,16 @@ def _answered(check: Check, outcome: Outcome) -> tuple[int, bytes]:
     return HTTPStatus.OK, json.dumps(answer).encode()
 
 
-def _refused(error: InvalidCheckError) -> tuple[int, bytes]:
-    return HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}).encode()
+def _verified(body: bytes, headers: Headers, verifier: CheckVerifier | None) -> Check:
+    if verifier is not None:
+        verifier.verify(body, headers)
+    return read_check(body)
+
+
+def refused(error: InvalidSignatureError | InvalidCheckError) -> tuple[int, bytes]:
+    """Return the answer to a request that is no check of halfway's."""
+    status = HTTPStatus.UNAUTHORIZED if isinstance(error, InvalidSignatureError) else HTTPStatus.BAD_REQUEST
+    return status, json.dumps({"error": str(error)}).encode()
 
 
 def too_large() -> tuple[int, bytes]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+import logging
+import ssl
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
@@ -22,35 +21,26 @@ from halfway.client.errors import (
     EndUnconfirmedError,
     HalfwayError,
     PrepareUnconfirmedError,
-    QueueFullError,
+    RefusedError,
     UnavailableError,
     WrongEventLoopError,
-    refused,
 )
+from halfway.client.key import Key
 from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
-from halfway.client.transaction import Transaction
-from halfway.client.transport import NoAnswerError, Reply, Transport
+from halfway.client.repeating import repeated
+from halfway.client.transaction import Transaction, demand_no_block
+from halfway.client.transport import Reply, Transport
+from halfway.client.verification import CheckVerifier
 
 if TYPE_CHECKING:
     from halfway.client.barrier import AsyncBarrier, Barrier
+    from halfway.client.checks import Decide
 
-_FIRST_PAUSE_S: Final = 0.05
-_MAX_PAUSE_S: Final = 2.0
+log = logging.getLogger(__name__)
+
 _CLOSE_S: Final = 5.0
 _PAGE: Final = 100
-_ANSWERED: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
-_REPEATED: Final = frozenset(
-    {
-        HTTPStatus.REQUEST_TIMEOUT,
-        HTTPStatus.TOO_MANY_REQUESTS,
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-        HTTPStatus.BAD_GATEWAY,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT,
-    }
-)
-"""Answers after which the same call is sent again until its deadline; prepares and ends are idempotent."""
 
 
 class Halfway:
@@ -71,23 +61,28 @@ class Halfway:
         group: str,
         *,
         barrier: Barrier | AsyncBarrier | None = None,
-        credential: str | None = None,
+        key: str | Key | None = None,
+        tls: ssl.SSLContext | None = None,
         prepare_timeout_s: float = 10.0,
         end_timeout_s: float = 30.0,
         max_waiting: int = 10_000,
         max_in_background: int = 10_000,
         connections: int = 16,
     ) -> None:
-        """Take the coordinators' URLs and the group's name; nothing is sent yet.
+        """Configure the client with the coordinators' URLs and the group's name; nothing is sent yet.
 
-        `barrier` says how a transaction ends whose block raised an exception; `register` checks its retention.
+        `key` is the group's; if it is left out, HALFWAY_CLIENT_KEY of the environment. `tls` is for a private authority
+        or a certificate of the client's own. `barrier` says how a transaction ends whose block raised an exception;
+        `register` checks its retention.
         `max_waiting` bounds the prepares, and likewise the ends, that wait to be sent; `max_in_background` bounds the
-        ends that are sent without being waited for. Raises InvalidUrlError.
+        ends that are sent without being waited for. Raises InvalidUrlError and InvalidKeyError.
         """
         self.group = group
         self.barrier = barrier
+        key = Key.chosen(key)
+        self._has_key = key is not None
         self._transport = Transport(
-            [urls] if isinstance(urls, str) else urls, credential=credential, connections=connections
+            [urls] if isinstance(urls, str) else urls, key=key, tls=tls, connections=connections
         )
         self._prepares = Coalescer(self._transport, "prepare", max_waiting=max_waiting)
         self._ends = Coalescer(self._transport, "end", max_waiting=max_waiting)
@@ -95,6 +90,7 @@ class Halfway:
         self._end_timeout_s = end_timeout_s
         self._max_in_background = max_in_background
         self._background: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -113,12 +109,11 @@ class Halfway:
         """Wait up to 5 s for ends in the background, then close; what was not confirmed is left to check-back."""
         if self._loop is None:
             return
+        await _cancelled(self._beside)
         if self._background:
             await asyncio.wait(self._background, timeout=_CLOSE_S)
         self._loop = None
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await _cancelled(self._background)
         await self._prepares.close()
         await self._ends.close()
         await self._transport.close()
@@ -142,6 +137,41 @@ class Halfway:
         group = await self._call("PUT", path, body, timeout_s=timeout_s)
         if self.barrier is not None:
             self.barrier.check_policy(group["policy"])
+            try:
+                await awaited(self.barrier.learn)
+            except HalfwayError:  # the connection factory is unusable
+                raise
+            except Exception as error:  # noqa: BLE001 - any driver's; a service may start before its database
+                log.warning("the barrier's table could not be read: %s: %s", type(error).__name__, error)
+        return group
+
+    async def start(
+        self,
+        *,
+        topics: Iterable[str],
+        check_urls: Sequence[str] = (),
+        policy: Mapping[str, object] | None = None,
+        decide: Decide | None = None,
+        timeout_s: float = 30.0,
+    ) -> Mapping[str, Any]:
+        """Register the group, then fetch checks and maintain the barrier until the client is closed.
+
+        Without `check_urls` checks are fetched and answered by `decide`, by the barrier if it is left out. The barrier
+        is kept by a BarrierMaintenance.
+        """
+        from halfway.client.service import beside, tell  # it needs this module
+
+        running = beside(self, check_urls, decide)
+        try:
+            group = await self.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
+        except BaseException:
+            for work in running:
+                work.close()
+            raise
+        for work in running:
+            task = asyncio.get_running_loop().create_task(work)
+            self._beside.add(task)
+            task.add_done_callback(tell)
         return group
 
     def transaction(
@@ -157,7 +187,9 @@ class Halfway:
         Leaving the body commits, an exception rolls back, and what cannot be known is left to check-back: see
         `Transaction`. With `confirm=False` the end is sent in the background.
         """
-        return Transaction(self, tuple(messages), id=id or uuid4().hex, check_after_s=check_after_s, confirm=confirm)
+        return Transaction(
+            self, tuple(messages), id=id or uuid4().hex, new_id=id is None, check_after_s=check_after_s, confirm=confirm
+        )
 
     async def prepare(
         self,
@@ -165,12 +197,14 @@ class Halfway:
         *,
         id: str,  # noqa: A002 - as above
         check_after_s: float | None = None,
+        new_id: bool = False,
     ) -> None:
-        """Store messages out of sight under an id; return once they are durable.
+        """Store messages under an id, invisible to consumers; return once they are durable.
 
         A lost answer is asked for again with the same id until the deadline. Raises PrepareUnconfirmedError then,
         AlreadyEndedError if the id has ended, and RefusedError. When it is not known whether the messages are stored, a
-        cancellation included, a rollback is sent in the background.
+        cancellation included, that is settled in the background: with `new_id`, which says that nobody else prepares
+        under this id, they are rolled back; else see `settle`.
         """
         body: dict[str, Any] = {"group": self.group, "id": id, "messages": [one.as_json() for one in messages]}
         if check_after_s is not None:
@@ -179,9 +213,13 @@ class Halfway:
             prepared = await self._until_known(
                 self._prepares, body, self._prepare_timeout_s, PrepareUnconfirmedError, f"the prepare of {id}"
             )
-        except (PrepareUnconfirmedError, asyncio.CancelledError):
-            if self._loop is not None:
-                self._in_background(self._end_quietly(id, "rollback", "the prepare was not confirmed"))
+        except (PrepareUnconfirmedError, RefusedError, asyncio.CancelledError) as error:
+            if self._loop is not None and (not isinstance(error, RefusedError) or error.in_doubt):
+                remark = "the prepare was not confirmed"
+                if new_id:
+                    self.begin_end(id, "rollback", remark=remark)
+                else:
+                    self.settle(id, "unknown", remark=remark)
             raise
         if prepared.get("state") != "prepared":
             state = prepared.get("state")
@@ -198,14 +236,38 @@ class Halfway:
         check_id: str | None = None,
         confirm: bool = True,
     ) -> None:
-        """End a transaction; return once the outcome stands for ever.
+        """End a transaction; return once the outcome is final.
 
         A lost answer is asked for again until the deadline, which raises EndUnconfirmedError. Raises AlreadyEndedError
         if the opposite stands, UnknownTransactionError, OutcomeExpiredError. With `confirm=False` it returns at once.
+        When it is cancelled the end is sent in the background.
         """
         if not confirm:
-            self._in_background(self._end_quietly(id, outcome, remark, check_id))
+            self.begin_end(id, outcome, remark=remark, check_id=check_id)
             return
+        try:
+            await self._end(id, outcome, remark, check_id)
+        except asyncio.CancelledError:
+            if self._loop is not None:
+                self.begin_end(id, outcome, remark=remark, check_id=check_id)
+            raise
+
+    def begin_end(
+        self,
+        id: str,  # noqa: A002 - as above
+        outcome: Outcome,
+        *,
+        remark: str | None = None,
+        check_id: str | None = None,
+    ) -> asyncio.Task[None] | None:
+        """Send an end in the background; return the task, which is done when the outcome is final or given up.
+
+        What goes wrong is logged, and check-back resolves the transaction: the task raises nothing of it. None if as
+        many ends are in the background as may be.
+        """
+        return self._in_background(self._end_quietly(id, outcome, remark, check_id))
+
+    async def _end(self, id: str, outcome: Outcome, remark: str | None, check_id: str | None) -> None:  # noqa: A002 - as above
         body = {"id": id, "outcome": outcome}
         if remark is not None:
             body["remark"] = remark
@@ -246,6 +308,17 @@ class Halfway:
                 yield one["id"]
             cursor = page["next"]
 
+    async def check_secrets(self) -> list[str]:
+        """Return what the group's checks are signed with, for a CheckVerifier; empty if halfway does not sign them."""
+        path = f"/v1/groups/{quote(self.group, safe='')}/check-secrets"
+        answer = await self._call("GET", path, None, timeout_s=self._prepare_timeout_s)
+        return [str(secret) for secret in answer["secrets"]]
+
+    async def check_verifier(self) -> CheckVerifier | None:
+        """Return what verifies the group's checks; None if this client has no key, or halfway does not sign them."""
+        secrets = await self.check_secrets() if self._has_key else []
+        return CheckVerifier(*secrets) if secrets else None
+
     async def fetch_checks(self, *, wait_s: float, max_checks: int) -> list[Mapping[str, Any]]:
         """Return checks of a group that fetches them, after at most `wait_s`; end each with its `check_id`."""
         path = f"/v1/groups/{quote(self.group, safe='')}/checks?wait_s={wait_s:g}&max={max_checks}"
@@ -259,6 +332,10 @@ class Halfway:
         if asyncio.get_running_loop() is not self._loop:
             raise WrongEventLoopError("this client was opened in another event loop: open one client for each loop")
 
+    def demand_no_block(self) -> None:
+        """Raise NestedTransactionError if a `transaction` of this client is open in this task."""
+        demand_no_block(self)
+
     async def _call(self, method: str, path: str, body: object, *, timeout_s: float) -> Mapping[str, Any]:
         self.check_usable()
         encoded = None if body is None else _encoded(body)
@@ -268,7 +345,7 @@ class Halfway:
             self.check_usable()
             return await self._transport.send(method, path, encoded, deadline=deadline)
 
-        return await _repeated(once, deadline, UnavailableError, f"{method} {path}")
+        return await repeated(once, deadline, UnavailableError, f"{method} {path}", demand_halfway=False)
 
     async def _until_known(
         self, coalescer: Coalescer, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
@@ -278,19 +355,22 @@ class Halfway:
         deadline = asyncio.get_running_loop().time() + timeout_s
 
         async def once() -> Reply:
-            self.check_usable()  # it may have been closed since the attempt before
+            self.check_usable()  # the client may have been closed since the last attempt
             return await coalescer.submit(encoded, deadline=deadline)
 
-        return await _repeated(once, deadline, unconfirmed, what)
+        is_end = coalescer is self._ends
+        return await repeated(once, deadline, unconfirmed, what, demand_halfway=is_end)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         self.check_usable()
         if len(self._background) >= self._max_in_background:
-            work.close()  # check-back resolves it
-            return
+            work.close()
+            log.warning("%s ends are sent in the background: one more is left to check-back", len(self._background))
+            return None
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _settle(self, transaction_id: str, outcome: Outcome, remark: str | None) -> None:
         if self.barrier is not None:
@@ -300,41 +380,21 @@ class Halfway:
     async def _end_quietly(
         self, transaction_id: str, outcome: Outcome, remark: str | None, check_id: str | None = None
     ) -> None:
-        """Send an end that nobody waits for; if it fails, check-back resolves the transaction."""
-        with contextlib.suppress(HalfwayError):
-            await self.end(transaction_id, outcome, remark=remark, check_id=check_id)
+        """Send an end in the background; if it fails, check-back resolves the transaction."""
+        try:
+            await self._end(transaction_id, outcome, remark, check_id)
+        except AlreadyEndedError:
+            if outcome != "unknown":
+                log.exception("transaction %s was not ended with %s", transaction_id, outcome)
+        except HalfwayError as error:
+            log.warning("the %s of transaction %s is left to check-back: %s", outcome, transaction_id, error)
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _encoded(body: object) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-
-
-async def _repeated(
-    once: Callable[[], Awaitable[Reply]], deadline: float, unanswered: type[UnavailableError], what: str
-) -> Mapping[str, Any]:
-    """Send a call until it has a final answer or its deadline passes, with full jitter between the attempts."""
-    loop = asyncio.get_running_loop()
-    pause_s = _FIRST_PAUSE_S
-    sent = False
-    while True:
-        try:
-            reply = await once()
-        except QueueFullError as error:
-            if not sent:
-                raise
-            failure, asked_for_s = str(error), 0.0
-        except NoAnswerError as error:
-            failure, asked_for_s = str(error), 0.0
-        else:
-            if reply.status in _ANSWERED:
-                return reply.body
-            if reply.status not in _REPEATED:
-                raise refused({"status": reply.status, **reply.body})
-            failure = f"{reply.status} {reply.body.get('error_code', '')}: {reply.body.get('detail', '')}"
-            asked_for_s = reply.retry_after_s or 0.0
-        sent = True
-        wait_s = asked_for_s + random.uniform(0, pause_s)  # noqa: S311 - jitter
-        if loop.time() + wait_s >= deadline:
-            raise unanswered(f"{what} has no final answer; the last attempt: {failure}")
-        await asyncio.sleep(wait_s)
-        pause_s = min(pause_s * 2, _MAX_PAUSE_S)

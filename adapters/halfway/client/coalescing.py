@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
 from halfway.client.errors import QueueFullError
-from halfway.client.transport import NoAnswerError, Reply, Transport
+from halfway.client.transport import DeadlinePassedError, NoAnswerError, Reply, Transport
 
 _MAX_ITEMS: Final = 100
 _MAX_BYTES: Final = 1024 * 1024
@@ -58,7 +59,7 @@ class Coalescer:
             async with asyncio.timeout_at(deadline):
                 return await item.answered
         except TimeoutError:
-            raise NoAnswerError("the deadline passed before an answer came") from None
+            raise DeadlinePassedError("the deadline passed before an answer came") from None
 
     async def close(self) -> None:
         """Cancel what is under way; its callers get NoAnswerError."""
@@ -121,10 +122,12 @@ def _answers(reply: Reply, kind: str, count: int) -> list[Reply]:
     if reply.status != HTTPStatus.OK or not isinstance(listed, list) or len(listed) != count:
         status = HTTPStatus.BAD_GATEWAY if reply.status == HTTPStatus.OK else reply.status
         return [Reply(status=status, body=reply.body, retry_after_s=reply.retry_after_s)] * count
-    return [
-        Reply(status=one["status"], body=one.get("body") or one.get("problem") or {}, retry_after_s=None)
-        for one in listed
-    ]
+    return [_answer(one) for one in listed]
+
+
+def _answer(item: Mapping[str, Any]) -> Reply:
+    body = item.get("body") or item.get("problem") or {}
+    return Reply(status=item["status"], body=body, retry_after_s=body.get("retry_after_s"))
 
 
 def _fail(item: _Item, error: NoAnswerError) -> None:

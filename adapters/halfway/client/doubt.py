@@ -11,6 +11,10 @@ _UNSURE_STATES: Final = ("08", "57", "58", "F0", "XX", "40003")
 """SQLSTATEs of PostgreSQL that say nothing about a commit: lost connections, shutdowns, broken servers."""
 _ROLLED_BACK_NUMBERS: Final = frozenset({1205, 1213, 3572})
 """Errors of MySQL and MariaDB that are answers to a statement before the commit: lock waits and deadlocks."""
+_CONFLICT_STATES: Final = frozenset({"40001", "40P01", "55P03"})
+"""SQLSTATEs of PostgreSQL: a snapshot that is outdated, a deadlock, a lock that was not given."""
+_CONFLICT_NUMBERS: Final = _ROLLED_BACK_NUMBERS | {1020}
+"""Of MySQL and MariaDB; 1020 is a snapshot that is outdated."""
 _SQLITE_BUSY: Final = frozenset({5, 6})
 """SQLite's `database is locked` and `table is locked`: nothing was committed."""
 
@@ -26,6 +30,20 @@ def may_have_committed(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether a database refused a statement because of another transaction, so that a repeat may succeed."""
+    if error is None:
+        return False
+    original = getattr(error, "orig", None) or error.__cause__  # SQLAlchemy's and Django's errors hold the driver's
+    code = getattr(error, "sqlite_errorcode", None)
+    return (
+        (isinstance(code, int) and code & 0xFF in _SQLITE_BUSY)
+        or getattr(error, "sqlstate", None) in _CONFLICT_STATES
+        or bool(error.args and error.args[0] in _CONFLICT_NUMBERS)
+        or is_conflict(original)
+    )
 
 
 def _unsure(error: BaseException) -> bool:

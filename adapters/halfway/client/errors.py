@@ -39,11 +39,17 @@ class TransactionEndedError(HalfwayError):
 
 
 class NestedTransactionError(HalfwayError):
-    """A transaction of this client is open in this task: put all messages into one transaction."""
+    """A transaction of this client is open in this task: put all messages into one transaction.
+
+    A bare `prepare` inside a block is allowed: whoever calls it ends its transaction.
+    """
 
 
 class RefusedError(HalfwayError):
     """halfway refused the call for good; to repeat it does not help."""
+
+    in_doubt = False
+    """Whether an earlier attempt of the same call, whose answer was lost, may have been carried out."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
         """Take over a problem document (RFC 9457), as docs/rest.md describes it."""
@@ -54,6 +60,7 @@ class RefusedError(HalfwayError):
         """What is wrong with each field, by its JSON path."""
         fields = "".join(f"; {field}: {detail}" for field, detail in self.errors.items())
         super().__init__(f"{self.error_code}: {self.detail}{fields}")
+        self.add_note(" ".join((type(self).__doc__ or "").split()))  # the remedy, in every traceback
 
 
 class InvalidRequestError(RefusedError):
@@ -64,8 +71,24 @@ class UnknownGroupError(RefusedError):
     """The group is not registered: call `register` when the service starts."""
 
 
+class UnauthenticatedError(RefusedError):
+    """halfway wants a valid key: give the group's as `key`, or as HALFWAY_CLIENT_KEY in the environment."""
+
+
 class ForbiddenError(RefusedError):
-    """The credential does not allow this call, or the coordinator takes no new transactions now."""
+    """The key does not allow this call: `detail` says whose it is and what is needed.
+
+    A group's key cannot register its group for the first time, nor add a topic: `start` and `register` raise this until
+    an operator has run the command in `detail`.
+    """
+
+
+class NotHalfwayError(RefusedError):
+    """Something else than halfway's REST answers at the URL: give the coordinator's, such as http://halfway:8080."""
+
+
+class PreparesRejectedError(RefusedError):
+    """The coordinator takes no new transactions now, because its operator said so; ends still work."""
 
 
 class UnknownTransactionError(RefusedError):
@@ -96,15 +119,26 @@ _BY_CODE: Final[dict[str, type[RefusedError]]] = {
     "id_reused": IdReusedError,
     "outcome_expired": OutcomeExpiredError,
     "forbidden": ForbiddenError,
-    "unauthorized": ForbiddenError,
-    "prepares_rejected": ForbiddenError,
+    "unauthenticated": UnauthenticatedError,
+    "prepares_rejected": PreparesRejectedError,
+    "unknown_path": NotHalfwayError,
 }
-_INVALID: Final = frozenset({400, 413, 415, 422})
+_BY_STATUS: Final[dict[object, type[RefusedError]]] = {
+    401: UnauthenticatedError,
+    403: ForbiddenError,
+    **dict.fromkeys((400, 413, 415, 422), InvalidRequestError),
+}
+"""Of problems whose code is not among them, and of answers of something before halfway."""
 
 
-def refused(problem: Mapping[str, Any]) -> RefusedError:
+NOT_HALFWAY: Final = "not_halfway"
+"""The code that the client gives to an answer that has none of halfway's."""
+
+
+def refused(problem: Mapping[str, Any], *, in_doubt: bool = False) -> RefusedError:
     """Return the error for a problem document."""
-    kind = _BY_CODE.get(str(problem.get("error_code")))
-    if kind is None:
-        kind = InvalidRequestError if problem.get("status") in _INVALID else RefusedError
-    return kind(problem)
+    code = str(problem.get("error_code"))
+    otherwise = NotHalfwayError if code == NOT_HALFWAY else RefusedError
+    error = (_BY_CODE.get(code) or _BY_STATUS.get(problem.get("status"), otherwise))(problem)
+    error.in_doubt = in_doubt
+    return error

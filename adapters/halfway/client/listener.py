@@ -1,35 +1,49 @@
-"""The way of RocketMQ: a listener that runs the local transaction, and is asked for it later."""
+"""RocketMQ's style: a listener runs the local transaction, and answers checks about it later."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol
-from uuid import uuid4
 
-from halfway.client.checks import Check, Decide
+from halfway.client.blocking import awaited
+from halfway.client.checks import Check, Decide, DecideSync
 from halfway.client.client import Halfway
 from halfway.client.messages import Message
 from halfway.client.outcome import OUTCOMES, Outcome
+from halfway.client.sync import SyncHalfway
 
 log = logging.getLogger(__name__)
 
 
 class TransactionListener(Protocol):
-    """What a service implements."""
+    """What a service implements; methods that are not coroutine functions run in a thread."""
 
-    async def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome:
+    def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome | Awaitable[Outcome]:
         """Run the local transaction, called once the messages are prepared; what it raises counts as `unknown`."""
 
-    async def check_local_transaction(self, check: Check) -> Outcome:
+    def check_local_transaction(self, check: Check) -> Outcome | Awaitable[Outcome]:
         """Say later what became of it, `unknown` while that cannot be known; what it raises counts as `unknown`."""
+
+
+class SyncTransactionListener(Protocol):
+    """The same for a SyncTransactionProducer."""
+
+    def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome:
+        """Same as `TransactionListener.execute_local_transaction`, in the caller's thread."""
+
+    def check_local_transaction(self, check: Check) -> Outcome:
+        """Same as `TransactionListener.check_local_transaction`."""
 
 
 class TransactionProducer:
     """Sends messages with a local transaction, as RocketMQ's producer of the same name does."""
 
     def __init__(self, client: Halfway, listener: TransactionListener) -> None:
-        """Take the client and what runs and checks local transactions."""
+        """Keep the client and the listener."""
+        if not isinstance(client, Halfway):
+            raise TypeError(f"TransactionProducer takes a Halfway: use SyncTransactionProducer with {type(client)}")
         self._client = client
         self._listener = listener
 
@@ -52,18 +66,62 @@ class TransactionProducer:
         Raises what `Halfway.prepare` raises, and then nothing was run; and what `Halfway.end` raises, unless
         `confirm=False` sends the end in the background.
         """
-        transaction_id = id or uuid4().hex
-        await self._client.prepare(messages, id=transaction_id, check_after_s=check_after_s)
-        remark = None
-        try:
-            outcome = await self._listener.execute_local_transaction(transaction_id, argument)
-        except Exception as error:
-            log.exception("the local transaction of %s failed: it is left to check-back", transaction_id)
-            outcome, remark = "unknown", f"execute_local_transaction raised {type(error).__name__}"
-        if outcome not in OUTCOMES:
-            log.error(
-                "the local transaction of %s returned %r, not commit, rollback or unknown", transaction_id, outcome
-            )
-            outcome, remark = "unknown", "execute_local_transaction returned no outcome"
-        await self._client.end(transaction_id, outcome, remark=remark, confirm=confirm)
-        return transaction_id, outcome
+        async with self._client.transaction(
+            messages, id=id, check_after_s=check_after_s, confirm=confirm
+        ) as transaction:
+            try:
+                returned: object = await awaited(self._listener.execute_local_transaction, transaction.id, argument)
+            except Exception as error:  # noqa: BLE001 - the listener's own
+                returned = error
+            outcome, remark = _outcome(transaction.id, returned)
+            await transaction.end(outcome, remark)
+        return transaction.id, outcome
+
+
+class SyncTransactionProducer:
+    """`TransactionProducer` for threads."""
+
+    def __init__(self, client: SyncHalfway, listener: SyncTransactionListener) -> None:
+        """Keep the client and the listener."""
+        if not isinstance(client, SyncHalfway):
+            raise TypeError(f"SyncTransactionProducer takes a SyncHalfway: use TransactionProducer with {type(client)}")
+        for method in (listener.execute_local_transaction, listener.check_local_transaction):
+            if inspect.iscoroutinefunction(method):
+                raise TypeError(f"{method.__qualname__} is a coroutine function: use TransactionProducer with Halfway")
+        self._client = client
+        self._listener = listener
+
+    @property
+    def decide(self) -> DecideSync:
+        """What answers checks, for a check endpoint or `SyncHalfway.start`."""
+        return self._listener.check_local_transaction
+
+    def send_in_transaction(
+        self,
+        messages: Iterable[Message],
+        argument: Any = None,
+        *,
+        id: str | None = None,  # noqa: A002 - as above
+        check_after_s: float | None = None,
+        confirm: bool = True,
+    ) -> tuple[str, Outcome]:
+        """Do what `TransactionProducer.send_in_transaction` does."""
+        with self._client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm) as transaction:
+            try:
+                returned: object = self._listener.execute_local_transaction(transaction.id, argument)
+            except Exception as error:  # noqa: BLE001 - the listener's own
+                returned = error
+            outcome, remark = _outcome(transaction.id, returned)
+            transaction.end(outcome, remark)
+        return transaction.id, outcome
+
+
+def _outcome(transaction_id: str, returned: object) -> tuple[Outcome, str | None]:
+    """Return the outcome of a local transaction that returned or raised this, and a remark if it is none."""
+    if isinstance(returned, Exception):
+        log.error("the local transaction of %s failed: check-back asks for it", transaction_id, exc_info=returned)
+        return "unknown", f"execute_local_transaction raised {type(returned).__name__}"
+    if isinstance(returned, str) and returned in OUTCOMES:
+        return returned, None  # type: ignore[return-value]  # it is one of them
+    log.error("the local transaction of %s returned %r, not commit, rollback or unknown", transaction_id, returned)
+    return "unknown", "execute_local_transaction returned no outcome"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 from uuid import uuid4
@@ -10,6 +11,8 @@ from uuid import uuid4
 from halfway.client.errors import HalfwayError
 from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
+
+log = logging.getLogger(__name__)
 
 
 class MixedProducersError(HalfwayError):
@@ -21,24 +24,23 @@ class NoBarrierError(HalfwayError, TypeError):
 
 
 class Endings(Protocol):
-    """What is called of a client."""
+    """The client calls that `Sending` needs."""
 
-    def prepare(self, messages: Iterable[Message], *, id: str) -> None:  # noqa: A002 - what REST calls it
-        """Store messages out of sight."""
+    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - what REST calls it
+        """Prepare messages."""
 
-    def end(
+    def begin_end(
         self,
         id: str,  # noqa: A002 - as above
         outcome: Outcome,
         *,
         remark: str | None = None,
-        confirm: bool,
-    ) -> None:
-        """End a transaction."""
+    ) -> Callable[[], None]:
+        """Send an end; the function that is returned waits until it is final or given up."""
 
 
 class Sending:
-    """The messages of one database transaction, which are one transaction of halfway's."""
+    """The messages of one database transaction; halfway handles them as one transaction."""
 
     def __init__(self) -> None:
         """Choose the id."""
@@ -54,25 +56,35 @@ class Sending:
         self._messages.append(message)
 
     def keep(self, count: int) -> None:
-        """Drop all messages but the first `count`: what came later was rolled back to a savepoint."""
+        """Keep only the first `count` messages: a rollback to a savepoint undid the others."""
         del self._messages[count:]
 
     def commit(
-        self, client: Endings, *, insert: Callable[[str], None], commit: Callable[[], None], undo: Callable[[], None]
+        self,
+        client: Endings,
+        *,
+        insert: Callable[[str], None],
+        commit: Callable[[], None],
+        undo: Callable[[], None],
+        confirm: bool,
+        afterwards: Callable[[Callable[[], None]], None] = lambda wait: wait(),
     ) -> None:
         """Commit the database transaction, and with it the messages.
 
         1. Write the barrier's row. It is locked until the commit, so a check that comes meanwhile is told `unknown`.
         2. Prepare. If this or the row fails, the database transaction is rolled back.
         3. Commit the database transaction. If this raises, it may have committed: check-back asks the barrier.
-        4. Send the end, without waiting for it: the local outcome stands whatever becomes of it.
+        4. Send the end at once: whatever is raised from now on, it goes on in the background. The local outcome stands
+           whatever becomes of the end: a failure is logged, not raised, and check-back resolves the transaction.
+        5. With `confirm` wait until the end is final, `end_timeout_s` at most; `afterwards` may call this later, once
+           the connection of the database has been given back.
         """
         if not self._messages:
             commit()
             return
         try:
             insert(self.id)
-            client.prepare(self._messages, id=self.id)
+            client.prepare(self._messages, id=self.id, new_id=True)
         except BaseException:
             with contextlib.suppress(Exception):  # the connection is lost, so the database rolls back by itself
                 undo()
@@ -80,10 +92,24 @@ class Sending:
         try:
             commit()
         except BaseException as error:
-            self._end(client, "unknown", type(error).__name__)
+            self._begin_end(client, "unknown", type(error).__name__)
             raise
-        self._end(client, "commit", None)
+        wait = self._begin_end(client, "commit", None)
+        if confirm:
+            afterwards(wait)
 
-    def _end(self, client: Endings, outcome: Outcome, remark: str | None) -> None:
-        with contextlib.suppress(HalfwayError):  # a closed client: check-back asks
-            client.end(self.id, outcome, remark=remark, confirm=False)
+    def _begin_end(self, client: Endings, outcome: Outcome, remark: str | None) -> Callable[[], None]:
+        """Send the end, and return what waits for it; nothing of it may look as if the database had not committed."""
+        try:
+            wait = client.begin_end(self.id, outcome, remark=remark)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.warning("the %s of transaction %s is left to check-back: %s", outcome, self.id, error)
+            return lambda: None
+
+        def wait_quietly() -> None:
+            try:
+                wait()
+            except Exception as error:  # noqa: BLE001 - see above
+                log.warning("nobody waits for the %s of transaction %s: %s", outcome, self.id, error)
+
+        return wait_quietly

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import atexit
+import contextlib
 import os
+import ssl
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from halfway.client.barrier import AsyncBarrier, Barrier
+from halfway.client.blocking import finished
+from halfway.client.checks import Decide
 from halfway.client.client import Halfway
-from halfway.client.errors import ClientClosedError
+from halfway.client.errors import ClientClosedError, HalfwayError
+from halfway.client.forks import ForkSafeLock
+from halfway.client.key import Key
 from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
+from halfway.client.service import tell
 from halfway.client.transaction import Transaction
-
-log = logging.getLogger(__name__)
+from halfway.client.verification import CheckVerifier
 
 T = TypeVar("T")
+
+
+class Settings(TypedDict, total=False):
+    """What `Halfway` takes by name."""
+
+    barrier: Barrier | None
+    key: str | Key | None
+    tls: ssl.SSLContext | None
+    prepare_timeout_s: float
+    end_timeout_s: float
+    max_waiting: int
+    max_in_background: int
+    connections: int
 
 
 class SyncHalfway:
@@ -30,17 +49,18 @@ class SyncHalfway:
     After a fork the child's first call opens a client of its own: the parent's connections are not used.
     """
 
-    def __init__(self, urls: str | Sequence[str], group: str, **settings: Any) -> None:
+    def __init__(self, urls: str | Sequence[str], group: str, **settings: Unpack[Settings]) -> None:
         """Take what `Halfway` takes; nothing is sent and no thread is started yet."""
         self._settings: dict[str, Any] = {"urls": urls, "group": group, **settings}
-        self._lock = threading.Lock()
+        self._settings["key"] = Key.chosen(settings.get("key"))
+        self._lock = ForkSafeLock()
         self._thread: _LoopThread | None = None
         self._closed = False
         _clients.add(self)
         self.barrier: Barrier | None = settings.get("barrier")
         if isinstance(self.barrier, AsyncBarrier):
             raise TypeError("SyncHalfway takes a Barrier: an AsyncBarrier belongs to the event loop that runs Halfway")
-        Halfway(**self._settings)  # a wrong setting is told here, not at the first call
+        Halfway(**self._settings)  # a wrong setting fails here, not at the first call
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +92,21 @@ class SyncHalfway:
             thread.client.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
         )
 
+    def start(
+        self,
+        *,
+        topics: Iterable[str],
+        check_urls: Sequence[str] = (),
+        policy: Mapping[str, object] | None = None,
+        decide: Decide | None = None,
+        timeout_s: float = 30.0,
+    ) -> Mapping[str, Any]:
+        """Do what `Halfway.start` does. After a fork only the parent does what belongs beside the service."""
+        thread = self._running()
+        return thread.run(
+            thread.client.start(topics=topics, check_urls=check_urls, policy=policy, decide=decide, timeout_s=timeout_s)
+        )
+
     def transaction(
         self,
         messages: Iterable[Message],
@@ -91,10 +126,11 @@ class SyncHalfway:
         *,
         id: str,  # noqa: A002 - as above
         check_after_s: float | None = None,
+        new_id: bool = False,
     ) -> None:
         """Do what `Halfway.prepare` does."""
         thread = self._running()
-        thread.run(thread.client.prepare(messages, id=id, check_after_s=check_after_s))
+        thread.run(thread.client.prepare(messages, id=id, check_after_s=check_after_s, new_id=new_id))
 
     def end(
         self,
@@ -109,10 +145,42 @@ class SyncHalfway:
         thread = self._running()
         thread.run(thread.client.end(id, outcome, remark=remark, check_id=check_id, confirm=confirm))
 
+    def begin_end(
+        self,
+        id: str,  # noqa: A002 - as above
+        outcome: Outcome,
+        *,
+        remark: str | None = None,
+    ) -> Callable[[], None]:
+        """Send an end in the background; the function that is returned waits until it is final or given up."""
+        thread = self._running()
+
+        async def begin() -> asyncio.Task[None] | None:
+            return thread.client.begin_end(id, outcome, remark=remark)
+
+        ending = thread.run(begin())
+        return lambda: None if ending is None or ending.done() else thread.run(finished(ending))
+
+    def demand_no_block(self) -> None:
+        """Raise NestedTransactionError if a `transaction` of this client is open in this thread."""
+        thread = self._thread
+        if thread is not None and thread.pid == os.getpid():
+            thread.client.demand_no_block()
+
     def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
         """Do what `Halfway.show` does."""
         thread = self._running()
         return thread.run(thread.client.show(id))
+
+    def check_secrets(self) -> list[str]:
+        """Do what `Halfway.check_secrets` does."""
+        thread = self._running()
+        return thread.run(thread.client.check_secrets())
+
+    def check_verifier(self) -> CheckVerifier | None:
+        """Do what `Halfway.check_verifier` does."""
+        thread = self._running()
+        return thread.run(thread.client.check_verifier())
 
     def run_in_background(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
         """Run what `make` returns beside the calls until the client is closed.
@@ -122,10 +190,6 @@ class SyncHalfway:
         """
         thread = self._running()
         thread.run(thread.start(make))
-
-    def renew_lock(self) -> None:
-        """Forget who holds the lock; called in the child of a fork, which has one thread."""
-        self._lock = threading.Lock()
 
     def _running(self) -> _LoopThread:
         with self._lock:
@@ -162,19 +226,25 @@ class SyncTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._transaction.leave_scope()
-        self._thread.run(self._transaction.finish(error))
+        # A client that was closed, or belongs to the parent of a fork, must not replace the block's exception.
+        with contextlib.suppress(*() if error is None else (HalfwayError,)):
+            self._thread.run(self._transaction.finish(error))
+
+    def end(self, outcome: Outcome, remark: str | None = None) -> None:
+        """Report the outcome of the local transaction."""
+        self._thread.run(self._transaction.end(outcome, remark))
 
     def commit(self, remark: str | None = None) -> None:
-        """Say that the local transaction has committed."""
-        self._thread.run(self._transaction.commit(remark))
+        """Report that the local transaction has committed."""
+        self.end("commit", remark)
 
     def rollback(self, remark: str | None = None) -> None:
-        """Say that the local transaction was rolled back and never commits."""
-        self._thread.run(self._transaction.rollback(remark))
+        """Report that the local transaction was rolled back and never commits."""
+        self.end("rollback", remark)
 
     def unknown(self, remark: str | None = None) -> None:
         """Leave the outcome to check-back."""
-        self._thread.run(self._transaction.unknown(remark))
+        self.end("unknown", remark)
 
 
 class _LoopThread:
@@ -196,6 +266,9 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("SyncHalfway was called in its own event loop: use Halfway there")
+        if self.pid != os.getpid():
+            work.close()
+            raise ClientClosedError("this transaction was begun before a fork: only the parent can end it")
         with self._lock:
             if self._stopped:
                 work.close()
@@ -207,17 +280,16 @@ class _LoopThread:
             raise ClientClosedError(
                 "this client was closed during the call: check-back resolves what it began"
             ) from None
+        except BaseException:
+            running.cancel()  # of Ctrl-C: else it would go on, and nobody would end what it prepares
+            raise
 
     async def start(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
         """Start a task in the thread; if it fails that is logged."""
         task = asyncio.get_running_loop().create_task(make(self.client))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task in the background of the client ended", exc_info=error)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(tell)
 
     def stop(self) -> None:
         """Close the client and end the thread; calls that are under way end with ClientClosedError."""
@@ -242,10 +314,10 @@ class _LoopThread:
 _clients: weakref.WeakSet[SyncHalfway] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
-    """Give the child locks of its own: another thread of the parent may have held them."""
-    for client in _clients:
-        client.renew_lock()
+def _at_exit() -> None:
+    """Send what waits in the background before the process ends."""
+    for client in list(_clients):
+        client.close()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -9,7 +9,14 @@ from typing import Any, Final
 
 from halfway.client.checks import Check, Decide, decided
 from halfway.client.client import Halfway
-from halfway.client.errors import HalfwayError, RefusedError
+from halfway.client.errors import (
+    AlreadyEndedError,
+    ClientClosedError,
+    HalfwayError,
+    RefusedError,
+    WrongEventLoopError,
+)
+from halfway.client.outcome import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -28,23 +35,36 @@ class CheckWorker:
         self._side_by_side = side_by_side
         self._wait_s = wait_s
 
-    async def run(self) -> None:
-        """Go on until it is cancelled; what fails is logged and asked again by halfway."""
+    async def run(self, *, patiently: bool = False) -> None:
+        """Run until cancelled; failures are logged, and halfway asks again.
+
+        Raises ClientClosedError, WrongEventLoopError, and RefusedError if halfway refuses the first call, such as
+        UnknownGroupError before the group was registered. With `patiently` a refusal is tried again, too.
+        """
         while True:
             try:
                 checks = await self._client.fetch_checks(wait_s=self._wait_s, max_checks=self._side_by_side)
+            except (ClientClosedError, WrongEventLoopError):
+                raise
             except HalfwayError as error:
+                if isinstance(error, RefusedError) and not patiently:
+                    raise
                 log.warning("halfway gave no checks: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            patiently = True  # what halfway has accepted once it may refuse for a while: a key, a group, a proxy
             await asyncio.gather(*map(self._answer, checks))
 
     async def _answer(self, asked: Mapping[str, Any]) -> None:
+        outcome: Outcome = "unknown"
         try:
             check = Check.from_json(asked)
             outcome = await decided(check, self._decide, _DECIDE_WITHIN_S)
             await self._client.end(check.id, outcome, check_id=check.check_id)
         except RefusedError as error:
-            log.info("the check was settled by another: %s", error)
+            if isinstance(error, AlreadyEndedError) and outcome != "unknown":
+                log.exception("a check was answered with %s, but the opposite stands", outcome)
+            else:
+                log.info("the check was settled by another: %s", error)
         except HalfwayError as error:
             log.warning("a check was not answered: %s", error)

@@ -4,15 +4,15 @@ import random
 import re
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from halfway.embedded.errors import PortTakenError
 
 HOST = "127.0.0.1"
 TRIES = 200
+LOWEST = 15_000
 _LOOK_AGAIN_S = 0.05
-_LOWEST = 15_000
 # If the system does not tell, take the lowest first port of the systems we know (Linux: 32768, macOS: 49152).
 _EPHEMERAL_DEFAULT = 32_768
 
@@ -46,14 +46,19 @@ def pick_port(taken: Collection[int] = (), host: str = HOST) -> int:
     sooner or later gets that very port as its own source port, connects to itself and keeps the broker from coming
     back.
     """
-    lowest, end = _LOWEST, _first_ephemeral_port()
-    for _ in range(TRIES if end - lowest > TRIES else 0):
-        port = random.randrange(lowest, end)  # noqa: S311  protects nothing
+    for port in candidates():
         if port not in taken and is_free(port, host):
             return port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def candidates() -> Iterator[int]:
+    """Give ports in the order in which they are to be tried."""
+    end = _first_ephemeral_port()
+    for _ in range(TRIES if end - LOWEST > TRIES else 0):
+        yield random.randrange(LOWEST, end)  # noqa: S311  protects nothing
 
 
 def bind_failure(log: str) -> int | None:

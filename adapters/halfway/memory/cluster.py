@@ -9,20 +9,23 @@ from halfway.domain.records import Half
 from halfway.domain.transaction import State
 from halfway.memory.faults import Faults
 from halfway.memory.half_log import MemoryHalfLog
+from halfway.memory.history import MemoryHistory
 from halfway.memory.lane import MemoryLane
-from halfway.memory.log import MemoryLog, RealTopic, Record, kept_headers
+from halfway.memory.log import MemoryLog, RealTopic, Record, half_headers
 from halfway.memory.membership import MemoryMembership
 from halfway.memory.peers import MemoryOwners, MemoryPeers
-from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryTopics
-from halfway.memory.surroundings import ManualClock, RecordingObserver, ScriptedCaller
+from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryKeys, MemoryTopics
+from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
 from halfway.service.access import OpenAccess
 from halfway.service.ports import (
+    AuditTrail,
     Authority,
     CheckCaller,
     Clock,
     CursorStore,
     GroupStore,
     HalfLog,
+    History,
     Lane,
     Observer,
     Owners,
@@ -48,6 +51,8 @@ class Ports(TypedDict):
     observer: Observer
     owners: Owners
     peers: Peers
+    audit_trail: AuditTrail
+    history: History
 
 
 def topic(partitions: int = 3, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> TopicFacts:
@@ -85,11 +90,14 @@ class Memory:
         self.clock = ManualClock() if clock is None else clock
         self.observer = RecordingObserver()
         self.caller = ScriptedCaller()
-        self.authority = OpenAccess()
+        self.authority: Authority = OpenAccess()
+        self.audit_trail = MemoryAuditTrail()
         self.lane = MemoryLane(self.log, self.faults, self.clock, self.observer, capacity=lane_capacity)
         self.half_log = MemoryHalfLog(self.log, self.faults, max_record_bytes=max_record_bytes)
+        self.history = MemoryHistory(self.log, self.faults, self.audit_trail)
         self.cursors = MemoryCursors(self.log, self.faults)
         self.groups = MemoryGroups(self.log, self.faults)
+        self.keys = MemoryKeys(self.log, self.faults)
         self.topics = MemoryTopics(self.log, self.faults)
         url = self.log.new_url()
         self.owners = MemoryOwners(self.log, url)
@@ -115,6 +123,8 @@ class Memory:
             observer=self.observer,
             owners=self.owners,
             peers=self.peers,
+            audit_trail=self.audit_trail,
+            history=self.history,
         )
 
     def restarted(self) -> Memory:
@@ -148,4 +158,4 @@ class Memory:
 
     def foreign_prepare(self, shard: int, half: Half) -> int:
         """Append a prepare as a paused former owner does: this instance hears of it only by its tail."""
-        return self.log.shards[shard].half.append(half.id, half, kept_headers("half", half.group, State.PREPARED))
+        return self.log.shards[shard].half.append(half.id, half, half_headers(half, State.PREPARED))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError, OverloadedError
 from halfway.domain.records import Half, Parked
 from halfway.domain.transaction import State
 from halfway.memory.faults import Faults
-from halfway.memory.log import MemoryLog, kept_headers
+from halfway.memory.log import MemoryLog, half_headers
+from halfway.service.replies import Reply
 
 
 class MemoryHalfLog:
@@ -20,22 +23,24 @@ class MemoryHalfLog:
         self._faults = faults
         self._max_record_bytes = max_record_bytes
 
-    def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
-        """Append a half record; its offset comes later; errors as the port tells."""
-        if half.size > self._max_record_bytes:
-            raise MessageTooLargeError(
-                f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
-            )
-        if asyncio.get_running_loop().time() >= deadline:
-            raise OverloadedError("no time was left to write")
-        return asyncio.ensure_future(self._append(shard, half))
+    def append(self, shard: int, halves: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
+        """Append half records; their offsets come later; errors as the port tells."""
+        loop = asyncio.get_running_loop()
+        for half, reply in halves:
+            if half.size > self._max_record_bytes:
+                told = f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
+                reply.set_exception(MessageTooLargeError(told))
+            elif loop.time() >= deadline:
+                reply.set_exception(OverloadedError("no time was left to write"))
+            else:
+                loop.create_task(self._append(shard, half)).add_done_callback(partial(_pass_on, reply))
 
     async def _append(self, shard: int, half: Half) -> int:
         ambiguous = self._faults.take_append()
         await asyncio.sleep(0)
         if ambiguous is False:
             raise OutcomeUnknownError("the prepare was not confirmed", id=half.id)
-        headers = kept_headers("half", half.group, State.PREPARED)
+        headers = half_headers(half, State.PREPARED)
         offset = self._log.shards[shard].half.append(half.id, half, headers)
         await asyncio.sleep(0)
         if ambiguous:
@@ -67,3 +72,13 @@ class MemoryHalfLog:
         await asyncio.sleep(0)
         if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
             raise KafkaUnavailableError("Kafka did not answer in time")
+
+
+def _pass_on(reply: Reply[int], done: asyncio.Task[int]) -> None:
+    if done.cancelled() or reply.done():
+        return
+    error = done.exception()
+    if error is None:
+        reply.set_result(done.result())
+    else:
+        reply.set_exception(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from halfway.domain.errors import (
@@ -18,8 +18,10 @@ from halfway.domain.errors import (
 )
 from halfway.domain.records import Message
 from halfway.memory.faults import Faults
-from halfway.memory.log import MemoryLog, kept_headers, real_headers
+from halfway.memory.log import MemoryLog, half_headers, kept_headers, real_headers
+from halfway.service.figures import Quarantined
 from halfway.service.ports import Clock, LaneWrite, Observer, ShardListener, Tombstone, Written
+from halfway.service.replies import Reply
 
 _HELD_S = 0.001
 
@@ -37,7 +39,7 @@ class Incarnation:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     write: LaneWrite
-    future: asyncio.Future[Written]
+    reply: Reply[Written]
 
 
 class MemoryLane:
@@ -65,19 +67,23 @@ class MemoryLane:
             waiting = self._waiting.popleft()
             _answer(waiting, NotWrittenError(f"{waiting.write.id}: the lane has ended", id=waiting.write.id))
 
-    def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
-        """Queue a write for the next Kafka transaction; see `service.ports.Lane.submit`."""
+    def submit(self, writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
+        """Queue writes for the next Kafka transaction; see `service.ports.Lane.submit`."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(write, loop.create_future())
-        if self._incarnation is None or write.shard not in self._incarnation.shards:
-            error = NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id)
-            waiting.future.set_exception(error)
-            return waiting.future
-        if len(self._waiting) >= self._capacity:
-            raise OverloadedError("too many ends wait for the lane", limit=self._capacity)
-        self._waiting.append(waiting)
-        self._schedule(loop)
-        return waiting.future
+        for write, reply in writes:
+            waiting = _Waiting(write, reply)
+            if self._incarnation is None or write.shard not in self._incarnation.shards:
+                error = NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id)
+                _answer(waiting, error)
+            elif len(self._waiting) >= self._capacity:
+                _answer(waiting, OverloadedError("too many ends wait for the lane", limit=self._capacity))
+            else:
+                self._waiting.append(waiting)
+                self._schedule(loop)
+
+    def quarantined(self, most: int) -> Sequence[Quarantined]:  # noqa: ARG002 - the port's
+        """Nothing is kept apart: no message makes a Kafka transaction fail here."""
+        return ()
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._scheduled:
@@ -131,7 +137,7 @@ class MemoryLane:
 
     def _admit(self, waiting: _Waiting, incarnation: Incarnation, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether a write may begin; if not, its caller gets the error at the loop's next turn."""
-        if waiting.future.done():
+        if waiting.reply.done():
             return False
         error = self._refusal(waiting.write, incarnation, loop.time())
         if error is not None:
@@ -181,8 +187,10 @@ class MemoryLane:
         if write.op is not None:
             op = shard.op.append(write.id, write.op, kept_headers("op", write.group, write.state))
         if write.half is not None:
-            half_value = None if isinstance(write.half, Tombstone) else write.half
-            half = shard.half.append(write.id, half_value, kept_headers("half", write.group, write.state))
+            if isinstance(write.half, Tombstone):
+                half = shard.half.append(write.id, None, kept_headers("half", write.group, write.state))
+            else:
+                half = shard.half.append(write.id, write.half, half_headers(write.half, write.state))
         if write.parked is not None:
             parked_value = None if isinstance(write.parked, Tombstone) else write.parked
             parked = shard.parked.append(write.id, parked_value, kept_headers("parked", write.group, write.state))
@@ -190,9 +198,9 @@ class MemoryLane:
 
 
 def _answer(waiting: _Waiting, result: Written | HalfwayError) -> None:
-    if waiting.future.done():
+    if waiting.reply.done():
         return
     if isinstance(result, HalfwayError):
-        waiting.future.set_exception(result)
+        waiting.reply.set_exception(result)
     else:
-        waiting.future.set_result(result)
+        waiting.reply.set_result(result)

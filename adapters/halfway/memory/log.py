@@ -13,6 +13,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from halfway.domain.ids import partition_for_key
+from halfway.domain.keys import KeyTable
+from halfway.domain.principal import Principal
 from halfway.domain.records import Barrier, Group, Half, Message, Op, Parked
 from halfway.service.peer_calls import PeerCall
 from halfway.service.ports import Cursors, OwnerHint, TopicFacts
@@ -24,7 +26,7 @@ BARRIER_KEY = "!barrier"
 class Answers(Protocol):
     """What answers other instances: `Coordinator.answering`."""
 
-    async def answer(self, call: PeerCall, *, deadline: float, credential: str | None) -> msgspec.Struct:
+    async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
         """Do a call."""
 
 
@@ -148,6 +150,7 @@ class MemoryLog:
         self.shards = [ShardLog() for _ in range(shards)]
         self.topics = {name: RealTopic(facts) for name, facts in topics.items()}
         self.groups: dict[str, Group] = {}
+        self.keys = KeyTable()
         self.cursors: dict[int, Cursors] = {}
         self.owners: dict[int, OwnerHint] = {}
         """Who owns which shard, as the owner records say."""
@@ -170,6 +173,11 @@ def kept_headers(kind: str, group: str, state: str) -> Headers:
     return (("halfway-kind", kind.encode()), ("halfway-group", group.encode()), ("halfway-state", state.encode()))
 
 
+def half_headers(half: Half, state: str) -> Headers:
+    """Return the headers of a half record (docs/protocol.md#topics)."""
+    return (*kept_headers("half", half.group, state), ("halfway-prepared-at", str(half.prepared_at).encode()))
+
+
 def real_headers(own: Iterable[tuple[str, bytes | None]], transaction_id: str, place: str, prepared_at: int) -> Headers:
     """Return the headers of a real message: its own, then those of docs/protocol.md#topics; `place` is `i/n`."""
     return (
@@ -177,4 +185,5 @@ def real_headers(own: Iterable[tuple[str, bytes | None]], transaction_id: str, p
         ("halfway-transaction-id", transaction_id.encode()),
         ("halfway-message", place.encode()),
         ("halfway-prepared-at", str(prepared_at).encode()),
+        ("halfway-prefix", b"memory."),
     )

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from halfway.domain.errors import HalfwayError, PeerLostError, ShardUnavailableError
+from halfway.domain.principal import Principal
 from halfway.memory.log import Answers, MemoryLog
 from halfway.service.cluster.peer_wire import (
     AnswerReader,
@@ -50,17 +51,17 @@ class MemoryPeers:
         """Answer other instances from now on."""
         self._log.instances[self._url] = answers
 
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
         """Have a call done by an owner; errors as the port tells."""
         await asyncio.sleep(0)
         answers = self._log.instances.get(owner.url)
         if answers is None or owner not in self._log.owners.values():
             raise ShardUnavailableError(f"{owner.url} cannot be reached")
-        body = request_of([encode_call(call, within_ms=1, credential=credential)])
+        body = request_of([encode_call(call, within_ms=1, principal=principal)])
         [frame] = decode_request(body)
         try:
             async with asyncio.timeout_at(deadline):
-                done = await answers.answer(decode_call(frame.call), deadline=deadline, credential=frame.credential)
+                done = await answers.answer(decode_call(frame.call), deadline=deadline, principal=frame.caller)
                 answer = encode_answer(0, done)
         except TimeoutError:
             raise PeerLostError("not in time") from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
+from halfway.domain.keys import Key, KeyTable
 from halfway.domain.records import Group
 from halfway.memory.faults import Faults
 from halfway.memory.log import MemoryLog
@@ -47,15 +48,14 @@ class MemoryGroups:
         """Return every group, by name."""
         return [self._log.groups[name] for name in sorted(self._log.groups)]
 
-    async def put(self, group: Group, *, deadline: float) -> None:
-        """Write a group; KafkaUnavailableError past the deadline."""
+    async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
+        """Write what is decided; KafkaUnavailableError past the deadline."""
         await self._answering(deadline)
-        self._log.groups[group.name] = group
-
-    async def delete(self, name: str, *, deadline: float) -> None:
-        """Remove a group; KafkaUnavailableError past the deadline."""
-        await self._answering(deadline)
-        self._log.groups.pop(name, None)
+        group = decide(self._log.groups.get(name))
+        if group is None:
+            self._log.groups.pop(name, None)
+        else:
+            self._log.groups[name] = group
 
     async def refresh(self, *, deadline: float) -> None:
         """Return: what others write is known at once; KafkaUnavailableError past the deadline."""
@@ -92,3 +92,33 @@ class MemoryTopics:
             raise NotAuthorisedError(f"halfway may not see topic {min(denied)!r}", topic=min(denied))
         found = {name: self._log.topics.get(name) for name in names}
         return {name: None if topic is None else topic.facts for name, topic in found.items()}
+
+
+class MemoryKeys:
+    """The port `service.ports.KeyStore`."""
+
+    def __init__(self, log: MemoryLog, faults: Faults) -> None:
+        """Keep the log."""
+        self._log = log
+        self._faults = faults
+
+    @property
+    def table(self) -> KeyTable:
+        """What is known of the log."""
+        return self._log.keys
+
+    async def put(self, key: Key, *, deadline: float) -> None:
+        """Write a key; KafkaUnavailableError past the deadline."""
+        await self.refresh(deadline=deadline)
+        self._log.keys.apply(key.id, key)
+
+    async def delete(self, key_id: str, *, deadline: float) -> None:
+        """Remove a key; KafkaUnavailableError past the deadline."""
+        await self.refresh(deadline=deadline)
+        self._log.keys.apply(key_id, None)
+
+    async def refresh(self, *, deadline: float) -> None:
+        """Return: what others write is known at once; KafkaUnavailableError past the deadline."""
+        await asyncio.sleep(0)
+        if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
+            raise KafkaUnavailableError("the keys' topic did not answer in time")

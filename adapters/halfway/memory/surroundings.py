@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from halfway.domain.audit_trail import AuditEvent
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply, CheckRequest
@@ -80,6 +81,18 @@ class ScriptedCaller:
         return reply if isinstance(reply, CheckReply) else await reply
 
 
+class MemoryAuditTrail:
+    """The port `service.ports.AuditTrail`: keeps every event."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.events: list[AuditEvent] = []
+
+    def record(self, event: AuditEvent) -> None:
+        """Keep an event."""
+        self.events.append(event)
+
+
 class Observed(msgspec.Struct, frozen=True):
     """One call of the observer: which, and with what."""
 
@@ -101,17 +114,20 @@ class RecordingObserver:
     def _keep(self, event: str, **fields: object) -> None:
         self.calls.append(Observed(event, fields))
 
-    def prepared(self, group: str, result: str, seconds: float) -> None:
-        """Keep a prepare."""
-        self._keep("prepared", group=group, result=result, seconds=seconds)
+    def prepared(self, group: str, result: str, seconds: float, *, count: int = 1) -> None:
+        """Keep each prepare."""
+        for _ in range(count):
+            self._keep("prepared", group=group, result=result, seconds=seconds)
 
-    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Keep an end."""
-        self._keep("ended", group=group, outcome=outcome, cause=cause, result=result, seconds=seconds)
+    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int = 1) -> None:
+        """Keep each end."""
+        for _ in range(count):
+            self._keep("ended", group=group, outcome=outcome, cause=cause, result=result, seconds=seconds)
 
-    def resolved_after(self, group: str, outcome: str, seconds: float) -> None:
-        """Keep the time from prepare to outcome."""
-        self._keep("resolved_after", group=group, outcome=outcome, seconds=seconds)
+    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int = 1) -> None:
+        """Keep each time from prepare to outcome."""
+        for _ in range(count):
+            self._keep("resolved_after", group=group, outcome=outcome, seconds=seconds)
 
     def checked(self, group: str, verdict: str, sent: bool, seconds: float) -> None:  # noqa: FBT001 - the port's
         """Keep a check."""
@@ -133,9 +149,17 @@ class RecordingObserver:
         """Keep a call to another instance."""
         self._keep("forwarded", call=call, result=result, seconds=seconds)
 
+    def refused_caller(self, reason: str) -> None:
+        """Keep the refusal of a caller."""
+        self._keep("refused_caller", reason=reason)
+
     def shard_moved(self, seconds: float) -> None:
         """Keep how long a shard was served by nobody."""
         self._keep("shard_moved", seconds=seconds)
+
+    def audited(self, result: str) -> None:
+        """Keep the result of an event of the audit trail."""
+        self._keep("audited", result=result)
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Keep outcomes that were forgotten before their time."""

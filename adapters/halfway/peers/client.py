@@ -21,6 +21,7 @@ import structlog
 from yarl import URL
 
 from halfway.domain.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
+from halfway.domain.principal import Principal
 from halfway.service.cluster.peer_wire import CONTENT_TYPE, AnswerReader, encode_call, request_of, result_of
 from halfway.service.peer_calls import (
     CREDENTIAL_HEADER,
@@ -133,13 +134,13 @@ class HttpPeers:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
         """Have a call done by an owner; errors as `service.ports.Peers` tells."""
         loop = asyncio.get_running_loop()
         within_ms = int((deadline - loop.time()) * 1000)
         if self._closed or within_ms <= 0:
             raise ShardUnavailableError("no time was left to ask the owner of the shard: try again")
-        body = encode_call(call, within_ms=within_ms, credential=credential)
+        body = encode_call(call, within_ms=within_ms, principal=principal)
         limits = self._limits
         if len(self._asked) >= limits.max_waiting or self._bytes + len(body) > limits.max_waiting_bytes:
             raise OverloadedError(f"{len(self._asked)} calls wait for other instances already: try again later")

@@ -4,9 +4,15 @@ Both speak halfway's real REST, ask check endpoints, and hand out checks; a test
 either. `pytest_plugins = ["halfway.testing.fixtures"]` gives pytest's fixtures; docs/testing.md tells how.
 """
 
+try:
+    from halfway.client.consumer import Record
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "halfway.testing needs halfway-client: pip install 'halfway-client[consumer]'", name=error.name
+    ) from None
+
 from halfway.testing.kafka import KafkaServer
 from halfway.testing.memory import MemoryServer
-from halfway.testing.record import Record
 from halfway.testing.server import Server, ServerError
 
 __all__ = ["KafkaServer", "MemoryServer", "Record", "Server", "ServerError"]

@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 from pydantic import SecretStr
 
+from halfway.client.consumer import Record
 from halfway.runtime.backend import running
 from halfway.service.coordinator import Coordinator
-from halfway.testing.record import Record
 from halfway.testing.server import Server, ServerError
 
 _ANSWER_S: Final = 30.0
@@ -104,24 +104,9 @@ def _read(reader: Consumer, topic: str, ends: Mapping[int, int]) -> list[Record]
         for message in reader.consume(500, timeout=0.1):
             error = message.error()
             if error is None:
-                found.append(_shown(message))
+                found.append(Record.of(message))
             elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library names it so
                 raise KafkaException(error)
             elif (message.offset() or 0) >= ends[number := message.partition() or 0]:
                 waiting.discard(number)
     return found
-
-
-def _shown(message: Message) -> Record:
-    def data(given: str | bytes | None) -> bytes | None:
-        return given.encode() if isinstance(given, str) else given
-
-    return Record(
-        topic=message.topic() or "",
-        partition=message.partition() or 0,
-        offset=message.offset() or 0,
-        timestamp_ms=message.timestamp()[1],
-        key=data(message.key()),
-        value=data(message.value()),
-        headers=tuple((str(header[0]), data(header[1])) for header in message.headers() or ()),
-    )

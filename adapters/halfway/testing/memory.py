@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
-from halfway.checkback import AllowedHosts, HttpCheckCaller
+from halfway.client.consumer import Record
 from halfway.memory import ManualClock, Memory
 from halfway.memory import Record as Kept
+from halfway.runtime.check_caller import check_caller
 from halfway.runtime.scheduler import ScannedShards, ScanScheduler
 from halfway.service.coordinator import Coordinator
-from halfway.testing.record import Record
 from halfway.testing.server import Server, ServerError
 
 _LOOK_EVERY_S: Final = 0.01
@@ -50,13 +50,7 @@ class MemoryServer(Server):
 
     async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
         settings, memory = self._settings, self._memory
-        caller = await stack.enter_async_context(
-            HttpCheckCaller(
-                timeout_s=settings.check_timeout_s,
-                connect_timeout_s=settings.check_connect_timeout_s,
-                urls=AllowedHosts(settings.check_hosts, settings.check_networks),
-            )
-        )
+        caller = await stack.enter_async_context(check_caller(settings))
         ports = memory.ports
         ports["caller"], ports["observer"] = caller, self._metrics
         coordinator = Coordinator(limits=settings.limits(), **ports)

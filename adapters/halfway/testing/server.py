@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
 
+from halfway.checkback import LOOPBACK_NETWORKS
+from halfway.client.consumer import Record
+from halfway.rest.console import Console, with_console
 from halfway.rest.server.api import Api, ApiLimits
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.metrics import Metrics
 from halfway.runtime.settings import Settings
 from halfway.service.coordinator import Coordinator
-from halfway.testing.record import Record
 
 T = TypeVar("T")
 
@@ -48,6 +50,7 @@ class Server(ABC):
             min_check_interval_s=0.1,
             check_timeout_s=2,
             session_timeout_s=6,
+            check_also_networks=LOOPBACK_NETWORKS,
         )
         self._metrics = Metrics()
         self._loop = asyncio.new_event_loop()
@@ -110,7 +113,7 @@ class Server(ABC):
             observer=self._metrics,
             limits=ApiLimits(request_timeout_s=self._settings.request_timeout_s),
         )
-        server = HttpServer(api)
+        server = HttpServer(with_console(Console(), api))
         await server.start(_HOST, 0)
         self.url = f"http://{_HOST}:{server.port}"
 

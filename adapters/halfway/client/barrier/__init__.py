@@ -4,21 +4,35 @@ The row is written inside the local transaction, so it stands exactly if that co
 is none, the check takes its place with a rollback, so a local transaction that comes later fails: the first one wins.
 """
 
-from halfway.client.barrier.barrier import AsyncBarrier, Barrier, InvalidRetentionError
+from halfway.client.barrier.barrier import (
+    RETENTION_S,
+    AsyncBarrier,
+    Barrier,
+    InvalidRetentionError,
+    OtherDatabaseError,
+    UncommittedConnectionError,
+)
 from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
 from halfway.client.barrier.maintenance import BarrierMaintenance
-from halfway.client.barrier.table import TABLE, LateTransactionError, migration
+from halfway.client.barrier.sqlite import sqlite_transactions
+from halfway.client.barrier.table import TABLE, ConflictError, LateTransactionError, UncountedRowsError, migration
 
 __all__ = [
+    "RETENTION_S",
     "TABLE",
     "AsyncBarrier",
     "Barrier",
     "BarrierMaintenance",
+    "ConflictError",
     "Dialect",
     "InvalidRetentionError",
     "LateTransactionError",
     "NoTransactionError",
+    "OtherDatabaseError",
+    "UncommittedConnectionError",
+    "UncountedRowsError",
     "UnsupportedConnectionError",
     "migration",
+    "sqlite_transactions",
 ]

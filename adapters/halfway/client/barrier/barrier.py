@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.drivers import carry_out, carry_out_async, require_transaction
+from halfway.client.barrier.drivers import carry_out, carry_out_async, pool_of, require_transaction
 from halfway.client.barrier.table import TABLE, BarrierTable, Steps
 from halfway.client.checks import Check
 from halfway.client.errors import HalfwayError
@@ -24,17 +26,36 @@ Connect = Callable[[], AbstractContextManager[Any]]
 ConnectAsync = Callable[[], AbstractAsyncContextManager[Any]]
 """The same of an asynchronous driver: `begin` of SQLAlchemy's asynchronous engine, or asyncpg's `pool.acquire`."""
 
-_DAY_S: Final = 86_400
+RETENTION_S: Final = 7 * 86_400.0
+"""How long rows are kept unless another time is chosen."""
 
 
 class InvalidRetentionError(HalfwayError, ValueError):
     """Rows would be cleaned while halfway may still ask about them: raise `retention_s`, or lower the policy's age."""
 
 
+class UncommittedConnectionError(HalfwayError, TypeError):
+    """What connects gives connections that do not commit when their context is left: give one that does."""
+
+    def __init__(self) -> None:
+        """Use the docstring as the message."""
+        super().__init__(
+            "what connects to the database gives connections that do not commit when their context is left: give"
+            " `engine.begin` of SQLAlchemy (not `engine.connect`), `lambda: psycopg.connect(...)`, or a context manager"
+            " that commits (PyMySQL's and asyncmy's connections close without it)"
+        )
+
+
+class OtherDatabaseError(HalfwayError):
+    """The row would stand in another database than the one in which checks look: give the client that one's barrier."""
+
+
 class _AnyBarrier:
     def __init__(self, dialect: Dialect | str, table: str, retention_s: float) -> None:
         self.retention_s = retention_s
         self._table = BarrierTable(dialect, table)
+        self._mark: str | None = None
+        self._recognised: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def migration(self) -> list[str]:
         """Return the statements that make the table, for a migration tool."""
@@ -55,10 +76,25 @@ class _AnyBarrier:
     def write(self, connection: Any, transaction_id: str) -> None:
         """Do what `insert` does, on the connection of a synchronous driver."""
         require_transaction(connection)
+        if self._is_to_recognise(connection):
+            self._compare(connection, carry_out(self._table.mark(), connection))
         carry_out(self._table.insert(transaction_id), connection)
 
+    def _is_to_recognise(self, connection: Any) -> bool:
+        """Return whether to compare the table with the one that checks read: once for each engine."""
+        pool = pool_of(connection)
+        return self._mark is not None and pool is not None and pool not in self._recognised
+
+    def _compare(self, connection: Any, found: str | None) -> None:
+        if found not in {None, self._mark}:
+            raise OtherDatabaseError(
+                "this connection goes to another database than the one in which the client's barrier looks: give the"
+                " client the barrier of this database (if its table was made anew meanwhile, start the service again)"
+            )
+        self._recognised.add(pool_of(connection))
+
     def _may_be_cleaned(self, prepared_at: str) -> bool:
-        """Whether a transaction is so old that its row may be gone: then a check knows nothing, and must say so."""
+        """Return whether a transaction is so old that its row may be deleted: a check then answers unknown."""
         age_s = (datetime.now(UTC) - datetime.fromisoformat(prepared_at)).total_seconds()
         return age_s > self.retention_s / 2
 
@@ -75,22 +111,31 @@ class _AnyBarrier:
                 log.warning("transaction %s is older than the barrier remembers: it is left open", transaction_id)
                 return "unknown"
             first: bool = yield self._table.take_place(transaction_id)
-            if first:
-                return "rollback"
-            outcome = yield self._table.look(transaction_id)
+            outcome = yield self._table.look(transaction_id)  # only a committed row is an answer
+            if first and outcome is None:
+                log.error("transaction %s cannot be decided: %s", transaction_id, UncommittedConnectionError())
         except Exception as error:  # noqa: BLE001 - as a rule its row is locked by a local transaction that is open
             log.info("transaction %s cannot be decided now: %s: %s", transaction_id, type(error).__name__, error)
             return "unknown"
         return outcome or "unknown"
+
+    def _learning(self) -> Generator[Steps[Any], Any, None]:
+        """Yield the transactions that read what tells the table from others, and try whether a row stays."""
+        self._mark = yield self._table.mark()
+        trial = f"#{uuid4().hex}"  # no transaction has such an id
+        yield self._table.take_place(trial)
+        if (yield self._table.look(trial)) is None:
+            raise UncommittedConnectionError
+        yield self._table.remove(trial)
 
 
 class Barrier(_AnyBarrier):
     """The barrier through a synchronous driver: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
 
     def __init__(
-        self, dialect: Dialect | str, connect: Connect, *, table: str = TABLE, retention_s: float = 7 * _DAY_S
+        self, dialect: Dialect | str, connect: Connect, *, table: str = TABLE, retention_s: float = RETENTION_S
     ) -> None:
-        """Take what connects to the service's database, and for how many seconds rows are kept."""
+        """Keep the connection factory of the service's database, and how long rows are kept, in seconds."""
         super().__init__(dialect, table, retention_s)
         self._connect = connect
 
@@ -99,11 +144,19 @@ class Barrier(_AnyBarrier):
         self._in_transaction(self._table.create())
 
     def insert(self, connection: Any, transaction_id: str) -> None:
-        """Say in the local transaction on this connection that the transaction commits with it.
+        """Write the row in the local transaction on this connection, so that both commit together.
 
-        Raises LateTransactionError if a check has been answered before: then let it roll the local transaction back.
+        Raises LateTransactionError if a check has been answered before, and ConflictError if another transaction
+        stood in the way: then let it roll the local transaction back.
         """
         self.write(connection, transaction_id)
+
+    def learn(self) -> None:
+        """Remember which table checks read, so that an insert into another one is detected.
+
+        Raises UncommittedConnectionError if what is written there does not stay.
+        """
+        self._carried_out(self._learning())
 
     def look(self, transaction_id: str) -> Outcome | None:
         """Return the outcome that stands, None if there is none yet."""
@@ -111,24 +164,24 @@ class Barrier(_AnyBarrier):
 
     def decide(self, check: Check) -> Outcome:
         """Answer a check; if it comes before the local transaction, that one cannot commit any more."""
-        return self._decided(self._decision(check.id, check.prepared_at))
+        return self._carried_out(self._decision(check.id, check.prepared_at))
 
     def settle(self, transaction_id: str) -> Outcome:
         """Decide as a check does about a transaction that was prepared just now."""
-        return self._decided(self._decision(transaction_id, None))
+        return self._carried_out(self._decision(transaction_id, None))
 
-    def _decided(self, decision: Generator[Steps[Any], Any, Outcome]) -> Outcome:
+    def _carried_out(self, transactions: Generator[Steps[Any], Any, T]) -> T:
         try:
-            steps = next(decision)
+            steps = next(transactions)
             while True:
                 try:
                     result = self._in_transaction(steps)
-                except Exception as error:  # noqa: BLE001 - the decision says what follows
-                    steps = decision.throw(error)
+                except Exception as error:  # noqa: BLE001 - they say what follows
+                    steps = transactions.throw(error)
                 else:
-                    steps = decision.send(result)
+                    steps = transactions.send(result)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # the outcome
+            return end.value  # type: ignore[no-any-return]  # what they return
 
     def clean(self, limit: int) -> int:
         """Delete at most `limit` rows older than the retention; none while another instance does it."""
@@ -143,48 +196,54 @@ class AsyncBarrier(_AnyBarrier):
     """The barrier through an asynchronous driver: asyncpg, psycopg, asyncmy, SQLAlchemy."""
 
     def __init__(
-        self, dialect: Dialect | str, connect: ConnectAsync, *, table: str = TABLE, retention_s: float = 7 * _DAY_S
+        self, dialect: Dialect | str, connect: ConnectAsync, *, table: str = TABLE, retention_s: float = RETENTION_S
     ) -> None:
-        """Take what connects to the service's database, and for how many seconds rows are kept."""
+        """Keep the connection factory of the service's database, and how long rows are kept, in seconds."""
         super().__init__(dialect, table, retention_s)
         self._connect = connect
 
     async def create(self) -> None:
-        """Do what `Barrier.create` does."""
+        """Same as `Barrier.create`."""
         await self._in_transaction(self._table.create())
 
     async def insert(self, connection: Any, transaction_id: str) -> None:
-        """Do what `Barrier.insert` does."""
+        """Same as `Barrier.insert`."""
         require_transaction(connection)
+        if self._is_to_recognise(connection):
+            self._compare(connection, await carry_out_async(self._table.mark(), connection))
         await carry_out_async(self._table.insert(transaction_id), connection)
 
+    async def learn(self) -> None:
+        """Same as `Barrier.learn`."""
+        await self._carried_out(self._learning())
+
     async def look(self, transaction_id: str) -> Outcome | None:
-        """Do what `Barrier.look` does."""
+        """Same as `Barrier.look`."""
         return await self._in_transaction(self._table.look(transaction_id))
 
     async def decide(self, check: Check) -> Outcome:
-        """Do what `Barrier.decide` does."""
-        return await self._decided(self._decision(check.id, check.prepared_at))
+        """Same as `Barrier.decide`."""
+        return await self._carried_out(self._decision(check.id, check.prepared_at))
 
     async def settle(self, transaction_id: str) -> Outcome:
-        """Do what `Barrier.settle` does."""
-        return await self._decided(self._decision(transaction_id, None))
+        """Same as `Barrier.settle`."""
+        return await self._carried_out(self._decision(transaction_id, None))
 
-    async def _decided(self, decision: Generator[Steps[Any], Any, Outcome]) -> Outcome:
+    async def _carried_out(self, transactions: Generator[Steps[Any], Any, T]) -> T:
         try:
-            steps = next(decision)
+            steps = next(transactions)
             while True:
                 try:
                     result = await self._in_transaction(steps)
-                except Exception as error:  # noqa: BLE001 - the decision says what follows
-                    steps = decision.throw(error)
+                except Exception as error:  # noqa: BLE001 - they say what follows
+                    steps = transactions.throw(error)
                 else:
-                    steps = decision.send(result)
+                    steps = transactions.send(result)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # the outcome
+            return end.value  # type: ignore[no-any-return]  # what they return
 
     async def clean(self, limit: int) -> int:
-        """Do what `Barrier.clean` does."""
+        """Same as `Barrier.clean`."""
         return await self._in_transaction(self._table.clean(self.retention_s, limit))
 
     async def _in_transaction(self, steps: Steps[T]) -> T:

@@ -21,15 +21,26 @@ class Dialect(StrEnum):
         return cls.MYSQL if value == "mariadb" else None
 
 
+_SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
+
+REMOVE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
+"""Parameter: the id, in every dialect."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statements:
     """The statements of one dialect; `{p}` stands for a driver's placeholder, `{table}` for the table's name."""
 
     create: tuple[str, ...]
+    """Makes the table with one row, which tells it from every other table; no cleaning reaches its time."""
     insert: str
     """Parameters: transaction id, outcome. A row that stands is left as it is, and no row is counted."""
+    mark: str = _SELECT
+    """Parameter: the id of the row that tells the table from every other one."""
     select: str
     """Parameter: transaction id. The outcome, or no row."""
+    begin: str | None
+    """Begins a check's transaction so that its commit waits for nobody; None if no commit waits for a lock."""
     select_waits: bool
     """Whether a select may wait for a local transaction that is open."""
     read_lock_wait: str
@@ -50,7 +61,8 @@ _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_decided_at ON {table} (decid
 _INSERT_ONCE: Final = (
     "INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, {p}) ON CONFLICT (transaction_id) DO NOTHING"
 )
-_SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
+MARK_ID: Final = "#table"
+"""Of the row that tells the table from every other one; no transaction has such an id."""
 
 STATEMENTS: Final[dict[Dialect, Statements]] = {
     Dialect.POSTGRESQL: Statements(
@@ -60,9 +72,14 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 " outcome varchar(8) NOT NULL, decided_at timestamptz NOT NULL DEFAULT clock_timestamp())"
             ),
             _INDEX,
+            (
+                "INSERT INTO {table} VALUES ('#table', substr(md5(CAST(random() AS text)), 1, 8), 'infinity')"
+                " ON CONFLICT (transaction_id) DO NOTHING"
+            ),
         ),
         insert=_INSERT_ONCE,
         select=_SELECT,
+        begin=None,
         select_waits=False,
         # Not SET LOCAL, which does nothing on a connection that commits each statement. A transaction that is rolled
         # back takes the setting with it.
@@ -71,7 +88,8 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         restore_lock_wait="SET lock_timeout = {value}",
         clean="WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
         " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND transaction_id IN (SELECT transaction_id"
-        " FROM {table} WHERE decided_at < now() - {p} * interval '1 second' ORDER BY decided_at LIMIT {p})",
+        " FROM {table} WHERE decided_at < now() - {p} * interval '1 second'"
+        " ORDER BY decided_at LIMIT {p})",
         elect=None,
         resign=None,
     ),
@@ -83,10 +101,12 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 " decided_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), KEY {table}_decided_at (decided_at))"
                 " ENGINE=InnoDB"
             ),
+            ("INSERT IGNORE INTO {table} VALUES ('#table', LEFT(MD5(CONCAT(RAND(), UUID())), 8), '2037-12-31')"),
         ),
         insert="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, {p})",
         # A locking read sees no row that is not committed, at READ UNCOMMITTED neither.
         select=_SELECT + " LOCK IN SHARE MODE",
+        begin=None,
         select_waits=True,
         read_lock_wait="SELECT @@SESSION.innodb_lock_wait_timeout",
         # 0, which MariaDB knows, is not to wait at all; MySQL's least is 1 s.
@@ -103,15 +123,21 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 " decided_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)) WITHOUT ROWID"
             ),
             _INDEX,
+            (
+                "INSERT INTO {table} VALUES ('#table', lower(hex(randomblob(4))), 9e9)"
+                " ON CONFLICT (transaction_id) DO NOTHING"
+            ),
         ),
         insert=_INSERT_ONCE,
         select=_SELECT,
+        begin="BEGIN EXCLUSIVE",  # without a write-ahead log a commit waits for whoever reads
         select_waits=True,  # without a write-ahead log
         read_lock_wait="PRAGMA busy_timeout",
         bound_lock_wait="PRAGMA busy_timeout = 500",
         restore_lock_wait="PRAGMA busy_timeout = {value}",
         clean="DELETE FROM {table} WHERE transaction_id IN (SELECT transaction_id FROM {table}"
-        " WHERE decided_at < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY decided_at LIMIT {p})",
+        " WHERE decided_at < (julianday('now') - 2440587.5) * 86400.0 - {p}"
+        " ORDER BY decided_at LIMIT {p})",
         elect=None,
         resign=None,
     ),

@@ -1,4 +1,4 @@
-"""Carrying out the barrier's steps on the connection that the service uses itself."""
+"""Executes the barrier's steps on the service's own connection."""
 
 from __future__ import annotations
 
@@ -99,6 +99,15 @@ def sqlalchemy_connection(connection: Any) -> Any:
     for name in ("sync_session", "sync_connection"):
         connection = getattr(connection, name, connection)
     return connection if hasattr(connection, "exec_driver_sql") else connection.connection()
+
+
+def pool_of(connection: Any) -> Any | None:
+    """Return the pool that a connection comes from; None for a plain driver connection."""
+    if any(base.__module__.startswith("django.") for base in type(connection).__mro__):
+        return connection  # each of Django's connections stands for one database
+    if any(base.__module__.startswith("sqlalchemy.") for base in type(connection).__mro__):
+        return sqlalchemy_connection(connection).engine
+    return None
 
 
 async def _cursor_async(connection: Any, statement: Statement) -> Result:

@@ -1,22 +1,26 @@
-"""What the barrier needs now and then: old rows deleted, and what was decided here and never ended, ended."""
+"""Periodic work of the barrier: deletes old rows, and ends transactions that it has decided and nobody ended."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
 from halfway.client.blocking import awaited
 from halfway.client.client import Halfway
-from halfway.client.errors import HalfwayError, RefusedError
+from halfway.client.errors import (
+    AlreadyEndedError,
+    ClientClosedError,
+    HalfwayError,
+    RefusedError,
+    WrongEventLoopError,
+)
+from halfway.client.pacing import BATCH, pause_s
 
 log = logging.getLogger(__name__)
-
-_PAUSE_S: Final = 0.05
-"""Between two batches, so that they never fill the database's day."""
 
 
 class BarrierMaintenance:
@@ -32,10 +36,12 @@ class BarrierMaintenance:
         barrier: Barrier | AsyncBarrier,
         *,
         every_s: float = 60.0,
-        batch: int = 1000,
+        batch: int = BATCH,
         older_than_s: float = 30.0,
     ) -> None:
         """Work about every `every_s` seconds; delete at most `batch` rows in one transaction.
+
+        A local transaction beside it may wait as long as a batch takes.
 
         What was prepared less than `older_than_s` ago is left to its own end.
         """
@@ -46,7 +52,10 @@ class BarrierMaintenance:
         self._older_than_s = older_than_s
 
     async def run(self) -> None:
-        """Go on until it is cancelled; what fails is logged and tried again. Raises InvalidRetentionError at once."""
+        """Run until cancelled; failures are logged and tried again.
+
+        Raises InvalidRetentionError at once, ClientClosedError and WrongEventLoopError.
+        """
         self._barrier.check_policy(await self._policy())
         while True:
             await asyncio.sleep(self._every_s * random.uniform(0.5, 1.5))  # noqa: S311 - instances take turns
@@ -57,11 +66,12 @@ class BarrierMaintenance:
         """Delete what is older than the retention, in batches; return how many rows."""
         total = 0
         while True:
+            began = time.monotonic()
             deleted = await awaited(self._barrier.clean, self._batch)
             total += deleted
             if deleted < self._batch:
                 return total
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(pause_s(time.monotonic() - began))
 
     async def reconcile(self) -> int:
         """End what the barrier has decided and halfway still has open; return how many transactions."""
@@ -81,6 +91,9 @@ class BarrierMaintenance:
             return False
         try:
             await self._client.end(transaction_id, outcome, remark="reconciled with the barrier")
+        except AlreadyEndedError:
+            log.exception("transaction %s has not the outcome of the database, %s", transaction_id, outcome)
+            return False
         except RefusedError as error:
             log.info("transaction %s was ended by another: %s", transaction_id, error)
             return False
@@ -99,5 +112,7 @@ class BarrierMaintenance:
     async def _logged(self, work: Callable[[], Awaitable[int]], failure: str) -> None:
         try:
             await work()
+        except (ClientClosedError, WrongEventLoopError):
+            raise
         except Exception:
             log.exception(failure)

@@ -1,4 +1,4 @@
-"""What the barrier does to its table, as steps of SQL that any driver can carry out."""
+"""The barrier's operations on its table, as SQL steps that any driver can execute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from halfway.client.barrier.dialect import STATEMENTS, Dialect
+from halfway.client.barrier.dialect import MARK_ID, REMOVE, STATEMENTS, Dialect
+from halfway.client.doubt import is_conflict
 from halfway.client.errors import HalfwayError
 from halfway.client.outcome import Outcome
 
@@ -25,6 +26,14 @@ _ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 
 class LateTransactionError(HalfwayError):
     """The transaction is decided already, as a rule by a check that said `rollback`: roll the local one back."""
+
+
+class ConflictError(HalfwayError):
+    """Another transaction, such as a check's, stood in the way, and nothing was written: roll back and run it again."""
+
+
+class UncountedRowsError(HalfwayError, TypeError):
+    """The driver does not say whether the row was written, as in psycopg's pipeline mode: insert outside of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,44 +80,72 @@ class BarrierTable:
         return [sql.replace("{table}", self._name) for sql in self.sql.create]
 
     def insert(self, transaction_id: str) -> Steps[None]:
-        """Say in the local transaction that this transaction commits with it; raises LateTransactionError."""
+        """Write the row in the local transaction, so that both commit together.
+
+        Raises LateTransactionError; and ConflictError if the database refuses the row because of what others did
+        since the transaction's first read: what they did cannot be seen from inside it.
+        """
         if not _ID.fullmatch(transaction_id):
             raise ValueError(f"transaction id {transaction_id!r}: give the id of the prepared transaction")
-        done = yield self._statement(self.sql.insert, transaction_id, _COMMITTED)
-        if done.written == 0:
+        try:
+            done = yield self._statement(self.sql.insert, transaction_id, _COMMITTED)
+        except Exception as error:
+            if not is_conflict(error):
+                raise
+            raise ConflictError(
+                f"another transaction stood in the way of {transaction_id}, or a check: roll the local transaction back"
+                " and run it again"
+            ) from error
+        if rows_written(done) == 0:
             raise LateTransactionError(
                 f"transaction {transaction_id} is decided already: roll the local transaction back"
             )
 
+    def mark(self) -> Steps[str | None]:
+        """Return what tells this table from every other one; None if it was made before there was such a row."""
+        found = yield self._statement(self.sql.mark, MARK_ID)
+        return found.rows[0][0] if found.rows else None
+
     def look(self, transaction_id: str) -> Steps[Outcome | None]:
         """Return the outcome that stands, None if there is none yet."""
-        select = self._statement(self.sql.select, transaction_id)
-        found = yield from self._waiting_shortly(select) if self.sql.select_waits else _alone(select)
+        select = _one(self._statement(self.sql.select, transaction_id))
+        found = yield from self._waiting_shortly(select) if self.sql.select_waits else select
         if not found.rows:
             return None
         return "commit" if found.rows[0][0] == _COMMITTED else "rollback"
 
     def take_place(self, transaction_id: str) -> Steps[bool]:
-        """Roll back a transaction that has no row: from its commit on, a local transaction fails. Whether it was first.
+        """Roll back a transaction that has no row, so that its local transaction fails; return whether this was first.
 
         Waits at most a second for a local transaction that is open; then the driver raises its error.
         """
-        done = yield from self._waiting_shortly(self._statement(self.sql.insert, transaction_id, _ROLLED_BACK))
-        return done.written > 0
+        done = yield from self._waiting_shortly(self._rolled_back(transaction_id))
+        return rows_written(done) > 0
+
+    def remove(self, transaction_id: str) -> Steps[None]:
+        """Delete a row that stands for no transaction."""
+        yield self._statement(REMOVE, transaction_id)
 
     def clean(self, older_than_s: float, limit: int) -> Steps[int]:
-        """Delete at most `limit` rows, the oldest; none while another instance does it. How many were deleted."""
+        """Delete the oldest rows, at most `limit`, unless another instance is deleting; return how many."""
         elect, resign = (None if sql is None else self._statement(sql) for sql in (self.sql.elect, self.sql.resign))
         return (yield from clean_by_one(self._statement(self.sql.clean, older_than_s, limit), elect, resign))
 
-    def _waiting_shortly(self, statement: Statement) -> Steps[Result]:
+    def _rolled_back(self, transaction_id: str) -> Steps[Result]:
+        if self.sql.begin is not None:
+            with contextlib.suppress(Exception):  # some drivers have begun a transaction by now, others have none
+                yield Statement("ROLLBACK")
+            yield Statement(self.sql.begin)
+        return (yield self._statement(self.sql.insert, transaction_id, _ROLLED_BACK))
+
+    def _waiting_shortly(self, steps: Steps[Result]) -> Steps[Result]:
         before = (yield Statement(self.sql.read_lock_wait)).rows[0][0]
         restore = Statement(self.sql.restore_lock_wait.format(value=int(before)))
         yield Statement(self.sql.bound_lock_wait)
         try:
-            result = yield statement
+            result = yield from steps
         except Exception:
-            with contextlib.suppress(Exception):  # PostgreSQL refuses it, and rolls the setting back by itself
+            with contextlib.suppress(Exception):  # PostgreSQL refuses it, and has rolled the setting back
                 yield restore
             raise
         yield restore
@@ -123,6 +160,16 @@ def migration(dialect: Dialect | str, table: str = TABLE) -> list[str]:
     return BarrierTable(dialect, table).migration()
 
 
+def rows_written(done: Result) -> int:
+    """Return how many rows a statement wrote; raises UncountedRowsError if its driver does not know."""
+    if done.written < 0:
+        raise UncountedRowsError(
+            "the driver does not say whether the row was written: if the connection is in pipeline mode, insert"
+            " outside `connection.pipeline()`"
+        )
+    return done.written
+
+
 def clean_by_one(clean: Statement, elect: Statement | None, resign: Statement | None) -> Steps[int]:
     """Delete rows unless another connection is the one that cleans now; return how many were deleted."""
     if elect is not None and (yield elect).rows[0][0] != 1:
@@ -135,5 +182,5 @@ def clean_by_one(clean: Statement, elect: Statement | None, resign: Statement | 
     return done.written
 
 
-def _alone(statement: Statement) -> Steps[Result]:
+def _one(statement: Statement) -> Steps[Result]:
     return (yield statement)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from typing import Final
+import time
 
 from halfway.client.consumer.inbox import Inbox
+from halfway.client.pacing import BATCH, pause_s
 
 log = logging.getLogger(__name__)
-
-_BATCH: Final = 1000
-"""Rows that one transaction deletes."""
-_PAUSE_S: Final = 0.05
-"""Between two batches, so that they never fill the database's day."""
 
 
 class Cleaning(threading.Thread):
@@ -31,10 +27,16 @@ class Cleaning(threading.Thread):
         """Go on until it is stopped; what fails is logged and tried again."""
         while not self._stopping.wait(self._every_s * random.uniform(0.5, 1.5)):  # noqa: S311 - instances take turns
             try:
-                while self._inbox.clean(_BATCH) == _BATCH and not self._stopping.wait(_PAUSE_S):
-                    pass
+                self._clean()
             except Exception:
                 log.exception("the inbox was not cleaned")
+
+    def _clean(self) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            if self._inbox.clean(BATCH) < BATCH:
+                return
+            self._stopping.wait(pause_s(time.monotonic() - began))
 
     def stop(self) -> None:
         """End after the batch that is being deleted."""

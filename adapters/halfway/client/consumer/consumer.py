@@ -7,14 +7,19 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
+from halfway.client.barrier import (
+    NoTransactionError,
+    UncommittedConnectionError,
+    UncountedRowsError,
+    UnsupportedConnectionError,
+)
 from halfway.client.consumer.cleaning import Cleaning
 from halfway.client.consumer.dead_letters import DeadLetters
 from halfway.client.consumer.inbox import Inbox
@@ -47,11 +52,18 @@ _FINAL: Final = frozenset(
 )
 """Errors that no further poll mends."""
 
+_UNUSABLE: Final = (NoTransactionError, UncommittedConnectionError, UncountedRowsError, UnsupportedConnectionError)
+"""Errors of the inbox's connection that no waiting mends."""
+
 Place = tuple[str, int]
 
 
 class InvalidSettingError(HalfwayError, ValueError):
     """A setting of the consumer cannot be used; the message says why and what to give."""
+
+
+class _UndoneError(Exception):
+    """Rolls back a transaction that was only to look."""
 
 
 class _NotBegunError(Exception):
@@ -71,6 +83,8 @@ class _Held:
     """On the monotonic clock; infinite while its dead letter is on its way."""
     reason: Exception | None = None
     """Why it is set aside; None while it is tried."""
+    handled: bool = False
+    """Whether the last attempt failed after the handler had returned: its commit may stand."""
 
     @property
     def place(self) -> Place:
@@ -116,6 +130,7 @@ class Consumer:
         self._dead_letters: DeadLetters | None = None
         self._held: dict[Place, _Held] = {}
         self._stopping = threading.Event()
+        self._inbox_commits = False
 
     def stop(self) -> None:
         """Have `run` return after the message that it is working on; from any thread, or a signal handler."""
@@ -124,8 +139,9 @@ class Consumer:
     def run(self) -> None:
         """Consume until `stop`, then leave the group with every offset of what was done committed.
 
-        Raises UnknownTopicError and RetentionTooShortError at once, and confluent_kafka.KafkaException for what no
-        waiting mends. What the database or the handler raises is logged and tried again.
+        Raises UnknownTopicError and RetentionTooShortError at once, UncommittedConnectionError before the first effect,
+        and confluent_kafka.KafkaException for what no waiting mends. What the database or the handler raises is logged
+        and tried again.
         """
         other = [] if self._dead_letter_topic is None else [self._dead_letter_topic]
         check_topics(self._settings, self._topics, other, self._inbox.retention_s)
@@ -180,12 +196,12 @@ class Consumer:
             self._set_aside(held)
             return
         try:
-            afterwards = self._apply(held.record)
+            afterwards = self._apply(held)
         except _NotBegunError as error:
             held.outages += 1
             self._wait(held, held.outages)
             log.warning("%s waits for the database: %s", held.record.id, error.__cause__, exc_info=error.__cause__)
-        except (NoTransactionError, UnsupportedConnectionError):
+        except _UNUSABLE:
             raise
         except Exception as error:  # noqa: BLE001 - the handler's own
             self._failed(held, error)
@@ -194,11 +210,14 @@ class Consumer:
             if afterwards is not None:
                 _call(afterwards, held.record)
 
-    def _apply(self, record: Record) -> Callable[[], object] | None:
+    def _apply(self, held: _Held) -> Callable[[], object] | None:
         """Give the record its effect, once. Return what is to be done after the commit."""
-        afterwards = None
-        begun = done = False
+        record, afterwards = held.record, None
+        begun = held.handled = False
         try:
+            if not self._inbox_commits:
+                self._inbox.demand_commits()
+                self._inbox_commits = True
             # Step 1: a transaction of the service's own database.
             with self._inbox.connect() as connection:
                 # Step 2: the row. It waits for a consumer that is working on the same message.
@@ -208,15 +227,15 @@ class Consumer:
                     afterwards = self._handle(record, connection)
                 else:
                     log.info("%s has taken effect before", record.id)
-                done = True
+                held.handled = True
             # Step 4: the commit, when the context is left.
-        except (NoTransactionError, UnsupportedConnectionError):
+        except _UNUSABLE:
             raise
         except Exception as error:
             if begun:
                 raise
             raise _NotBegunError from error
-        if not done:
+        if not held.handled:
             raise InvalidSettingError("the inbox's connection swallowed an exception: its context must let it pass")
         return afterwards
 
@@ -235,6 +254,18 @@ class Consumer:
         """Send the dead letter; the partition waits until it stands in its topic."""
         if self._dead_letters is None or held.reason is None:
             raise AssertionError(held)
+        if held.handled:
+            try:
+                stands = self._has_taken_effect(held.record)
+            except Exception as error:
+                held.outages += 1
+                self._wait(held, held.outages)
+                log.warning("%s waits for the database: %s", held.record.id, error, exc_info=error)
+                return
+            if stands:
+                log.warning("%s has taken effect, although its commit raised an exception", held.record.id)
+                self._done(held)
+                return
 
         def delivered(problem: str | None) -> None:
             if self._held.get(held.place) is not held:
@@ -249,6 +280,14 @@ class Consumer:
 
         self._hold(held, float("inf"))
         self._dead_letters.send(held.record, held.reason, held.failures, delivered)
+
+    def _has_taken_effect(self, record: Record) -> bool:
+        """Whether the row of a record stands; it waits for a transaction that may still write it."""
+        stands = False
+        with suppress(_UndoneError), self._inbox.connect() as connection:
+            stands = not self._inbox.insert(connection, self._group, record.id)
+            raise _UndoneError
+        return stands
 
     def _wait(self, held: _Held, failures: int) -> None:
         self._hold(held, time.monotonic() + self._retries.pause_s(failures))

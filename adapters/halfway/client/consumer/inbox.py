@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
-from halfway.client.barrier.barrier import Connect
+from halfway.client.barrier.barrier import Connect, UncommittedConnectionError
 from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import carry_out, require_transaction
 from halfway.client.barrier.table import Steps
@@ -54,6 +55,14 @@ class Inbox:
         """Take note, in the transaction on this connection, of a message; False if it has taken effect before."""
         require_transaction(connection)
         return carry_out(self._table.insert(consumer, message), connection)
+
+    def demand_commits(self) -> None:
+        """Raise UncommittedConnectionError if what is written does not stay when a connection's context is left."""
+        consumer, message = "#trial", uuid4().hex  # no consumer has such a name
+        self._in_transaction(self._table.insert(consumer, message))
+        if self._in_transaction(self._table.insert(consumer, message)):
+            raise UncommittedConnectionError
+        self._in_transaction(self._table.remove(consumer, message))
 
     def clean(self, limit: int) -> int:
         """Delete at most `limit` rows older than the retention; none while another instance does it."""

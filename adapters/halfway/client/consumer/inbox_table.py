@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.table import Statement, Steps, clean_by_one
+from halfway.client.barrier.table import Statement, Steps, clean_by_one, rows_written
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
@@ -30,6 +30,7 @@ _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_processed_at ON {table} (pro
 _INSERT_ONCE: Final = (
     "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
 )
+_REMOVE: Final = "DELETE FROM {table} WHERE consumer = {p} AND message = {p}"
 
 _STATEMENTS: Final = {
     Dialect.POSTGRESQL: _Statements(
@@ -97,7 +98,11 @@ class InboxTable:
     def insert(self, consumer: str, message: str) -> Steps[bool]:
         """Take note of a message; False if that was done before."""
         done = yield self._statement(self._sql.insert, consumer, message)
-        return done.written > 0
+        return rows_written(done) > 0
+
+    def remove(self, consumer: str, message: str) -> Steps[None]:
+        """Delete the row of a message."""
+        yield self._statement(_REMOVE, consumer, message)
 
     def clean(self, older_than_s: float, limit: int) -> Steps[int]:
         """Delete at most `limit` rows, the oldest; none while another instance does it. How many were deleted."""

@@ -8,19 +8,21 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from halfway.client.barrier import Barrier
+from halfway.client.barrier import RETENTION_S, TABLE, Barrier
 
 
-def django_barrier(using: str = DEFAULT_DB_ALIAS, **settings: Any) -> Barrier:
-    """Return the barrier in the database that DATABASES calls `using`, with other settings of `Barrier`.
+def django_barrier(using: str = DEFAULT_DB_ALIAS, *, table: str = TABLE, retention_s: float = RETENTION_S) -> Barrier:
+    """Return the barrier in the database that DATABASES calls `using`; the rest is as in `Barrier`.
 
-    Checks and the cleaning have short-lived connections of their own, so they work in a view with ATOMIC_REQUESTS and
-    in any thread.
+    Checks and the cleaning have short-lived connections of their own, beside a pool in its OPTIONS, so they work in a
+    view with ATOMIC_REQUESTS, in any thread, and when the service has used its pool up.
     """
 
     @contextmanager
     def connect() -> Iterator[Any]:
         connection = connections.create_connection(using)
+        options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != "pool"}
+        connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
         try:
             connection.set_autocommit(False)
             yield connection
@@ -28,4 +30,4 @@ def django_barrier(using: str = DEFAULT_DB_ALIAS, **settings: Any) -> Barrier:
         finally:
             connection.close()
 
-    return Barrier(connections[using].vendor, connect, **settings)
+    return Barrier(connections[using].vendor, connect, table=table, retention_s=retention_s)

@@ -7,8 +7,10 @@ from typing import Any
 from django.db import connections, transaction
 from django.http import HttpResponse
 
-from halfway.client.checks import CONTENT_TYPE, DecideSync
+from halfway.client.checks import ANSWER_WITHIN_S, CONTENT_TYPE, Check, DecideSync
 from halfway.client.endpoints import answer_request
+from halfway.client.outcome import Outcome
+from halfway.client.verification import CheckVerifier
 
 
 class DjangoChecks:
@@ -16,13 +18,29 @@ class DjangoChecks:
 
     csrf_exempt = True
 
-    def __init__(self, decide: DecideSync) -> None:
-        """Take what answers a check."""
+    def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
+        """Take what answers a check, and what verifies that halfway has signed it."""
         self._decide = decide
+        self._verifier = verifier
         for alias in connections:  # else ATOMIC_REQUESTS would hold a transaction open beside the barrier's
             transaction.non_atomic_requests(alias)(self)
 
     def __call__(self, request: Any) -> HttpResponse:
         """Answer one request; the body is bounded here, not by DATA_UPLOAD_MAX_MEMORY_SIZE."""
-        status, answer = answer_request(request.method, request.read, self._decide)
+        # Only a test's own transaction (`TestCase`) is around this view, and no other thread would see what it wrote.
+        in_test = any(each.in_atomic_block for each in connections.all(initialized_only=True))
+        status, answer = answer_request(
+            request.method,
+            request.read,
+            self._decide if in_test else self._decide_and_close,
+            within_s=None if in_test else ANSWER_WITHIN_S,
+            headers=request.headers,
+            verifier=self._verifier,
+        )
         return HttpResponse(answer, status=status, content_type=CONTENT_TYPE)
+
+    def _decide_and_close(self, check: Check) -> Outcome:
+        try:
+            return self._decide(check)
+        finally:
+            connections.close_all()  # those of this thread, which ends

@@ -19,18 +19,24 @@ class AtomicProducer:
     """Sends inside `transaction.atomic()`, nested ones and ATOMIC_REQUESTS included.
 
     The messages of one database transaction are one transaction of halfway's. The commit of the outermost block
-    prepares them, with the barrier's row in the same database transaction, and ends them afterwards in the background.
-    What is rolled back, with a nested block too, is never prepared. The database connection is held while halfway is
-    asked to prepare.
+    prepares them, with the barrier's row in the same database transaction, ends them afterwards, and returns once the
+    end is final; then the callbacks of `on_commit` run. What is rolled back, with a nested block too, is never
+    prepared. The database connection is the thread's while halfway is asked; it has no transaction and no locks any
+    more when the end is sent.
     """
 
-    def __init__(self, client: SyncHalfway, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Take a client that has a `django_barrier` of the same database; raises NoBarrierError."""
+    def __init__(self, client: SyncHalfway, using: str = DEFAULT_DB_ALIAS, *, confirm: bool = True) -> None:
+        """Take a client that has a `django_barrier` of the same database; raises NoBarrierError.
+
+        An end that is not confirmed in the client's `end_timeout_s` is logged and left to check-back: the commit of
+        the database stands, so nothing is raised. With `confirm=False` ends are sent in the background.
+        """
         if client.barrier is None:
             raise NoBarrierError("the client has no barrier: open it with `barrier=django_barrier()`")
         self._client = client
         self._barrier = client.barrier
         self._using = using
+        self._confirm = confirm
 
     def send(
         self,
@@ -43,14 +49,16 @@ class AtomicProducer:
     ) -> str:
         """Send a message if the atomic block that is open commits; return the id of halfway's transaction.
 
-        Nothing is asked of halfway before the commit, which then raises what `SyncHalfway.prepare` raises, and
-        has rolled the database transaction back. Raises NoTransactionError outside `atomic()`.
+        halfway gets nothing before the commit. If the prepare fails, the commit rolls the database transaction
+        back and raises what `SyncHalfway.prepare` raises. Raises NoTransactionError outside `atomic()`, and
+        NestedTransactionError inside a `transaction` of the same client.
         """
+        self._client.demand_no_block()
         connection = connections[self._using]
         if not connection.in_atomic_block:
             raise NoTransactionError("no transaction is open: send inside `transaction.atomic()`")
         message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
-        message.as_json()  # what cannot be sent is told here, not at the commit
+        message.as_json()  # a message that cannot be sent fails here, not at the commit
         before = _sent(connection)
         if before and before[0].producer is not self:
             raise MixedProducersError("another producer has sent in this transaction: use one for all its messages")
@@ -76,6 +84,7 @@ class AtomicProducer:
             insert=lambda transaction_id: self._barrier.write(connection, transaction_id),
             commit=commit,
             undo=undo,
+            confirm=self._confirm,
         )
 
 
@@ -88,7 +97,7 @@ class _Sent:
     message: Message
 
     def __call__(self) -> None:
-        """Do nothing: it was sent by the commit."""
+        """Do nothing: the commit has sent the message."""
 
 
 def _sent(connection: Any) -> list[_Sent]:
@@ -99,7 +108,7 @@ _followed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _follow(connection: Any) -> None:
-    """Be called by the commits of this connection, which belongs to one thread: Django has no hook before a commit."""
+    """Intercept the commits of this connection, which one thread owns: Django has no hook before a commit."""
     if connection in _followed:
         return
     original = connection.commit

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.librdkafka_log import LibrdkafkaLog
 
-KINDS: Final = ("half", "op", "parked", "groups", "owners")
+KINDS: Final = ("half", "op", "parked", "groups", "owners", "keys", "audit")
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 RECORD_OVERHEAD: Final = 64 * KIB
@@ -40,6 +41,9 @@ _EASY_CONSUMER: Final[Mapping[str, str | int | bool]] = {
     # The default lets one consumer hold 64 MiB per partition.
     "queued.max.messages.kbytes": 16_384,
     "fetch.error.backoff.ms": 100,
+    # How long no fetch is sent after a full queue was seen. The default of 1 s is many times as long as it takes to
+    # handle a queue of this size: a recovery would mostly wait.
+    "fetch.queue.backoff.ms": 20,
 }
 
 _OURS: Final[Mapping[str, str]] = {
@@ -126,6 +130,11 @@ class KafkaConfig:
     max_compaction_lag_ms: int | None = None
     """None: twice the longer of a segment and the least compaction lag."""
     op_retention_ms: int = 7 * 24 * 3_600_000
+    has_keys: bool = False
+    """Whether there is a topic of keys."""
+    audit_topic: bool = True
+    """Whether the audit trail is kept in a topic."""
+    audit_retention_ms: int = 90 * 24 * 3_600_000
 
     def __post_init__(self) -> None:
         """Refuse what cannot work or would not be safe."""
@@ -166,22 +175,27 @@ class KafkaConfig:
     # --- names
 
     def topic(self, kind: str) -> str:
-        """Return the name of the internal topic of a kind: `half`, `op`, `parked`, `groups` or `owners`."""
+        """Return the name of the internal topic of a kind: `half`, `op`, `parked`, `groups`, `owners` or `audit`."""
         if kind not in KINDS:
             raise ValueError(kind)
         return self.prefix + kind
 
-    @property
+    @cached_property
+    def prefix_header(self) -> tuple[str, bytes]:
+        """What tells the messages of these topics from those of others in the same real topic."""
+        return "halfway-prefix", self.prefix.encode()
+
+    @cached_property
     def half_topic(self) -> str:
         """Half messages."""
         return self.prefix + "half"
 
-    @property
+    @cached_property
     def op_topic(self) -> str:
         """Op markers."""
         return self.prefix + "op"
 
-    @property
+    @cached_property
     def parked_topic(self) -> str:
         """Parked transactions."""
         return self.prefix + "parked"
@@ -208,7 +222,7 @@ class KafkaConfig:
 
     # --- sizes and times
 
-    @property
+    @cached_property
     def half_record_bytes(self) -> int:
         """The largest encoded half record that a first prepare may write."""
         return self.max_prepare_bytes + RECORD_OVERHEAD
@@ -223,7 +237,7 @@ class KafkaConfig:
         """What `max.message.bytes` of parked must be at least: whatever half holds, with the reason."""
         return self.half_max_message_bytes + RECORD_OVERHEAD
 
-    @property
+    @cached_property
     def op_record_bytes(self) -> int:
         """The largest encoded op marker of a transaction with as many messages as a prepare may have."""
         messages = min(self.max_messages, self.half_record_bytes // _LEAST_MESSAGE_BYTES)

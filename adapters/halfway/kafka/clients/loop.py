@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import TypeVarTuple, Unpack
 
 from halfway.service.ports import Written
+from halfway.service.replies import Reply
 
 Ts = TypeVarTuple("Ts")
-T = TypeVar("T")
 
-Answer = tuple[asyncio.Future[Written], Written | BaseException]
+Answer = tuple[Reply[Written], Written | BaseException]
 
 
 class Loop:
@@ -31,14 +31,3 @@ class Loop:
         """Call a function on the loop's thread; does nothing if the loop is closed."""
         with suppress(RuntimeError):
             self.asyncio.call_soon_threadsafe(call, *args)
-
-
-def settle(answers: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
-    """Set the results or errors of futures; those that are done or cancelled are left alone."""
-    for future, result in answers:
-        if future.done():
-            continue
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)

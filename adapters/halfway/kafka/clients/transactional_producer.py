@@ -202,7 +202,7 @@ class TransactionalProducer:
         `worn`.
         """
         client = self._client
-        client.poll(0)
+        self._serve("commit_transaction", client)
         losses = self._watch.losses
         left, moved = len(client), time.monotonic()
         while True:
@@ -220,7 +220,7 @@ class TransactionalProducer:
                         "commit_transaction", f"no progress for {stall_s:g} s", stalled=True
                     ) from error
             else:
-                client.poll(0)
+                self._serve("commit_transaction", client)
                 self.worn = self._watch.losses != losses
                 return
 
@@ -235,7 +235,10 @@ class TransactionalProducer:
         while len(client):
             if failed() or time.monotonic() >= deadline:
                 return False
-            client.flush(0.05)
+            try:
+                client.flush(0.05)
+            except KafkaException as error:
+                raise ProducerFailedError.of("flush", error) from error
         return not failed()
 
     def abort(self, timeout: float) -> None:
@@ -248,7 +251,15 @@ class TransactionalProducer:
     def idle(self) -> None:
         """Serve the client's log and error events while there is nothing to write."""
         if self._producer is not None:
-            self._producer.poll(0)
+            self._serve("idle", self._producer)
+
+    @staticmethod
+    def _serve(step: str, producer: Producer) -> None:
+        """Run the client's callbacks; a fatal error, such as that it was fenced, may be raised here before any call."""
+        try:
+            producer.poll(0)
+        except KafkaException as error:
+            raise ProducerFailedError.of(step, error) from error
 
     def abandon(self) -> None:
         """Give the producer up without waiting for its end: a side thread takes its queues down."""

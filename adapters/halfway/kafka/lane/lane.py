@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,17 +10,19 @@ from typing import Final
 import structlog
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
-from halfway.kafka.clients.loop import Answer, Loop, settle
+from halfway.kafka.clients.loop import Answer, Loop
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic
-from halfway.kafka.lane.quarantine import Route
+from halfway.kafka.lane.quarantine import Quarantine, Route
 from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
 from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.codec import KIND_OWNER, record_headers
 from halfway.kafka.records.lane_records import Encoded
 from halfway.kafka.records.validation import owner_key
+from halfway.service.figures import Quarantined
 from halfway.service.ports import LaneWrite, Written
+from halfway.service.replies import Reply, settle
 
 log = structlog.get_logger()
 
@@ -131,11 +132,13 @@ class LaneThread:
         except ProducerFailedError as failure:
             self._suspect(admitted, failure)
             raise
+        if self._context.quarantine:  # a suspect that was to be rolled back needs no lane of its own
+            self._context.quarantine.clear_ids(one.write.id for one, _ in admitted if one.write.state.ended)
         written = transaction.written()
         answers: list[Answer] = [
-            (submission.future, stands) for (submission, _), stands in zip(admitted, written, strict=True)
+            (submission.reply, stands) for (submission, _), stands in zip(admitted, written, strict=True)
         ]
-        size = sum(submission.write.size for submission, _ in admitted)
+        size = sum([submission.size for submission, _ in admitted])
         self._context.loop.post(self._answer, answers, len(admitted), size, time.monotonic() - started)
 
     def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
@@ -155,7 +158,7 @@ class LaneThread:
             if route is Route.LANE:
                 trusted.append(submission)
             elif isinstance(route, HalfwayError):
-                answers.append((submission.future, route))
+                answers.append((submission.reply, route))
             else:
                 self._suspects.put(submission, answers)
         return trusted
@@ -216,6 +219,8 @@ class KafkaLane:
 
     def __init__(self) -> None:
         """Start without an incarnation: nothing can be written yet."""
+        self.quarantine = Quarantine()
+        """What incarnations have learnt of suspects."""
         self._thread: LaneThread | None = None
         self._shards: set[int] = set()
         self._loop: Loop | None = None
@@ -228,17 +233,24 @@ class KafkaLane:
         """Have no incarnation: every write is refused."""
         self._thread, self._shards = None, set()
 
-    def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
-        """Queue a write for the next Kafka transaction; see `service.ports.Lane.submit`.
+    def quarantined(self, most: int) -> Sequence[Quarantined]:
+        """Return what is kept apart; see `service.ports.Lane.quarantined`."""
+        return self.quarantine.shown(time.monotonic(), time.time(), most)
 
-        If a caller cancels its future before the Kafka transaction begins, the write is dropped. After that it may be
-        committed, and the result is lost: shield the future if you need the result.
+    def submit(self, writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
+        """Queue writes for the next Kafka transaction; see `service.ports.Lane.submit`.
+
+        If a reply is done before the Kafka transaction begins, its write is dropped.
         """
         thread, loop = self._thread, self._loop
-        future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        if thread is None or loop is None or write.shard not in self._shards:
-            future.set_exception(NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id))
-            return future
-        if not thread.queue.put(Submission(write, future, loop.monotonic(write.deadline))):
-            future.set_exception(NotWrittenError(f"{write.id}: the lane has ended", id=write.id))
-        return future
+        taken: list[Submission] = []
+        refused: list[Answer] = []
+        for write, reply in writes:
+            if thread is None or loop is None or write.shard not in self._shards:
+                error = NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id)
+                refused.append((reply, error))
+            else:
+                taken.append(Submission.of(write, reply, loop.monotonic(write.deadline)))
+        if thread is not None and taken:
+            refused += [(submission.reply, error) for submission, error in thread.queue.put_all(taken)]
+        settle(refused)

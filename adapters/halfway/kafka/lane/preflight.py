@@ -80,16 +80,16 @@ def admit(
 
     Dropped are writes past their deadline, whose caller has gone, of a shard that was given up, or no longer current
     (NotWrittenError); those with a topic or partition that fresh metadata lacks, or that takes no records now
-    (TopicUnavailableError), and those with a record that the producer would refuse (MessageTooLargeError), so that
-    `produce` cannot fail half way, and a partition that is closed holds nobody else up.
+    (TopicUnavailableError), those with a record that the producer would refuse (MessageTooLargeError), and those that
+    cannot be encoded, so that `produce` cannot fail half way, and a partition that is closed holds nobody else up.
     """
     wanted = still_wanted(context, batch, answers)
     targets = _targets(context, wanted, shows)
     admitted: list[tuple[Submission, Encoded]] = []
     for submission in wanted:
-        result = _encoded(context, submission.write, targets)
+        result = _encoded(context, submission, targets)
         if isinstance(result, HalfwayError):
-            answers.append((submission.future, result))
+            answers.append((submission.reply, result))
         else:
             admitted.append((submission, result))
     return admitted
@@ -103,7 +103,7 @@ def still_wanted(context: LaneContext, batch: Sequence[Submission], answers: lis
 
 def _wanted(context: LaneContext, submission: Submission, now: float, answers: list[Answer]) -> bool:
     write = submission.write
-    if submission.future.done():
+    if submission.reply.done():
         return False
     reason = None
     if submission.expires < now:
@@ -114,7 +114,7 @@ def _wanted(context: LaneContext, submission: Submission, now: float, answers: l
         reason = "it is no longer current"
     if reason is None:
         return True
-    answers.append((submission.future, NotWrittenError(f"{write.id}: {reason}", id=write.id)))
+    answers.append((submission.reply, NotWrittenError(f"{write.id}: {reason}", id=write.id)))
     return False
 
 
@@ -194,20 +194,22 @@ def _steered(message: Real, targets: Mapping[str, _Refusal | Openings]) -> Real:
 
 
 def _encoded(
-    context: LaneContext, write: LaneWrite, targets: Mapping[str, _Refusal | Openings]
+    context: LaneContext, submission: Submission, targets: Mapping[str, _Refusal | Openings]
 ) -> Encoded | HalfwayError:
+    write = submission.write
     if targets:
         refusal = _refused(write, targets)
         if refusal is not None:
             return refusal
     try:
-        encoded = encode(write, context.config.op_record_bytes)
+        encoded = encode(write, context.config)
         if targets:
             encoded = structs.replace(encoded, real=[_steered(message, targets) for message in encoded.real])
-    except Exception as error:
+    except Exception:
+        # It would fail the same way again, so the caller does not repeat it; the error may hold parts of the payload.
         log.exception("lane_write_not_encoded", id=write.id, shard=write.shard)
-        return NotWrittenError(f"{write.id}: it could not be encoded: {error!r}", id=write.id)
-    topic = oversized(write, encoded, context.config, context.largest)
+        return HalfwayError(f"a record of {write.id!r} cannot be encoded: the log of the coordinator says why")
+    topic = oversized(submission.size, encoded, context.config, context.largest)
     if topic is not None:
         return MessageTooLargeError(f"a record of {write.id} for topic {topic!r} is too large", topic=topic)
     return encoded

@@ -9,9 +9,10 @@ that may fail in the same way are tried apart too. Times are seconds on a monoto
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from halfway.domain.errors import (
     HalfwayError,
@@ -20,12 +21,14 @@ from halfway.domain.errors import (
     RetryableError,
     TopicUnavailableError,
 )
+from halfway.service.figures import Quarantined
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
 FIRST_WATCH_S = 10.0
 FORGET_AFTER_S = 3600.0
 MAX_IDS = 10_000
+_CLOCK_SET_S = 1.0
 
 Refusal = type[TopicUnavailableError | MessageTooLargeError | NotAuthorisedError]
 
@@ -103,6 +106,16 @@ class _Suspect:
         """Whether it is known that nothing but a real message is bad."""
         return self.blame is not None and not self.blame.of_the_records_kept
 
+    def state(self, now: float) -> str | None:
+        """Return how it is treated, as `service.figures.Quarantined` names it; None if it is trusted again."""
+        if self.blame is not None and now < self.until:
+            return "refused"
+        if self.alone:
+            return "alone"
+        if self.suspected:
+            return "suspected"
+        return "watched" if now < self.watch.until else None
+
     def refused(self, now: float) -> HalfwayError | None:
         return self.blame.error(self.until - now) if self.blame is not None and now < self.until else None
 
@@ -112,6 +125,8 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._epoch_s = 0.0
+        """Wall time (seconds since the epoch) at 0 on the monotonic clock."""
         self._topics: dict[str, _Suspect] = {}
         self._ids: dict[str, _Suspect] = {}
 
@@ -212,6 +227,38 @@ class Quarantine:
         with self._lock:
             for transaction_id in ids:
                 self._ids.pop(transaction_id, None)
+
+    def shown(self, now: float, wall_s: float, most: int) -> Sequence[Quarantined]:
+        """Return the latest `most` topics and as many ids with what is known of them.
+
+        `wall_s` is the time now in seconds since the epoch. Until that clock is set, what has not changed is shown
+        with the same times again.
+        """
+        if abs(wall_s - now - self._epoch_s) > _CLOCK_SET_S:
+            self._epoch_s = wall_s - now
+        with self._lock:
+            return [*self._told(self._topics, now, most), *self._told(self._ids, now, most)]
+
+    def _told(self, table: dict[str, _Suspect], now: float, most: int) -> Iterator[Quarantined]:
+        for name, suspect in islice(reversed(table.items()), most):
+            state = suspect.state(now)
+            if state is None:
+                continue
+            blame, of_topic = suspect.blame, table is self._topics
+            until = {"refused": suspect.until, "watched": suspect.watch.until}.get(state)
+            yield Quarantined(
+                topic=name if of_topic else None if blame is None else blame.topic,
+                id=None if of_topic else name,
+                state=state,
+                since=self._wall_ms(suspect.since),
+                until=None if until is None else self._wall_ms(until),
+                min_bytes=suspect.watch.size if state == "watched" else None,
+                error_code=None if blame is None else blame.refusal.code,
+                detail=None if blame is None else blame.detail,
+            )
+
+    def _wall_ms(self, at: float) -> int:
+        return round((at + self._epoch_s) * 1000)
 
     def _known(self, topic: str, now: float) -> _Suspect | None:
         suspect = self._topics.get(topic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -11,16 +10,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from halfway.domain.errors import OverloadedError
+from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
 from halfway.service.ports import LaneWrite, Written
+from halfway.service.replies import Reply
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A queued write, with its caller's future (of the loop) and its deadline on the monotonic clock."""
+    """A queued write, where its answer goes (on the loop's thread), and its deadline on the monotonic clock."""
 
     write: LaneWrite
-    future: asyncio.Future[Written]
+    reply: Reply[Written]
     expires: float
+    size: int
+    """Bytes of its payload."""
+
+    @classmethod
+    def of(cls, write: LaneWrite, reply: Reply[Written], expires: float) -> Submission:
+        """Measure a write."""
+        return cls(write, reply, expires, write.size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,7 +55,7 @@ class BatchLimits:
 
 
 class LaneQueue:
-    """A first-in-first-out queue with one reader. `put` may be called from any thread.
+    """A first-in-first-out queue with one reader. Any thread may put.
 
     It holds up to `capacity` writes with `capacity_bytes` of payload; one write always fits, however large.
     """
@@ -67,29 +74,44 @@ class LaneQueue:
         """Return the number of items that wait."""
         return len(self._items)
 
-    def put(self, item: Submission | Release) -> bool:
-        """Queue an item; False if the queue is closed.
-
-        Raises:
-            OverloadedError: the queue is full; a release always finds room.
-
-        """
+    def put_release(self, release: Release) -> bool:
+        """Queue a release, for which there is always room; False if the queue is closed."""
         with self._changed:
             if self._closed:
                 return False
-            if isinstance(item, Submission):
-                self._make_room(item.write.size)
-            self._items.append(item)
-            if self._waiting:
-                self._changed.notify()
+            self._items.append(release)
+            self._wake()
             return True
 
-    def _make_room(self, size: int) -> None:
+    def put_all(self, submissions: Sequence[Submission]) -> Sequence[tuple[Submission, HalfwayError]]:
+        """Queue writes in order; return those that are refused, each with its error.
+
+        That is NotWrittenError if the queue is closed, and OverloadedError if it is full.
+        """
+        refused: list[tuple[Submission, HalfwayError]] = []
+        with self._changed:
+            for submission in submissions:
+                error = self._put(submission)
+                if error is not None:
+                    refused.append((submission, error))
+            self._wake()
+        return refused
+
+    def _wake(self) -> None:
+        if self._waiting and self._items:
+            self._changed.notify()
+
+    def _put(self, submission: Submission) -> HalfwayError | None:
+        if self._closed:
+            name = submission.write.id
+            return NotWrittenError(f"{name}: the lane has ended", id=name)
         if len(self._items) >= self._capacity:
-            raise OverloadedError("too many ends wait for the lane", limit=self._capacity)
-        if self._bytes and self._bytes + size > self._capacity_bytes:
-            raise OverloadedError("too many bytes wait for the lane", limit_bytes=self._capacity_bytes)
-        self._bytes += size
+            return OverloadedError("too many ends wait for the lane", limit=self._capacity)
+        if self._bytes and self._bytes + submission.size > self._capacity_bytes:
+            return OverloadedError("too many bytes wait for the lane", limit_bytes=self._capacity_bytes)
+        self._bytes += submission.size
+        self._items.append(submission)
+        return None
 
     def take(self, timeout: float) -> Batch:
         """Wait up to `timeout` seconds for an item, then take all that fits into one Kafka transaction."""
@@ -114,14 +136,13 @@ class LaneQueue:
             item = items[0]
             if isinstance(item, Release):
                 break
-            size = item.write.size
-            payload += size
+            payload += item.size
             records += len(item.write.messages) + 3
             if batch and (payload > limits.payload_bytes or records > limits.records):
                 break
             batch.append(item)
             items.popleft()
-            self._bytes -= size
+            self._bytes -= item.size
         return batch
 
     @property

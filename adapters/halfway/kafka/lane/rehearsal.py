@@ -99,9 +99,13 @@ class Rehearsal:
             producer.abandon()
 
     def idle(self) -> None:
-        """Serve the producer's events."""
+        """Serve the producer's events; one that has failed is replaced when it is needed."""
         if self._producer is not None:
-            self._producer.idle()
+            try:
+                self._producer.idle()
+            except ProducerFailedError as error:
+                log.info("rehearsal_failed", error=str(error))
+                self.close()
 
     def attempt(self, topic: str, messages: Sequence[Real]) -> Verdict | None:
         """Write messages of one topic and abort; None if every replica in sync took them."""

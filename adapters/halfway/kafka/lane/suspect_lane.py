@@ -17,11 +17,10 @@ import structlog
 from halfway.domain.errors import (
     HalfwayError,
     KafkaUnavailableError,
-    NotWrittenError,
     OverloadedError,
     TopicUnavailableError,
 )
-from halfway.kafka.clients.loop import Answer, settle
+from halfway.kafka.clients.loop import Answer
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane.quarantine import Blame, Route
@@ -29,6 +28,7 @@ from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
 from halfway.kafka.lane.rehearsal import Rehearsal, Verdict
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.lane_records import Encoded, Real
+from halfway.service.replies import settle
 
 log = structlog.get_logger()
 
@@ -74,15 +74,11 @@ class SuspectLane:
         """Queue a suspect on the lane's thread; if there is no room, refuse it through `answers`."""
         with self._lock:
             self._working[submission.write.shard] += 1
-        error: HalfwayError
-        try:
-            if self.queue.put(submission):
-                return
-            error = NotWrittenError(f"{submission.write.id}: the lane has ended", id=submission.write.id)
-        except OverloadedError:
-            error = TopicUnavailableError("too many ends to topics under suspicion wait: try again later")
-        answers.append((submission.future, error))
-        self._done([submission])
+        for _, refusal in self.queue.put_all([submission]):
+            full = isinstance(refusal, OverloadedError)
+            told = "too many ends to topics under suspicion wait: try again later"
+            answers.append((submission.reply, TopicUnavailableError(told) if full else refusal))
+            self._done([submission])
 
     def works_for(self, shard: int) -> bool:
         """Return whether a write of this shard waits or is under way."""
@@ -137,7 +133,7 @@ class SuspectLane:
             good = self._rehearsed(admit(self._context, group, refused, self._producer.shows), refused)
         except KafkaUnavailableError as error:
             good = []
-            refused.extend((submission.future, TopicUnavailableError(str(error))) for submission in group)
+            refused.extend((submission.reply, TopicUnavailableError(str(error))) for submission in group)
         wanted = {id(submission) for submission in still_wanted(self._context, [work[0] for work in good], refused)}
         works = [work for work in good if id(work[0]) in wanted]
         if refused:
@@ -170,9 +166,9 @@ class SuspectLane:
         quarantine.clear_ids(ids)
         written = transaction.written()
         answers: list[Answer] = [
-            (submission.future, stands) for (submission, _), stands in zip(works, written, strict=True)
+            (submission.reply, stands) for (submission, _), stands in zip(works, written, strict=True)
         ]
-        size = sum(submission.write.size for submission, _ in works)
+        size = sum([submission.size for submission, _ in works])
         self._context.loop.post(self._answer, answers, len(works), size, time.monotonic() - started)
 
     def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
@@ -188,7 +184,7 @@ class SuspectLane:
             ]
             for work, verdict in self._culprits(topic, concerned):
                 bad.add(work[0].write.id)
-                refused.append((work[0].future, self._blame(work, verdict)))
+                refused.append((work[0].reply, self._blame(work, verdict)))
         return [work for work in works if work[0].write.id not in bad]
 
     def _blame(self, work: Work, verdict: Verdict) -> HalfwayError:

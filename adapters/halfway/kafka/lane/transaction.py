@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,7 +36,6 @@ class LaneTransaction:
         self._stall_s = config.lane_stall_s
         self._half, self._op, self._parked = config.half_topic, config.op_topic, config.parked_topic
         self._offsets: dict[Place, list[int]] = {}
-        self._reports: dict[Place, Report] = {}
         self._produced: dict[Place, int] = {}
         self._now = time.time_ns() // 1_000_000
 
@@ -48,35 +48,35 @@ class LaneTransaction:
         produce, now = self._produce, self._now
         for _, encoded in self._writes:
             for message in encoded.real:
-                produce(
-                    message.topic, message.value, message.key, message.partition, timestamp=now, headers=message.headers
-                )
+                produce(message.topic, message.value, message.key, message.partition, None, None, now, message.headers)
 
     def produce_op_markers(self) -> None:
         """Step 3: the op marker to op[s]."""
-        for submission, encoded in self._writes:
-            if encoded.op is not None:
-                self._produce_kept(self._op, submission, encoded.key, encoded.op)
+        self._produce_kept(self._op, [(one, encoded.key, encoded.op) for one, encoded in self._writes])
 
     def produce_tombstones(self) -> None:
         """Step 4: the tombstone (or record) to half[s] and to parked[s]."""
-        for submission, encoded in self._writes:
-            if encoded.half is not None:
-                self._produce_kept(self._half, submission, encoded.key, encoded.half)
-            if encoded.parked is not None:
-                self._produce_kept(self._parked, submission, encoded.key, encoded.parked)
+        self._produce_kept(self._half, [(one, encoded.key, encoded.half) for one, encoded in self._writes])
+        self._produce_kept(self._parked, [(one, encoded.key, encoded.parked) for one, encoded in self._writes])
 
-    def _produce_kept(self, topic: str, submission: Submission, key: bytes, kept: Kept) -> None:
-        shard, prepared_at = submission.write.shard, submission.write.prepared_at
-        place = (topic, shard)
-        report = self._reports.get(place)
-        if report is None:
-            report = self._reports[place] = _collector(self._offsets.setdefault(place, []))
-            self._produced[place] = 0
-        self._produced[place] += 1
-        # A recovery reads op by time: no outcome may lie before its prepare, even if the clock went back.
-        at = max(self._now, prepared_at)
-        self._produce(topic, kept.value, key, shard, on_delivery=report, timestamp=at, headers=kept.headers)
+    def _produce_kept(self, topic: str, records: Sequence[tuple[Submission, bytes, Kept | None]]) -> None:
+        """Produce records of one internal topic, and gather their offsets by partition."""
+        produce, now = self._produce, self._now
+        reports: dict[int, Report] = {}
+        produced: Counter[int] = Counter()
+        for submission, key, kept in records:
+            if kept is None:
+                continue
+            write = submission.write
+            shard = write.shard
+            report = reports.get(shard)
+            if report is None:
+                report = reports[shard] = _collector(self._offsets.setdefault((topic, shard), []))
+            produced[shard] += 1
+            # A recovery reads op by time: no outcome may lie before its prepare, even if the clock went back.
+            produce(topic, kept.value, key, shard, report, None, max(now, write.prepared_at), kept.headers)
+        for shard, count in produced.items():
+            self._produced[topic, shard] = count
 
     def commit(self) -> None:
         """Step 5: commit; the callers are answered only afterwards."""

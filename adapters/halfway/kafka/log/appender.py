@@ -1,14 +1,14 @@
-"""Appends the records that the lane does not write, one by one, with an idempotent, non-transactional producer."""
+"""Appends the records that the lane does not write, with an idempotent, non-transactional producer."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -17,7 +17,7 @@ from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, Ove
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import Headers
-from halfway.service.resolve.deadlines import Deadlines
+from halfway.service.replies import Deadlines, Reply, settle
 
 log = structlog.get_logger(__name__)
 
@@ -25,9 +25,53 @@ _POLL_S: Final = 0.1
 _TOO_LARGE: Final = KafkaError.MSG_SIZE_TOO_LARGE
 _QUEUE_FULL: Final = KafkaError._QUEUE_FULL  # noqa: SLF001 - the names of librdkafka's own errors start so
 
-Asked = tuple[asyncio.Future[int], float, int]
-"""The future that waits for a record, its deadline, and the record's size in bytes."""
 MakeProducer = Callable[[dict[str, Any]], Producer]
+
+
+class Appending(NamedTuple):
+    """A record to append; the reply is its offset."""
+
+    key: bytes
+    value: bytes | None
+    headers: Headers
+    reply: Reply[int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of key and value."""
+        return len(self.key) + len(self.value or b"")
+
+
+class _List:
+    """Records that were handed over together; it is told, as a `replies.Reply`, if they are late."""
+
+    __slots__ = ("_late", "_report", "deadline", "is_late", "waiting")
+
+    def __init__(self, deadline: float, late: Callable[[], Exception], report: _Report) -> None:
+        self.deadline = deadline
+        self.waiting: dict[bytes, Appending] = {}
+        """The records without a delivery report, by key."""
+        self.is_late = False
+        self._late = late
+        self._report = report
+
+    def done(self) -> bool:
+        return not self.waiting
+
+    def set_result(self, _: object) -> None:
+        raise NotImplementedError
+
+    def set_exception(self, _: BaseException) -> None:
+        """Answer those that are late, each with an error of its own."""
+        self.is_late = True
+        settle([(record.reply, self._late()) for record in self.waiting.values()])
+
+    def delivered(self, error: KafkaError | None, message: Message) -> None:
+        """Hear of a record's delivery, on the polling thread."""
+        self._report(self, error, message)
+
+
+_Report = Callable[[_List, KafkaError | None, Message], None]
 
 
 class _Client:
@@ -62,12 +106,14 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._run, name=f"halfway-{name}", daemon=True)
         self._stopping = threading.Event()
         # On the loop's thread.
-        self._waiting: set[asyncio.Future[int]] = set()
+        self._lists: set[_List] = set()
+        self._empty = asyncio.Event()
         self._deadlines = Deadlines()
         self._records = 0
         self._bytes = 0
         # On the polling thread, except the reference to the producer, which `append` reads.
-        self._results: list[tuple[Asked, int | Exception]] = []
+        self._results: list[tuple[_List, bytes, int | Exception]] = []
+        """List, key, and offset or error of what was delivered."""
         self._loop: Loop | None = None
         self._client: _Client | None = None
 
@@ -79,51 +125,60 @@ class RecordWriter:
 
     async def stop(self) -> None:
         """Wait up to the prepare time-out for the records in flight, then end the thread."""
-        if self._waiting:
-            await asyncio.wait(self._waiting, timeout=self._config.prepare_timeout_s)
+        if self._lists:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.prepare_timeout_s):
+                    await self._empty.wait()
         self._stopping.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
-        for future in list(self._waiting):
-            if not future.done():
-                future.set_exception(OutcomeUnknownError("halfway was stopped before Kafka confirmed the record"))
+        for one in list(self._lists):
+            self._forget(one)
+            if not one.is_late:
+                one.set_exception(OutcomeUnknownError())
 
     @property
     def in_flight(self) -> tuple[int, int]:
         """Records and bytes that wait for a delivery report."""
         return self._records, self._bytes
 
-    def append(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        key: bytes,
-        value: bytes | None,
-        headers: Headers,
-        deadline: float,
-    ) -> asyncio.Future[int]:
-        """Append a record; the future returns its offset once it is delivered.
+    def append(self, topic: str, partition: int, records: Sequence[Appending], *, deadline: float) -> None:
+        """Append records of different keys in their order; each reply is its offset once it is delivered.
 
-        Raises (through the future):
+        Replies:
             OutcomeUnknownError: the record may or may not have been stored.
             MessageTooLargeError: the record is larger than the topic allows; nothing was stored.
-
-        Raises (at once):
             OverloadedError: too much is in flight, or there is no time left; nothing was stored.
-            MessageTooLargeError: as above.
 
         """
-        loop = asyncio.get_running_loop()
-        size = len(key) + len(value or b"")
-        self._admit(size, deadline - loop.time())
-        future: asyncio.Future[int] = loop.create_future()
-        self._produce(topic, partition, key, value, headers, (future, deadline, size))
-        self._waiting.add(future)
-        self._deadlines.watch(future, deadline, partial(_not_in_time, topic))
-        self._records += 1
-        self._bytes += size
-        return future
+        client = self._client
+        left = deadline - asyncio.get_running_loop().time()
+        late = partial(_not_in_time, topic)
+        one = _List(deadline, late, partial(self._delivered, client))
+        refused: list[tuple[Reply[int], Exception]] = []
+        for record in records:
+            try:
+                self._admit(record.size, left)
+                self._produce(client, one, topic, partition, record)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+                refused.append((record.reply, error))
+                continue
+            one.waiting[record.key] = record
+            self._records += 1
+            self._bytes += record.size
+        if one.waiting:
+            self._lists.add(one)
+            self._empty.clear()
+            self._deadlines.watch(one, deadline, late)
+        settle(refused)
+
+    def append_one(
+        self, topic: str, partition: int, *, key: bytes, value: bytes | None, headers: Headers, deadline: float
+    ) -> asyncio.Future[int]:
+        """Append one record; the future is its offset, or one of the errors of `append`."""
+        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.append(topic, partition, [Appending(key, value, headers, stored)], deadline=deadline)
+        return stored
 
     def _admit(self, size: int, left: float) -> None:
         if self._stopping.is_set() or self._client is None:
@@ -134,23 +189,13 @@ class RecordWriter:
         if over_records or (self._bytes and self._bytes + size > self._config.half_in_flight_bytes):
             raise OverloadedError(f"{self._records} records with {self._bytes} bytes wait for Kafka already")
 
-    def _produce(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes,
-        value: bytes | None,
-        headers: Headers,
-        asked: Asked,
-    ) -> None:
-        client = self._client
+    @staticmethod
+    def _produce(client: _Client | None, one: _List, topic: str, partition: int, record: Appending) -> None:
         if client is None:
             raise OverloadedError("halfway is not running")
-        report = partial(self._delivered, client, asked)
+        key, value, headers, _ = record
         try:
-            client.producer.produce(
-                topic, value=value, key=key, partition=partition, headers=headers, on_delivery=report
-            )
+            client.producer.produce(topic, value, key, partition, one.delivered, None, 0, headers)
         except BufferError:
             raise OverloadedError("too many records wait for Kafka already") from None
         except KafkaException as exception:
@@ -160,6 +205,12 @@ class RecordWriter:
             # The polling thread has seen this fatal error or will see it: the caller's retry goes to the next producer.
             raise OverloadedError(f"the producer is being replaced: {error.str()}") from exception
 
+    def _forget(self, one: _List) -> None:
+        self._deadlines.forget(one, one.deadline)
+        self._lists.discard(one)
+        if not self._lists:
+            self._empty.set()
+
     # --- the polling thread
 
     def _make(self) -> _Client:
@@ -168,6 +219,9 @@ class RecordWriter:
             self._config.producer(
                 **{
                     "linger.ms": self._linger_ms,
+                    # Under load what comes meanwhile shares the next request, which costs the broker hardly more than a
+                    # request with one record; nothing waits if nothing is under way.
+                    "max.in.flight.requests.per.connection": 2,
                     "queue.buffering.max.messages": self._config.half_in_flight + 1_000,
                     "queue.buffering.max.kbytes": 2 * self._config.half_in_flight_bytes // 1024,
                     "error_cb": client.failed,
@@ -176,16 +230,19 @@ class RecordWriter:
         )
         return client
 
-    def _delivered(self, client: _Client, asked: Asked, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, client: _Client | None, one: _List, error: KafkaError | None, message: Message) -> None:
+        result: int | Exception
         if error is None:
             offset = message.offset()
-            result: int | Exception = -1 if offset is None else offset
+            result = -1 if offset is None else offset
         elif error.code() == _TOO_LARGE:
             result = MessageTooLargeError(f"a record is larger than halfway's topic {message.topic()} takes")
         else:
             result = OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
-            client.failed(error)
-        self._results.append((asked, result))
+            if client is not None:
+                client.failed(error)
+        key = message.key()
+        self._results.append((one, key if isinstance(key, bytes) else b"", result))
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -234,18 +291,17 @@ class RecordWriter:
 
     # --- the loop's thread again
 
-    def _settle(self, results: Iterable[tuple[Asked, int | Exception]]) -> None:
-        for (future, deadline, size), result in results:
+    def _settle(self, results: Iterable[tuple[_List, bytes, int | Exception]]) -> None:
+        answers: list[tuple[Reply[int], int | Exception]] = []
+        for one, key, result in results:
+            record = one.waiting.pop(key)
             self._records -= 1
-            self._bytes -= size
-            self._waiting.discard(future)
-            self._deadlines.forget(future, deadline)
-            if future.done():
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+            self._bytes -= record.size
+            if not one.waiting:
+                self._forget(one)
+            if not one.is_late:
+                answers.append((record.reply, result))
+        settle(answers)
 
 
 def _not_in_time(topic: str) -> OutcomeUnknownError:

@@ -27,6 +27,8 @@ _TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.2
 _POLL_S: Final = 0.05
 _COORDINATOR_MS: Final = 6_000
+_AGAIN_S: Final = 60.0
+"""How long cursors that have not moved are left alone: Kafka forgets the offsets of an idle group after days."""
 _STOP_S: Final = 2.0
 """How long a stop waits for a commit, then for the consumer: a cursor that is not committed only costs reading."""
 
@@ -47,6 +49,8 @@ class KafkaCursors:
         self._stop_by = math.inf
         self._failure: KafkaError | None = None
         self._newest: dict[int, Cursors] = {}
+        self._stands: dict[int, tuple[Cursors, float]] = {}
+        """What Kafka has confirmed for each shard, and when."""
         self._committing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -62,17 +66,27 @@ class KafkaCursors:
         self._thread.shutdown(wait=False)
 
     async def commit(self, cursors: Mapping[int, Cursors]) -> None:
-        """Commit the cursors of shards, even if unchanged; a failure is logged, and the next scan tries again."""
-        self._newest.update(cursors)
+        """Commit the cursors of shards that have moved, and others now and then.
+
+        A failure is logged, and the next scan tries again.
+        """
+        self._newest.update((shard, given) for shard, given in cursors.items() if not self._stand(shard, given))
         while self._newest or self._committing is not None:
             if self._committing is None:
                 newest, self._newest = self._newest, {}
                 self._committing = asyncio.create_task(self._commit_all(newest))
             await asyncio.shield(self._committing)
 
+    def _stand(self, shard: int, cursors: Cursors) -> bool:
+        stands, at = self._stands.get(shard, (None, 0.0))
+        return stands == cursors and shard not in self._newest and time.monotonic() - at < _AGAIN_S
+
     async def _commit_all(self, cursors: Mapping[int, Cursors]) -> None:
+        for shard in cursors:
+            self._stands.pop(shard, None)
         try:
             await asyncio.wrap_future(self._submit(lambda consumer: self._commit(consumer, cursors)))
+            self._stands.update((shard, (given, time.monotonic())) for shard, given in cursors.items())
         except KafkaException as exception:
             log.warning("cursors_not_committed", shards=sorted(cursors), error=exception.args[0].str())
         except KafkaUnavailableError as error:
@@ -147,6 +161,8 @@ class KafkaCursors:
         self._failure = error or next((place.error for place in places if place.error is not None), None)
 
     def _load(self, consumer: Consumer, shards: Sequence[int]) -> dict[int, Cursors]:
+        for shard in shards:
+            self._stands.pop(shard, None)  # another instance may have committed since
         half, op = self._config.half_topic, self._config.op_topic
         asked = [TopicPartition(topic, shard) for shard in shards for topic in (half, op)]
         found = {(place.topic, place.partition): place for place in self._committed(consumer, asked)}

@@ -1,4 +1,4 @@
-"""End offsets under `read_uncommitted`, with one request for all callers that wait."""
+"""End offsets, with one request for all callers that wait."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import settle
 from halfway.kafka.log.partition_reader import LEADER_MOVES
+from halfway.service.replies import settle
 
 _ASK_AGAIN_S: Final = 0.1
 
@@ -30,8 +30,16 @@ class PartitionEnds:
     which carries all the partitions that were asked for meanwhile.
     """
 
-    def __init__(self, config: KafkaConfig, topic: str, *, timeout_s: float = 5.0) -> None:
-        """Keep the topic; `timeout_s` bounds one request."""
+    def __init__(
+        self,
+        config: KafkaConfig,
+        topic: str,
+        *,
+        timeout_s: float = 5.0,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> None:
+        """Keep the topic; `timeout_s` bounds one request. Under READ_COMMITTED the end is the LSO."""
+        self._isolation = isolation
         self._config = config
         self._admin: AdminClient | None = None
         self._topic = topic
@@ -101,7 +109,7 @@ class PartitionEnds:
         spec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
         answers = admin.list_offsets(
             {TopicPartition(self._topic, partition): spec for partition in partitions},
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            isolation_level=self._isolation,
             request_timeout=self._timeout_s,
         )
         return {place.partition: answer for place, answer in answers.items()}

@@ -3,68 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import SystemRandom
 from typing import Final
+from weakref import WeakValueDictionary
 
-import structlog
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Message
 
-from halfway.domain.errors import KafkaUnavailableError, RetryableError
+from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError
 from halfway.domain.records import Group
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Loop
-from halfway.kafka.log.appender import RecordWriter
-from halfway.kafka.log.end_offsets import PartitionEnds
-from halfway.kafka.records.codec import KIND_GROUP, UndecodableError, encode_group, record_headers
-from halfway.kafka.records.validation import group_in, note_skipped
+from halfway.kafka.log.compacted_table import CompactedTable
+from halfway.kafka.log.exclusive_writer import ExcludedError, ExclusiveWriter, Record
+from halfway.kafka.records.codec import KIND_GROUP, encode_group, record_headers
+from halfway.kafka.records.validation import group_in
 from halfway.service.ports import Observer
 
-log = structlog.get_logger(__name__)
-
-_BATCH: Final = 500
-_POLL_S: Final = 0.2
-_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
-
-Change = tuple[str, Group | None]
+_AGAIN_S: Final = (0.01, 0.05)
+_TRY_S: Final = 5.0
+_FETCH_MS: Final = 50
+"""The end of a Kafka transaction is no record: it is told at the end of a fetch that brings none."""
+_RANDOM: Final = SystemRandom()
 
 
-class KafkaGroups:
-    """Reads the groups topic from its beginning and then follows it, on a thread of its own."""
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """One change that waits to be made."""
+
+    name: str
+    decide: Callable[[Group | None], Group | None]
+    done: asyncio.Future[None]
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class KafkaGroups(CompactedTable[Group]):
+    """The groups by name."""
+
+    not_read_event = "groups_not_read"
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
         """Keep the configuration; nothing connects before `start`."""
-        self._config = config
-        self._topic = config.groups_topic
-        self._observer = observer
-        self._writer = RecordWriter(config, name="groups")
-        self._ends = PartitionEnds(config, config.groups_topic)
-        self._thread = threading.Thread(target=self._run, name="halfway-groups-tail", daemon=True)
-        self._stopping = threading.Event()
-        self._loop: Loop | None = None
+        super().__init__(config, "groups", observer, **{"fetch.wait.max.ms": _FETCH_MS})
         self._groups: dict[str, Group] = {}
-        self._position = 0
-        self._reading: dict[asyncio.Future[None], int] = {}
-
-    async def start(self, *, deadline: float) -> None:
-        """Read all existing groups; the topic must exist.
-
-        Raises:
-            KafkaUnavailableError: the groups could not be read in time; call `stop`.
-
-        """
-        self._loop = Loop(asyncio.get_running_loop())
-        self._writer.start()
-        self._thread.start()
-        await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
-
-    async def stop(self) -> None:
-        """End the threads."""
-        self._stopping.set()
-        await self._writer.stop()
-        await self._ends.stop()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        self._exclusive = ExclusiveWriter(config, self._topic, "groups")
+        self._waiting: list[_Change] = []
+        self._changing: asyncio.Task[None] | None = None
+        self._reason = "others are being changed"
+        self._of_group: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """One group that is changed often takes its turn only when others have had theirs."""
 
     def get(self, name: str) -> Group | None:
         """Return a group by its name."""
@@ -74,91 +64,90 @@ class KafkaGroups:
         """Return every group, by name."""
         return [self._groups[name] for name in sorted(self._groups)]
 
-    async def put(self, group: Group, *, deadline: float) -> None:
-        """Write a group and return once it is read back; KafkaUnavailableError past the deadline."""
-        await self._write(group.name, encode_group(group), "registered", deadline)
+    async def stop(self) -> None:
+        """End the threads; changes that wait are not made."""
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.wait([self._changing])
+        await self._exclusive.stop()
+        await super().stop()
 
-    async def delete(self, name: str, *, deadline: float) -> None:
-        """Remove a group and return once the removal is read back; KafkaUnavailableError past the deadline."""
-        await self._write(name, None, "deleted", deadline)
-
-    async def refresh(self, *, deadline: float) -> None:
-        """Return once every earlier write is read; KafkaUnavailableError past the deadline."""
-        await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
-
-    async def _write(self, name: str, value: bytes | None, state: str, deadline: float) -> None:
-        headers = record_headers(KIND_GROUP, name, state)
-        try:
-            offset = await self._writer.append(
-                self._topic, 0, key=name.encode(), value=value, headers=headers, deadline=deadline
-            )
-        except RetryableError as error:
-            raise KafkaUnavailableError(f"group {name!r} could not be written: {error.detail}") from error
-        await self._read_up_to(offset + 1, deadline)
-
-    async def _read_up_to(self, position: int, deadline: float) -> None:
-        if self._position >= position:
+    async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
+        """Do as the port says. Changes of one group wait for each other; those of several are written together."""
+        await self.refresh(deadline=deadline)
+        if decide(self.get(name)) == self.get(name):  # so whoever may not change it holds up nobody
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._reading[future] = position
+        one = _Change(name, decide, asyncio.get_running_loop().create_future())
         try:
-            async with asyncio.timeout_at(deadline):
-                await future
+            async with asyncio.timeout_at(deadline), self._of_group.setdefault(name, asyncio.Lock()):
+                self._waiting.append(one)
+                if self._changing is None:
+                    self._changing = asyncio.create_task(self._change_all())
+                await one.done
         except TimeoutError:
-            raise KafkaUnavailableError(f"{self._topic} could not be read in time") from None
-        finally:
-            del self._reading[future]
+            raise KafkaUnavailableError(f"group {name!r} could not be changed in time: {self._reason}") from None
 
-    def _apply(self, changes: Sequence[Change], position: int) -> None:
-        for name, group in changes:
-            if group is None:
-                self._groups.pop(name, None)
-            else:
-                self._groups[name] = group
-        self._position = max(self._position, position)
-        for future, wanted in self._reading.items():
-            if wanted <= self._position and not future.done():
-                future.set_result(None)
-
-    # --- the tailing thread
-
-    def _run(self) -> None:
-        # This topic has single records and no Kafka transactions: nothing is ever aborted or held back.
-        consumer = Consumer(self._config.consumer(**{"enable.partition.eof": True}))
+    async def _change_all(self) -> None:
+        """Make the changes that wait; those that another instance came in between of are decided anew."""
         try:
-            consumer.assign([TopicPartition(self._topic, 0, 0)])
-            while not self._stopping.is_set():
+            while self._waiting:
                 try:
-                    self._read(consumer)
-                except Exception:
-                    # Go on after any error: groups that are never read again would be worse.
-                    log.exception("groups_not_read", topic=self._topic)
-                    self._stopping.wait(1)
+                    await self._change_some()
+                except (ExcludedError, KafkaUnavailableError) as error:
+                    self._reason = str(error)
+                    await asyncio.sleep(_RANDOM.uniform(*_AGAIN_S))
+                    self._waiting = [one for one in self._waiting if not one.done.done()]
         finally:
-            consumer.close()
+            self._changing = None
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                one.fail(KafkaUnavailableError("groups are not changed any more: halfway stops"))
 
-    def _read(self, consumer: Consumer) -> None:
-        first = consumer.poll(_POLL_S)
-        if first is not None:
-            self._take((first, *consumer.consume(_BATCH, 0)))
-
-    def _take(self, messages: Sequence[Message]) -> None:
-        changes: list[Change] = []
-        position = 0
-        for message in messages:
-            error, offset = message.error(), message.offset()
-            if error is not None and error.code() != _EOF:
-                log.warning("groups_not_read", topic=self._topic, error=error.str())
-            elif offset is not None and error is not None:
-                position = max(position, offset)
-            elif offset is not None:
-                position = max(position, offset + 1)
-                self._decode(message, changes)
-        if self._loop is not None and position:
-            self._loop.post(self._apply, changes, position)
-
-    def _decode(self, message: Message, changes: list[Change]) -> None:
+    async def _change_some(self) -> None:
+        """Decide and write what waits by now, in one Kafka transaction (docs/protocol.md#changes-of-groups)."""
+        deadline = asyncio.get_running_loop().time() + _TRY_S
+        await self._exclusive.exclude_others(deadline=deadline)  # Step 1
+        await self.refresh(deadline=deadline)  # Step 2
+        some, self._waiting = self._waiting, []
+        decided = [(one, record) for one in some if (record := self._decided(one)) is not None]
+        if not decided:
+            return
         try:
-            changes.append(group_in(message))
-        except UndecodableError as error:
-            note_skipped(message, error, self._observer.skipped_record)
+            offset = await self._exclusive.write([record for _, record in decided], deadline=deadline)  # Step 3
+            await self._read_up_to(offset + 1, deadline)
+        except MessageTooLargeError as error:
+            for one, _ in decided:
+                one.fail(error)
+            return
+        except BaseException:
+            self._exclusive.give_up()  # nobody decides before it is read
+            self._waiting = [*(one for one, _ in decided), *self._waiting]
+            raise
+        for one, _ in decided:
+            if not one.done.done():
+                one.done.set_result(None)
+
+    def _decided(self, one: _Change) -> Record | None:
+        """Return the record that makes a change; None if there is none, or nobody waits for it any more."""
+        if one.done.done():
+            return None
+        before = self.get(one.name)
+        try:
+            after = one.decide(before)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+            one.fail(error)
+            return None
+        if after == before:
+            one.done.set_result(None)
+            return None
+        headers = record_headers(KIND_GROUP, one.name, "deleted" if after is None else "registered")
+        return one.name.encode(), None if after is None else encode_group(after), headers
+
+    def _decode(self, message: Message) -> tuple[str, Group | None]:
+        return group_in(message)
+
+    def _changed(self, name: str, value: Group | None) -> None:
+        if value is None:
+            self._groups.pop(name, None)
+        else:
+            self._groups[name] = value

@@ -5,7 +5,8 @@ See docs/protocol.md#prepare.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
+from typing import Final
 
 from confluent_kafka import Producer
 
@@ -13,11 +14,14 @@ from halfway.domain.errors import MessageTooLargeError
 from halfway.domain.records import Half, Parked
 from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.appender import MakeProducer, RecordWriter
+from halfway.kafka.log.appender import Appending, MakeProducer, RecordWriter
 from halfway.kafka.log.end_offsets import PartitionEnds
 from halfway.kafka.log.offset_reader import RecordReader
-from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_parked, encode_half, record_headers
+from halfway.kafka.records.codec import decode_half, decode_parked, encode_half, half_headers
 from halfway.service.ports import Observer
+from halfway.service.replies import Reply
+
+_PREPARED: Final = State.PREPARED.value
 
 
 class KafkaHalfLog:
@@ -27,6 +31,7 @@ class KafkaHalfLog:
         """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._topic = config.half_topic
+        self._most_bytes = config.half_record_bytes
         self._parked_topic = config.parked_topic
         self._writer = RecordWriter(config, name="half", linger_ms=config.half_linger_ms, make_producer=make_producer)
         self._reader = RecordReader(config, observer)
@@ -43,8 +48,17 @@ class KafkaHalfLog:
         await self._reader.stop()
         await self._ends.stop()
 
-    def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
-        """Append a half record with acks=all; returns its offset once it is delivered; the port lists the errors."""
+    def append(self, shard: int, halves: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
+        """Append half records with acks=all; each reply is its offset once it is stored; the port lists the errors."""
+        records: list[Appending] = []
+        for half, reply in halves:
+            try:
+                records.append(self._record(half, reply))
+            except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+                reply.set_exception(error)
+        self._writer.append(self._topic, shard, records, deadline=deadline)
+
+    def _record(self, half: Half, reply: Reply[int]) -> Appending:
         if len(half.messages) > self._config.max_messages:
             raise MessageTooLargeError(
                 f"the transaction has {len(half.messages)} messages, {self._config.max_messages} at most "
@@ -52,19 +66,12 @@ class KafkaHalfLog:
             )
         value = encode_half(half)
         key = half.id.encode()
-        if len(key) + len(value) > self._config.half_record_bytes:
+        if len(key) + len(value) > self._most_bytes:
             raise MessageTooLargeError(
-                f"the transaction takes {len(value)} bytes as a record, {self._config.half_record_bytes} at most: "
+                f"the transaction takes {len(value)} bytes as a record, {self._most_bytes} at most: "
                 "send fewer or smaller messages"
             )
-        return self._writer.append(
-            self._topic,
-            shard,
-            key=key,
-            value=value,
-            headers=record_headers(KIND_HALF, half.group, State.PREPARED.value),
-            deadline=deadline,
-        )
+        return Appending(key, value, half_headers(half, _PREPARED), reply)
 
     async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
         """Read the half record at an offset and verify its key; the port lists the errors."""

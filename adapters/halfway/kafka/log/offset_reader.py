@@ -15,10 +15,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Loop, settle
+from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.validation import note_skipped
 from halfway.service.ports import Observer
+from halfway.service.replies import settle
 
 log = structlog.get_logger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaException, Message
-from yarl import URL
 
 from halfway.domain.records import Owner
+from halfway.domain.urls import base_url_refusal
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.log.partition_reader import PartitionReader, Place
@@ -86,7 +86,7 @@ class KafkaOwners:
     def _hint(self, shard: int, owner: Owner | None) -> OwnerHint | None:
         if owner is None or owner.url == self._own:
             return None
-        refusal = refused(owner.url)
+        refusal = base_url_refusal(owner.url)
         if refusal is not None:
             log.warning("owner_not_asked", shard=shard, incarnation=owner.incarnation, reason=refusal)
             return None
@@ -97,16 +97,3 @@ class KafkaOwners:
             self._hints.pop(shard, None)
         else:
             self._hints[shard] = hint
-
-
-def refused(url: str) -> str | None:
-    """Return why another instance cannot be asked at a URL, None if it can."""
-    try:
-        target = URL(url)
-    except ValueError:
-        return "its URL cannot be read"
-    if target.scheme not in ("http", "https") or not target.host:
-        return "its URL is not http or https with a host"
-    if target.user is not None or target.password is not None or target.raw_query_string or target.raw_fragment:
-        return "its URL has a user name, a password, a query or a fragment"
-    return None

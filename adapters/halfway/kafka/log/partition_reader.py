@@ -50,9 +50,11 @@ class PartitionReader:
     LSO gets a position past control records and aborted records.
     """
 
-    def __init__(self, config: KafkaConfig, turn: AbstractContextManager[object] | None = None, /, **over: Any) -> None:
-        """Create the consumer; nothing is read before `add`. Records are handled while `turn` is held."""
-        self._turn = nullcontext() if turn is None else turn
+    def __init__(
+        self, config: KafkaConfig, handling_lock: AbstractContextManager[object] | None = None, /, **over: Any
+    ) -> None:
+        """Create the consumer; nothing is read before `add`. Records are handled while `handling_lock` is held."""
+        self._handling_lock = nullcontext() if handling_lock is None else handling_lock
         self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
         self.positions: dict[Place, int] = {}
         self.moved_at = -math.inf
@@ -94,7 +96,7 @@ class PartitionReader:
         first = self._consumer.poll(timeout)
         if first is None:
             return heard
-        with self._turn:
+        with self._handling_lock:
             failure = self._handle_batch(first, handle, heard)
         if failure is not None:
             raise KafkaException(failure)
@@ -104,6 +106,8 @@ class PartitionReader:
         self, first: Message, handle: Callable[[Place, Message], None], heard: set[Place]
     ) -> KafkaError | None:
         failure: KafkaError | None = None
+        positions = self.positions
+        moved = False
         for message in (first, *self._consumer.consume(BATCH, 0)):
             error = message.error()
             if error is not None and error.code() != _EOF:
@@ -112,16 +116,19 @@ class PartitionReader:
                 continue
             place = (message.topic() or "", message.partition() or 0)
             offset = message.offset()
-            if place not in self.positions or offset is None:
+            position = positions.get(place)
+            if position is None or offset is None:
                 continue
             if error is None:
                 handle(place, message)
                 self.records += 1
                 offset += 1
-            if offset > self.positions[place]:
-                self.positions[place] = offset
-                self.moved_at = time.monotonic()
+            if offset > position:
+                positions[place] = offset
+                moved = True
             heard.add(place)
+        if moved:
+            self.moved_at = time.monotonic()
         return failure
 
     def read_until(

@@ -33,6 +33,7 @@ OnAppended = Callable[[int, Records, int], None]
 _POLL_S: Final = 0.1
 _OUTSTANDING: Final = 8
 _PAUSE_S: Final = 0.5
+_ASIDE_S: Final = 0.02
 # Kafka reports the end of a partition behind a control record only with an empty answer. Nearly all records are this
 # instance's own and applied already: gathering them saves an answer, and a turn of the loop, for each.
 _GATHERED: Final = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 65_536}
@@ -47,14 +48,14 @@ class Tail:
         incarnation: str,
         loop: Loop,
         on_appended: OnAppended,
-        holds: Callable[[int, int, str], bool],
+        holds: Callable[[int, int, bytes | None], bool],
         on_foreign_barrier: Callable[[int], None],
         on_failed: Callable[[str], None],
         skipped: Callable[[str, str], None],
     ) -> None:
         """Call `on_…` on the loop's thread; `skipped` counts a record by topic and reason, on any thread.
 
-        `holds` returns, by shard, offset and id, whether the record is applied already; the tail's thread calls it.
+        `holds` returns, by shard, offset and key, whether the record is applied already; the tail's thread calls it.
         """
         self._config = config
         self._incarnation = incarnation
@@ -67,6 +68,8 @@ class Tail:
         self._changes: deque[tuple[int, int | None]] = deque()
         self._stopped = threading.Event()
         self._room = threading.Semaphore(_OUTSTANDING)
+        self._aside: list[tuple[int, int, Message]] = []
+        """What was not applied when it was read: shard, offset, record."""
         self._batch: dict[int, list[tuple[int, str, Half | Foreign | None]]] = {}
         self._thread = threading.Thread(target=self._run, name="halfway-tail", daemon=True)
 
@@ -96,12 +99,15 @@ class Tail:
         try:
             reader = PartitionReader(self._config, **_GATHERED)
             while not self._stopped.is_set():
+                heard = None
                 try:
                     self._change(reader)
                     heard = reader.read(_POLL_S, self._handle)
                 except KafkaException as error:
                     log.warning("tail_failed", error=str(error))
                     self._stopped.wait(_PAUSE_S)
+                self._read_aside()
+                if heard is None:
                     heard = {(self._config.half_topic, shard) for shard in self._batch}
                 for place in heard:
                     self._post(place[1], reader.positions.get(place))
@@ -125,14 +131,25 @@ class Tail:
                 reader.add({(topic, shard): offset})
 
     def _handle(self, place: Place, message: Message) -> None:
-        offset, shard = message.offset(), place[1]
-        if offset is None:
-            return
+        offset = message.offset()
+        if offset is not None and not self._holds(place[1], offset, message.key()):
+            self._aside.append((place[1], offset, message))
+
+    def _read_aside(self) -> None:
+        """Decode what is not applied; most are this instance's own, and their acknowledgement is on its way."""
+        aside, self._aside = self._aside, []
+        if aside:
+            self._stopped.wait(_ASIDE_S)
+        for shard, offset, message in aside:
+            if not self._holds(shard, offset, message.key()):
+                self._decode(shard, offset, message)
+
+    def _decode(self, shard: int, offset: int, message: Message) -> None:
         try:
             if message.key() == BARRIER_KEY:
                 if barrier_in(message).incarnation != self._incarnation:
                     self._loop.post(self._on_foreign_barrier, shard)
-            elif not self._is_held(shard, offset, message):
+            else:
                 self._batch.setdefault(shard, []).append((offset, *half_in(message, self._config.shards)))
         except UndecodableError as error:
             demand_no_newer(message, error)
@@ -140,13 +157,6 @@ class Tail:
             name = overwritten_id(message, self._config.shards)
             if name is not None:
                 self._batch.setdefault(shard, []).append((offset, name, FOREIGN))
-
-    def _is_held(self, shard: int, offset: int, message: Message) -> bool:
-        """Return whether the record is applied already: most are this instance's own and need no second decoding."""
-        key = message.key()
-        return (
-            isinstance(key, bytes) and message.value() is not None and self._holds(shard, offset, key.decode("latin-1"))
-        )
 
     def _post(self, shard: int, position: int | None) -> None:
         records = self._batch.pop(shard, [])

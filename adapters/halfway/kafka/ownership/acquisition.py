@@ -87,7 +87,7 @@ class Acquisition:
     cursors: CursorLoader
     fences: FencedOwners
     """The owners that this incarnation has fenced, for all of its acquisitions."""
-    turn: AbstractContextManager[object]
+    handling_lock: AbstractContextManager[object]
     """Held while records are handled: acquisitions side by side take turns, and leave the loop's thread its own."""
     deadline: float
     """For steps 1 to 4, on `time.monotonic()`; it moves on as long as reading moves."""
@@ -120,7 +120,7 @@ class Acquisition:
         reader: PartitionReader | None = None
         try:
             producer = self._fence_acquirers()
-            reader = PartitionReader(self.config, self.turn, **_QUICK)
+            reader = PartitionReader(self.config, self.handling_lock, **_QUICK)
             self._acquisition_deadline = AcquisitionDeadline(
                 until=self.deadline, stall_s=self.stall_s, reader=reader, cancelled=self.cancelled
             )

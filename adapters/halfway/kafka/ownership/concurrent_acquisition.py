@@ -95,7 +95,7 @@ class ConcurrentAcquisitions:
         self._threads = ThreadPoolExecutor(AT_ONCE, "halfway-acquire")
         self._places = asyncio.Semaphore(AT_ONCE)
         self._places_again = asyncio.Semaphore(AGAIN_AT_ONCE)
-        self._turn = threading.Lock()
+        self._handling_lock = threading.Lock()
         self._under_way: dict[int, _Attempts] = {}
         self._troubles: dict[int, ShardTrouble] = {}
 
@@ -190,7 +190,7 @@ class ConcurrentAcquisitions:
             shard=shard,
             cursors=self._cursors,
             fences=incarnation.fences,
-            turn=self._turn,
+            handling_lock=self._handling_lock,
             deadline=time.monotonic() + min(_CLAIM_S, stall_s),
             stall_s=stall_s,
             cancelled=lambda: not self._assignment.wants(incarnation, shard),

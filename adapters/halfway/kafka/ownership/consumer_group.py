@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVarTuple, Unpack
 
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
@@ -24,19 +24,23 @@ _SAY_AGAIN_S: Final = 30.0
 _PAUSE_S: Final = 1.0
 
 Command = Literal["join", "leave"]
+Ts = TypeVarTuple("Ts")
 
 
 class GroupEvents(Protocol):
     """Callbacks of a member, on its own thread."""
 
     def assigned(self, shards: set[int]) -> None:
-        """Take these shards in addition."""
+        """Take these shards in addition, perhaps none: it is a member."""
 
     def revoked(self, shards: set[int]) -> None:
         """Release these shards; the group waits until this returns."""
 
     def dropped(self, shards: set[int]) -> None:
         """Drop these shards: other instances may own them already."""
+
+    def left(self) -> None:
+        """Be no member any more."""
 
 
 class GroupMember:
@@ -48,17 +52,11 @@ class GroupMember:
         self._events = events
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._joined = False
         self._wanted = False
         self._said: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name="halfway-members", daemon=True)
         self.polls = 0
         """The number of polls, so that a caller can wait for a fresh one."""
-
-    @property
-    def joined(self) -> bool:
-        """Whether the group has sent an assignment since the last join."""
-        return self._joined
 
     @property
     def heartbeat_s(self) -> float:
@@ -119,7 +117,7 @@ class GroupMember:
                     )
                 elif subscribed and not wanted:
                     consumer.unsubscribe()
-                    self._joined = False
+                    self._tell(self._events.left)
                 subscribed = wanted
                 message = consumer.poll(_POLL_S)
                 self.polls += 1
@@ -127,7 +125,7 @@ class GroupMember:
                 if error is not None:
                     self._say(error)
         finally:
-            self._joined = False
+            self._tell(self._events.left)
             consumer.close()
 
     def _is_wanted(self) -> bool:
@@ -147,14 +145,12 @@ class GroupMember:
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)
-        self._joined = True
         self._tell(self._events.assigned, self._shards(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_back(consumer, partitions, self._events.revoked)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._joined = False
         self._give_back(consumer, partitions, self._events.dropped)
 
     def _give_back(
@@ -170,8 +166,8 @@ class GroupMember:
         """Return the assigned shards; partitions that an operator has added to half are not shards."""
         return {entry.partition for entry in partitions if entry.partition < self._config.shards}
 
-    def _tell(self, event: Callable[[set[int]], None], shards: Iterable[int]) -> None:
+    def _tell(self, event: Callable[[Unpack[Ts]], None], *args: *Ts) -> None:
         try:
-            event(set(shards))
+            event(*args)
         except Exception:
             log.exception("membership_event_failed")

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 
 from halfway.domain.errors import LaneLostError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Loop, settle
+from halfway.kafka.clients.loop import Loop
 from halfway.kafka.clients.transactional_ids import lane_ids, rehearsal_id
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.lane.lane import LaneThread
@@ -27,6 +27,7 @@ from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.log.tail import OnAppended, Tail
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.service.ports import Observer
+from halfway.service.replies import settle
 
 log = structlog.get_logger()
 
@@ -156,7 +157,7 @@ class Incarnation:
 
     async def _written(self, release: Release) -> bool:
         """Have the lane write a release; False if it must wait for the suspects of these shards."""
-        if not self.lane.queue.put(release):
+        if not self.lane.queue.put_release(release):
             raise ProducerFailedError("release", "the lane has ended")
         return await asyncio.wrap_future(release.done)
 
@@ -177,13 +178,13 @@ class Incarnation:
             self._observer.lane_failed("fenced" if error.fenced else error.step)
             self._on_failed(self, error)
         lost = (*submissions, *left, *self.lane.under_way, *self._suspects.under_way)
-        settle((submission.future, LaneLostError(f"the lane ended: {error}")) for submission in lost)
+        settle((submission.reply, LaneLostError(f"the lane ended: {error}")) for submission in lost)
 
     def close(self) -> None:
         """End the incarnation in good order: each thread ends after its current work."""
         self._closed = True
         left = self._close_queues()
-        settle((submission.future, LaneLostError("the lane was closed")) for submission in left)
+        settle((submission.reply, LaneLostError("the lane was closed")) for submission in left)
 
     def join(self, deadline: float) -> bool:
         """Wait for the threads until `deadline` (monotonic); return whether all have ended. Blocks."""

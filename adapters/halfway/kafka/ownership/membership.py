@@ -22,7 +22,6 @@ from halfway.kafka.clients.loop import Loop
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.lane import KafkaLane
 from halfway.kafka.lane.preflight import Destinations, LaneContext
-from halfway.kafka.lane.quarantine import Quarantine
 from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import GroupMember
@@ -92,9 +91,9 @@ class KafkaMembership:
         self._lane = lane
         self._observer = observer
         self._destinations = destinations
-        self._quarantine = Quarantine()
         self._group = GroupMember(config, self)
         self._workers = ThreadPoolExecutor(2, "halfway-membership")
+        self._joined = False
         self._assigned: frozenset[int] = frozenset()
         self._unserved = UnservedTime()
         self._changed = asyncio.Event()
@@ -116,7 +115,7 @@ class KafkaMembership:
         incarnation = self._incarnation
         owned = frozenset() if incarnation is None else frozenset(incarnation.shards)
         return MembershipStatus(
-            joined=self._group.joined,
+            joined=self._joined,
             incarnation=None if incarnation is None else incarnation.id,
             owned=tuple(sorted(owned)),
             acquiring=tuple(sorted(self._assigned - owned)),
@@ -190,8 +189,13 @@ class KafkaMembership:
         """Give shards up: others may have them already."""
         self._loop.post(self._on_dropped, frozenset(shards))
 
+    def left(self) -> None:
+        """Have no assignment until the group sends one again."""
+        self._loop.post(self._on_left)
+
     def _on_assigned(self, shards: set[int]) -> None:
         if not self._stopping:
+            self._joined = True  # in one step with what was assigned: a member without shards is ready
             self._assigned |= shards
             self._unserved.begin(shards)
             self._changed.set()
@@ -200,7 +204,11 @@ class KafkaMembership:
         self._assigned -= shards
         self._unserved.forget(shards)
 
+    def _on_left(self) -> None:
+        self._joined = False
+
     def _on_dropped(self, shards: frozenset[int]) -> None:
+        self._on_left()
         self._on_revoked(shards)
         incarnation = self._incarnation
         if incarnation is None:
@@ -293,7 +301,7 @@ class KafkaMembership:
             listener=self._listener,
             observer=self._observer,
             destinations=self._destinations,
-            quarantine=self._quarantine,
+            quarantine=self._lane.quarantine,
             shards=set(),
             largest=int(self._config.producer()["message.max.bytes"]),
         )

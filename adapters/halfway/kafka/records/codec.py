@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from halfway.domain.audit_trail import AuditEvent
+from halfway.domain.keys import Key
 from halfway.domain.records import Barrier, Group, Half, Message, Op, OpKind, Origin, Owner, Parked
 from halfway.domain.transaction import Cause
 from halfway.kafka.records.avro import (
@@ -27,10 +30,13 @@ __all__ = [
     "BARRIER_KEY",
     "HEADER_GROUP",
     "HEADER_KIND",
+    "HEADER_PREPARED_AT",
     "HEADER_STATE",
+    "KIND_AUDIT",
     "KIND_BARRIER",
     "KIND_GROUP",
     "KIND_HALF",
+    "KIND_KEY",
     "KIND_LAYOUT",
     "KIND_OP",
     "KIND_OWNER",
@@ -41,20 +47,25 @@ __all__ = [
     "Layout",
     "UndecodableError",
     "UnknownSchemaError",
+    "decode_audit",
     "decode_barrier",
     "decode_group",
     "decode_half",
+    "decode_key",
     "decode_layout",
     "decode_op",
     "decode_owner",
     "decode_parked",
+    "encode_audit",
     "encode_barrier",
     "encode_group",
     "encode_half",
+    "encode_key",
     "encode_layout",
     "encode_op",
     "encode_owner",
     "encode_parked",
+    "half_headers",
     "kind_of",
     "record_headers",
 ]
@@ -65,12 +76,15 @@ Headers = list[tuple[str, str | bytes | None]]
 HEADER_KIND: Final = "halfway-kind"
 HEADER_GROUP: Final = "halfway-group"
 HEADER_STATE: Final = "halfway-state"
+HEADER_PREPARED_AT: Final = "halfway-prepared-at"
 
 KIND_HALF: Final = "half"
 KIND_OP: Final = "op"
 KIND_PARKED: Final = "parked"
 KIND_GROUP: Final = "group"
 KIND_OWNER: Final = "owner"
+KIND_KEY: Final = "key"
+KIND_AUDIT: Final = "audit"
 KIND_BARRIER: Final = "barrier"
 KIND_LAYOUT: Final = "layout"
 
@@ -81,7 +95,18 @@ LAYOUT_PARTITION: Final = 0
 """The partition of owners that holds the layout."""
 
 _KIND_BYTES: Final = {
-    kind: kind.encode() for kind in (KIND_HALF, KIND_OP, KIND_PARKED, KIND_GROUP, KIND_OWNER, KIND_BARRIER, KIND_LAYOUT)
+    kind: kind.encode()
+    for kind in (
+        KIND_HALF,
+        KIND_OP,
+        KIND_PARKED,
+        KIND_GROUP,
+        KIND_KEY,
+        KIND_AUDIT,
+        KIND_OWNER,
+        KIND_BARRIER,
+        KIND_LAYOUT,
+    )
 }
 
 
@@ -92,9 +117,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
 
 
+@lru_cache(maxsize=4096)
 def record_headers(kind: str, group: str, state: str) -> Headers:
-    """Return the headers that every record carries, tombstones too, so that tools need not decode."""
+    """Return the headers that every record carries, tombstones too, so that tools need not decode: a shared list."""
     return [(HEADER_KIND, _KIND_BYTES[kind]), (HEADER_GROUP, group.encode()), (HEADER_STATE, state.encode())]
+
+
+def half_headers(half: Half, state: str) -> Headers:
+    """Return the headers of a half record: its timestamp is that of its append, however old the transaction is."""
+    return [*record_headers(KIND_HALF, half.group, state), (HEADER_PREPARED_AT, b"%d" % half.prepared_at)]
 
 
 def kind_of(headers: Sequence[tuple[str, bytes | str | None]] | None) -> str | None:
@@ -225,6 +256,26 @@ def encode_group(group: Group) -> bytes:
 def decode_group(data: bytes | None) -> Group:
     """Return the group record of a value; UndecodableError if it is not one."""
     return _convert(registry("group").decode(data), Group, "group")
+
+
+def encode_key(key: Key) -> bytes:
+    """Return the value of a key record."""
+    return registry("key").encode(msgspec.structs.asdict(key))
+
+
+def decode_key(data: bytes | None) -> Key:
+    """Return the key record of a value; UndecodableError if it is not one."""
+    return _convert(registry("key").decode(data), Key, "key")
+
+
+def encode_audit(event: AuditEvent) -> bytes:
+    """Return the value of an event of the audit trail."""
+    return registry("audit").encode(msgspec.structs.asdict(event))
+
+
+def decode_audit(data: bytes | None) -> AuditEvent:
+    """Return the event of a value; UndecodableError if it is not one."""
+    return _convert(registry("audit").decode(data), AuditEvent, "audit")
 
 
 def encode_owner(owner: Owner) -> bytes:

@@ -8,12 +8,14 @@ import structlog
 from halfway.domain.records import Op
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import (
+    HEADER_PREPARED_AT,
     KIND_HALF,
     KIND_OP,
     KIND_PARKED,
     encode_half,
     encode_op,
     encode_parked,
+    half_headers,
     record_headers,
 )
 from halfway.service.ports import LaneWrite, Tombstone
@@ -54,23 +56,26 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     parked: Kept | None
 
 
-def encode(write: LaneWrite, op_record_bytes: int) -> Encoded:
+def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
     """Encode a write: messages with halfway's headers, and internal records (docs/protocol.md#topics).
 
-    An op marker has at most `op_record_bytes`, which its topic certainly takes.
+    An op marker has at most the `op_record_bytes` of the configuration, which its topic certainly takes.
     """
     group, state = write.group, write.state
     op = half = parked = None
     if write.op is not None:
-        op = Kept(_op_value(write.op, op_record_bytes), record_headers(KIND_OP, group, state))
+        op = Kept(_op_value(write.op, config.op_record_bytes), record_headers(KIND_OP, group, state))
     if write.half is not None:
-        value = None if isinstance(write.half, Tombstone) else encode_half(write.half)
-        half = Kept(value, record_headers(KIND_HALF, group, state))
+        if isinstance(write.half, Tombstone):
+            half = Kept(None, record_headers(KIND_HALF, group, state))
+        else:
+            half = Kept(encode_half(write.half), half_headers(write.half, state))
     if write.parked is not None:
         value = None if isinstance(write.parked, Tombstone) else encode_parked(write.parked)
         parked = Kept(value, record_headers(KIND_PARKED, group, state))
     key = write.id.encode()
-    return Encoded(key, real_messages(write, key) if write.messages else [], op, half, parked)
+    real = _real_messages(write, key, config.prefix_header) if write.messages else []
+    return Encoded(key, real, op, half, parked)
 
 
 def _op_value(op: Op, most: int) -> bytes:
@@ -92,7 +97,7 @@ def _op_value(op: Op, most: int) -> bytes:
     return encode_op(msgspec.structs.replace(op, messages=()))
 
 
-def real_messages(write: LaneWrite, key: bytes) -> list[Real]:
+def _real_messages(write: LaneWrite, key: bytes, prefix: tuple[str, bytes]) -> list[Real]:
     """Return the messages of a commit; `halfway-message: i/n`, i from 1, makes each one unique."""
     total = len(write.messages)
     prepared_at = b"%d" % write.prepared_at
@@ -106,26 +111,33 @@ def real_messages(write: LaneWrite, key: bytes) -> list[Real]:
                 *message.headers,
                 ("halfway-transaction-id", key),
                 ("halfway-message", b"%d/%d" % (index, total)),
-                ("halfway-prepared-at", prepared_at),
+                (HEADER_PREPARED_AT, prepared_at),
+                prefix,
             ],
         )
         for index, message in enumerate(write.messages, 1)
     ]
 
 
-def oversized(write: LaneWrite, encoded: Encoded, config: KafkaConfig, largest: int) -> str | None:
-    """Name the topic of a record above `largest`, the `message.max.bytes` of the producer, or None."""
+def oversized(size: int, encoded: Encoded, config: KafkaConfig, largest: int) -> str | None:
+    """Name the topic of a record above `largest`, the `message.max.bytes` of the producer, or None.
+
+    `size` is that of the write's payload.
+    """
     limit = largest - _FRAMING - len(encoded.key)
-    for topic, kept in (
-        (config.op_topic, encoded.op),
-        (config.half_topic, encoded.half),
-        (config.parked_topic, encoded.parked),
-    ):
-        if kept is not None and kept.value is not None and len(kept.value) > limit:
-            return topic
-    if write.size + _FRAMING * len(encoded.real) <= limit:
+    if _is_above(encoded.op, limit):
+        return config.op_topic
+    if _is_above(encoded.half, limit):
+        return config.half_topic
+    if _is_above(encoded.parked, limit):
+        return config.parked_topic
+    if size + _FRAMING * len(encoded.real) <= limit:
         return None
     return next((message.topic for message in encoded.real if _size(message) > limit), None)
+
+
+def _is_above(kept: Kept | None, limit: int) -> bool:
+    return kept is not None and kept.value is not None and len(kept.value) > limit
 
 
 def _size(message: Real) -> int:

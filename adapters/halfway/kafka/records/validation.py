@@ -7,17 +7,19 @@ whatever its key or value looks like; its reader logs its position and goes on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 import structlog
 from confluent_kafka import Message
 
 from halfway.domain.ids import CLIENT_ID, shard_of
+from halfway.domain.keys import Key
 from halfway.domain.records import Barrier, Group, Half, Op, Owner, Parked
 from halfway.kafka.records.codec import (
     KIND_BARRIER,
     KIND_GROUP,
     KIND_HALF,
+    KIND_KEY,
     KIND_OWNER,
     KIND_PARKED,
     LAYOUT_KEY,
@@ -27,6 +29,7 @@ from halfway.kafka.records.codec import (
     decode_barrier,
     decode_group,
     decode_half,
+    decode_key,
     decode_op,
     decode_owner,
     decode_parked,
@@ -34,6 +37,8 @@ from halfway.kafka.records.codec import (
 )
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999."""
@@ -136,13 +141,25 @@ def parked_in(message: Message, shards: int) -> tuple[str, Parked | None]:
 
 def group_in(message: Message) -> tuple[str, Group | None]:
     """Return the name and the group of a record of groups, None for a tombstone; UndecodableError for neither."""
+    return _entry_in(message, KIND_GROUP, decode_group, lambda group: group.name)
+
+
+def key_in(message: Message) -> tuple[str, Key | None]:
+    """Return the public id and the key of a record of keys, None for a tombstone; UndecodableError for neither."""
+    return _entry_in(message, KIND_KEY, decode_key, lambda key: key.id)
+
+
+def _entry_in(
+    message: Message, kind: str, decode: Callable[[bytes], T], name_of: Callable[[T], str]
+) -> tuple[str, T | None]:
+    """Return the entry of a compacted table and its name, None for a tombstone of this kind."""
     name, value = _text_key(message), message.value()
     if value is None:
-        _demand_tombstone(message, KIND_GROUP)
+        _demand_tombstone(message, kind)
         return name, None
-    group = decode_group(value)
-    _demand_same(name, group.name)
-    return name, group
+    entry = decode(value)
+    _demand_same(name, name_of(entry))
+    return name, entry
 
 
 def owner_in(message: Message) -> Owner | None:
@@ -191,8 +208,9 @@ def _demand_same(name: str, inside: str) -> None:
 
 
 def _demand_times(*times: int) -> None:
-    if not all(0 <= at <= _LAST_MS for at in times):
-        raise UndecodableError("a time that no clock gives")
+    for at in times:
+        if not 0 <= at <= _LAST_MS:
+            raise UndecodableError("a time that no clock gives")
 
 
 def _demand_tombstone(message: Message, kind: str) -> None:

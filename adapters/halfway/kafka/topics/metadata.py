@@ -57,7 +57,7 @@ class _Facts:
     min_insync: int
 
 
-class Destinations:
+class TopicMetadata:
     """Describes topics with an admin client, which never creates one.
 
     Requests do not block: librdkafka's thread completes them. `describe` is for the loop's thread, `fresh` for others.

@@ -6,15 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from math import inf
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AclOperation,
-    AdminClient,
     ConfigResource,
     NewTopic,
     ResourceType,
@@ -24,6 +22,7 @@ from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_ids import verify_transactional_ids
 from halfway.kafka.records.validation import Count
+from halfway.kafka.topics.admin_requests import AdminRequests
 from halfway.kafka.topics.required_config import (
     FoundTopic,
     Problem,
@@ -39,54 +38,18 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 0.02
 _AGAIN_S: Final = 0.2
 _GROUP_S: Final = 2.0
 _LONGER_THAN_ANY_CLIENT_S: Final = 3600.0
-_REFUSED: Final = frozenset(
-    {
-        KafkaError._AUTHENTICATION,  # noqa: SLF001 - the names of librdkafka's own errors start so
-        KafkaError._SSL,  # noqa: SLF001
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.UNSUPPORTED_SASL_MECHANISM,
-        KafkaError.ILLEGAL_SASL_STATE,
-    }
-)
-_NOT_ALLOWED: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
-)
-_NOT_POSSIBLE: Final = frozenset(
-    {
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.INVALID_REPLICATION_FACTOR,
-        KafkaError.INVALID_CONFIG,
-        KafkaError.INVALID_PARTITIONS,
-        KafkaError.TOPIC_EXCEPTION,
-    }
-)
-_MISSING: Final = KafkaError.UNKNOWN_TOPIC_OR_PART
-_EXISTS: Final = KafkaError.TOPIC_ALREADY_EXISTS
 _VERIFICATION: Final = "transaction.partition.verification.enable"
 _LONGEST_TRANSACTION: Final = "transaction.max.timeout.ms"
+_ADDED_LATER: Final = ("audit", "keys")
+"""Topics that an older release did not have: nothing was lost if they are missing."""
 _NEEDED_OPERATIONS: Final = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
 
 
 def _not_counted(_topic: str, _reason: str) -> None:
     """Count nothing: for the command line, which has no metrics."""
-
-
-def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
-    """Return an admin client, which connects later; ConfigurationError if librdkafka refuses one of the properties."""
-    try:
-        return AdminClient(config.admin(**over))
-    except KafkaException as exception:
-        raise ConfigurationError(
-            f"a Kafka property cannot be used: {exception.args[0].str()}: correct HALFWAY_KAFKA__…"
-        ) from exception
 
 
 class InternalTopics:
@@ -133,19 +96,6 @@ class InternalTopics:
         return await asyncio.wrap_future(self._thread.submit(run))
 
 
-class _Told:
-    """The errors that a client reported, kept apart from its holder: a cycle would keep its threads alive."""
-
-    def __init__(self) -> None:
-        self.refusal: KafkaError | None = None
-        self.last: KafkaError | None = None
-
-    def note(self, error: KafkaError) -> None:
-        self.last = error
-        if error.code() in _REFUSED:
-            self.refusal = error
-
-
 class _Session:
     """One look at the topics, with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
 
@@ -160,29 +110,24 @@ class _Session:
         self._config = config
         self._ignored = ignored
         self._skipped = skipped
-        self._cancelled = cancelled
-        self._deadline = deadline
-        self._told = _Told()
-        self._admin = self._client()
-
-    def _client(self) -> AdminClient:
-        return admin_client(self._config, error_cb=self._told.note)
+        self._requests = AdminRequests(config, deadline, cancelled)
 
     def ensure(self) -> None:
         """Create what is missing, verify all, and write the layout down."""
-        cluster = self._result(self._admin.describe_cluster(request_timeout=self._left()), "Describe", "the cluster")
-        self._verify_brokers([node.id for node in cluster.nodes])
-        planned = plans(self._config, len(cluster.nodes))
+        brokers = self._requests.brokers()
+        self._verify_brokers(brokers)
+        planned = plans(self._config, len(brokers))
         found = self._describe(planned)
-        record = ShardCountRecord(self._config, self._skipped, self._deadline, self._check)
+        record = ShardCountRecord(self._config, self._skipped, self._requests.deadline, self._requests.check)
         layout, overwritten = record.read() if self._config.owners_topic in found else (None, False)
         if layout is not None:
             record.verify(layout)
         demand_few_shards(self._config, found, recorded=layout is not None)
         missing = [plan for plan in planned if plan.name not in found]
         if missing:
-            if layout is not None:
-                log.warning("topics_lost", topics=[plan.name for plan in missing], remedy="they are created empty")
+            lost = [plan.name for plan in missing if plan.kind not in _ADDED_LATER]
+            if layout is not None and lost:
+                log.warning("topics_lost", topics=lost, remedy="they are created empty")
             self._create(missing)
             found = self._describe_created(planned)
         unsafe = self._problems(planned, found, recorded=layout is not None)
@@ -191,14 +136,14 @@ class _Session:
                 "unsafe topics:\n" + "\n".join(f"  {problem}" for problem in unsafe), problems=unsafe
             )
         self._verify_groups()
-        verify_transactional_ids(self._config, time.monotonic() + self._left(), self._cancelled)
+        verify_transactional_ids(self._config, time.monotonic() + self._requests.left(), self._requests.cancelled)
         if layout is None or overwritten:
-            record.write()
+            record.write(layout)
 
     def watch(self) -> list[Problem]:
         """Verify only."""
-        cluster = self._result(self._admin.describe_cluster(request_timeout=self._left()), "Describe", "the cluster")
-        planned = plans(self._config, len(cluster.nodes))
+        brokers = self._requests.brokers()
+        planned = plans(self._config, len(brokers))
         return self._problems(planned, self._describe(planned), recorded=True)
 
     def _problems(
@@ -215,62 +160,7 @@ class _Session:
                         used=used,
                         reason="the number of shards was written down when the topics were created",
                     )
-        return problems(planned, found, bootstrap=self._bootstrap, recorded=recorded)
-
-    # --- asking
-
-    @property
-    def _bootstrap(self) -> str:
-        return self._config.properties["bootstrap.servers"]
-
-    def _left(self) -> float:
-        return max(0.5, self._deadline - time.monotonic())
-
-    def _check(self) -> None:
-        if self._cancelled():
-            raise KafkaUnavailableError("the internal topics are no longer wanted")
-
-    def _wait(self, future: Future[T], admin: AdminClient, until: float) -> T:
-        """Return a request's result; meanwhile serve the client's events, which report refused credentials."""
-        while not future.done():
-            self._check()
-            if time.monotonic() > until:
-                cause = "no answer in time" if self._told.last is None else self._told.last.str()
-                raise KafkaUnavailableError(f"Kafka at {self._bootstrap} did not answer: {cause}")
-            wait([future], _LOOK_S)
-            admin.poll(0)
-            if self._told.refusal is not None:
-                raise ConfigurationError(
-                    f"Kafka at {self._bootstrap} refuses the connection: {self._told.refusal.str()}: check the "
-                    "credentials, HALFWAY_KAFKA__SECURITY_PROTOCOL and the "
-                    "HALFWAY_KAFKA__SASL_… and HALFWAY_KAFKA__SSL_… settings"
-                )
-        return future.result()
-
-    def _result(
-        self, future: Future[Any], operation: str, thing: str, admin: AdminClient | None = None, until: float = inf
-    ) -> Any:
-        """Return a request's result, with what went wrong as an error of ours; KafkaException for a missing topic."""
-        try:
-            return self._wait(future, admin or self._admin, until)
-        except KafkaException as exception:
-            error = exception.args[0]
-            if error.code() in (_MISSING, _EXISTS):
-                raise
-            if error.code() in _NOT_ALLOWED:
-                raise ConfigurationError(
-                    f"Kafka does not let halfway do this: {operation} on {thing} ({error.str()}): allow it with "
-                    f"kafka-acls.sh --bootstrap-server {self._bootstrap} --add --operation {operation}"
-                ) from exception
-            if error.code() in _NOT_POSSIBLE:
-                raise ConfigurationError(
-                    f"Kafka refuses {operation} on {thing}: {error.str()}: create it by hand, or change "
-                    "HALFWAY_REPLICATION_FACTOR, HALFWAY_SHARDS or HALFWAY_KAFKA_PREFIX"
-                ) from exception
-            cause = self._told.last or error
-            raise KafkaUnavailableError(
-                f"Kafka at {self._bootstrap} did not answer: {cause.str()}", operation=operation
-            ) from exception
+        return problems(planned, found, bootstrap=self._requests.bootstrap, recorded=recorded)
 
     # --- brokers and groups
 
@@ -278,9 +168,9 @@ class _Session:
         """Refuse brokers without KIP-890's verification, which stands for releases before 3.6."""
         for broker in brokers:
             resource = ConfigResource(ResourceType.BROKER, str(broker))
-            request = self._admin.describe_configs([resource], request_timeout=self._left())[resource]
+            request = self._requests.admin.describe_configs([resource], request_timeout=self._requests.left())[resource]
             try:
-                settings = self._result(request, "DescribeConfigs", "the cluster")
+                settings = self._requests.result(request, "DescribeConfigs", "the cluster")
             except ConfigurationError as error:
                 # Nothing else needs this permission, so it is not required.
                 log.warning("brokers_not_verified", reason=error.detail)
@@ -300,15 +190,15 @@ class _Session:
         goes ends the process (`Assertion eonce->refcnt > 0`).
         """
         while True:
-            admin = self._client()
+            admin = self._requests.new_client()
             request = admin.describe_consumer_groups(
                 [group], include_authorized_operations=True, request_timeout=_LONGER_THAN_ANY_CLIENT_S
             )[group]
-            until = time.monotonic() + min(self._left(), _GROUP_S)
+            until = time.monotonic() + min(self._requests.left(), _GROUP_S)
             try:
-                return self._result(request, "Describe", f"consumer group {group}", admin, until)
+                return self._requests.result(request, "Describe", f"consumer group {group}", admin, until)
             except KafkaUnavailableError:
-                if self._cancelled() or time.monotonic() > self._deadline:
+                if self._requests.cancelled() or time.monotonic() > self._requests.deadline:
                     raise
                 time.sleep(_AGAIN_S)
 
@@ -320,7 +210,7 @@ class _Session:
         if lacking:
             raise ConfigurationError(
                 f"Kafka does not let halfway {' or '.join(lacking)} on {thing}: allow it with kafka-acls.sh "
-                f"--bootstrap-server {self._bootstrap} --add "
+                f"--bootstrap-server {self._requests.bootstrap} --add "
                 + " ".join(f"--operation {operation}" for operation in lacking)
             )
 
@@ -328,13 +218,13 @@ class _Session:
 
     def _describe(self, planned: Iterable[TopicPlan]) -> dict[str, FoundTopic]:
         names = [plan.name for plan in planned]
-        requests = self._admin.describe_topics(
-            TopicCollection(names), include_authorized_operations=True, request_timeout=self._left()
+        requests = self._requests.admin.describe_topics(
+            TopicCollection(names), include_authorized_operations=True, request_timeout=self._requests.left()
         )
         shapes: dict[str, Any] = {}
         for name, request in requests.items():
             try:
-                shapes[name] = self._result(request, "Describe", f"topic {name}")
+                shapes[name] = self._requests.result(request, "Describe", f"topic {name}")
             except KafkaException:
                 continue
             self._demand(_NEEDED_OPERATIONS, shapes[name].authorized_operations, f"topic {name}")
@@ -354,9 +244,11 @@ class _Session:
         if not resources:
             return {}
         settings: dict[str, Mapping[str, str]] = {}
-        for resource, request in self._admin.describe_configs(resources, request_timeout=self._left()).items():
+        for resource, request in self._requests.admin.describe_configs(
+            resources, request_timeout=self._requests.left()
+        ).items():
             try:
-                entries = self._result(request, "DescribeConfigs", f"topic {resource.name}")
+                entries = self._requests.result(request, "DescribeConfigs", f"topic {resource.name}")
             except KafkaException:
                 continue
             settings[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
@@ -364,10 +256,12 @@ class _Session:
 
     def _create(self, missing: Iterable[TopicPlan]) -> None:
         new = [NewTopic(plan.name, plan.partitions, plan.replication, config=plan.settings) for plan in missing]
-        left = self._left()
-        for name, request in self._admin.create_topics(new, request_timeout=left, operation_timeout=left).items():
+        left = self._requests.left()
+        for name, request in self._requests.admin.create_topics(
+            new, request_timeout=left, operation_timeout=left
+        ).items():
             try:
-                self._result(request, "Create", f"topic {name}")
+                self._requests.result(request, "Create", f"topic {name}")
             except KafkaException:
                 continue  # another instance was faster: what it made is verified like any other
             log.info("topic_created", topic=name)
@@ -378,8 +272,8 @@ class _Session:
             found = self._describe(planned)
             if len(found) == len(planned):
                 return found
-            self._check()
-            if time.monotonic() > self._deadline:
+            self._requests.check()
+            if time.monotonic() > self._requests.deadline:
                 raise KafkaUnavailableError("Kafka does not tell of the topics that it has just created")
             time.sleep(_AGAIN_S)
 

@@ -73,7 +73,7 @@ class TopicPlan:
 
 
 def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
-    """Plan the five internal topics for a cluster of so many brokers."""
+    """Plan the internal topics for a cluster of so many brokers."""
     replication = config.replication_factor or (SAFE_REPLICATION if brokers >= SAFE_REPLICATION else 1)
     shared = {
         "unclean.leader.election.enable": _exactly("false"),
@@ -95,6 +95,15 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         "max.message.bytes": _at_least(config.op_max_message_bytes, value=_KAFKAS_MESSAGE_BYTES),
     }
 
+    audit = {
+        **{
+            name: shared[name]
+            for name in ("unclean.leader.election.enable", "message.timestamp.type", "min.insync.replicas")
+        },
+        "cleanup.policy": _policies("delete"),
+        "retention.ms": _any(str(config.audit_retention_ms)),
+    }
+
     def plan(kind: str, needs: Mapping[str, Need], partitions: int) -> TopicPlan:
         return TopicPlan(
             kind=kind, name=config.topic(kind), partitions=partitions, replication=replication, needs=needs
@@ -106,6 +115,8 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         plan("parked", {**compact, "max.message.bytes": _at_least(config.parked_max_message_bytes)}, config.shards),
         plan("groups", compact, 1),
         plan("owners", compact, config.shards),
+        *([plan("keys", compact, 1)] if config.has_keys else []),
+        *([plan("audit", audit, 1)] if config.audit_topic else []),
     ]
 
 
@@ -155,7 +166,7 @@ def _shape_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str, *, recor
     unsafe: list[Problem] = []
     if topic.partitions < plan.partitions or (topic.partitions > plan.partitions and not recorded):
         created_with = f"set HALFWAY_SHARDS={topic.partitions}, the number it was created with, or "
-        remedy = ("" if plan.kind == "groups" else created_with) + "use another HALFWAY_KAFKA_PREFIX"
+        remedy = ("" if plan.kind in ("groups", "keys") else created_with) + "use another HALFWAY_KAFKA_PREFIX"
         unsafe.append(
             Problem(
                 topic=plan.name,
@@ -225,6 +236,10 @@ def _to_alter(topic: str, setting: str, found: str, needed: str, value: object, 
 
 def _in_sync(replication: int) -> int:
     return 2 if replication >= SAFE_REPLICATION else 1
+
+
+def _any(value: str) -> Need:
+    return Need(value=value, needed="any", safe=lambda _: True)
 
 
 def _exactly(value: str) -> Need:

@@ -94,11 +94,16 @@ class ShardCountRecord:
             consumer.close()
         raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
 
-    def write(self) -> None:
-        """Write the record from the settings as they are now; KafkaUnavailableError if it is not confirmed in time."""
+    def write(self, overwritten: Layout | None = None) -> None:
+        """Write the record from the settings as they are now, or again what another record has overwritten.
+
+        Raises:
+            KafkaUnavailableError: it is not confirmed in time.
+
+        """
         failures: list[KafkaError | None] = []
         producer = Producer(self._config.producer(**{"message.timeout.ms": round(self._left() * 1000)}))
-        layout = Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
+        layout = overwritten or Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
         producer.produce(
             self._config.owners_topic,
             encode_layout(layout),

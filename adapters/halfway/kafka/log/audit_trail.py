@@ -1,0 +1,150 @@
+"""The port `AuditTrail`: events in `<prefix>audit`, written in the background; and reading them back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from halfway.domain.audit_trail import AuditEvent
+from halfway.domain.errors import HalfwayError, KafkaUnavailableError
+from halfway.domain.principal import PrincipalKind
+from halfway.kafka.clients.config import MIB, KafkaConfig
+from halfway.kafka.log.appender import RecordWriter
+from halfway.kafka.records.codec import KIND_AUDIT, UndecodableError, decode_audit, encode_audit, record_headers
+from halfway.kafka.records.validation import note_skipped
+from halfway.service.ports import Observer
+
+log = structlog.get_logger(__name__)
+
+MOST_WAITING: Final = 1_000
+"""Events that may wait for Kafka; what comes then stands in the log only. Half of the places are for operators."""
+_AGAIN_S: Final = 1.0
+_LAST_S: Final = 2.0
+_READ_S: Final = 20.0
+_POLL_S: Final = 1.0
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+
+
+class KafkaAuditTrail:
+    """Writes events one by one, in their order, and tries each again until it stands.
+
+    Nobody waits for it. An event may stand twice, with one id.
+    """
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Keep the configuration; nothing connects before `start`."""
+        small = dataclasses.replace(config, half_in_flight=MOST_WAITING, half_in_flight_bytes=4 * MIB)
+        self._topic = config.topic("audit")
+        self._timeout_s = config.prepare_timeout_s
+        self._observer = observer
+        self._writer = RecordWriter(small, name="audit")
+        self._waiting: deque[AuditEvent] = deque()
+        self._arrival = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Begin to write."""
+        self._writer.start()
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Give what waits a moment to be written, then count it as lost."""
+        if self._task is not None:
+            self._stopping = True
+            self._arrival.set()
+            await asyncio.wait([self._task], timeout=_LAST_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._writer.stop()
+        for _ in self._waiting:
+            self._observer.audited("lost")
+
+    def record(self, event: AuditEvent) -> None:
+        """Take an event; if too many wait already, it is counted and stands in the log only."""
+        most = MOST_WAITING // 2 if event.actor_kind == PrincipalKind.GROUP else MOST_WAITING
+        if len(self._waiting) >= most:
+            self._observer.audited("lost")
+            log.warning("audit_event_lost", id=event.id, waiting=len(self._waiting))
+            return
+        self._waiting.append(event)
+        self._arrival.set()
+
+    async def _run(self) -> None:
+        while True:
+            while self._waiting:
+                await self._write(self._waiting[0])
+                self._waiting.popleft()
+            if self._stopping:
+                return
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    async def _write(self, event: AuditEvent) -> None:
+        headers = record_headers(KIND_AUDIT, event.group or "", event.action)
+        while True:
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            try:
+                await self._writer.append_one(
+                    self._topic,
+                    0,
+                    key=event.subject.encode(),
+                    value=encode_audit(event),
+                    headers=headers,
+                    deadline=deadline,
+                )
+            except HalfwayError as error:
+                log.warning("audit_event_not_written", id=event.id, error=error.code, waiting=len(self._waiting))
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                self._observer.audited("written")
+                return
+
+
+def read_events(config: KafkaConfig, *, since_ms: int) -> Iterator[AuditEvent]:
+    """Yield the events that stand from a time on up to now, each once.
+
+    Raises:
+        KafkaUnavailableError: the topic is missing, or could not be read.
+
+    """
+    topic = config.topic("audit")
+    consumer = Consumer(config.consumer(**{"enable.partition.eof": True}))
+    seen: set[str] = set()
+    try:
+        consumer.assign(consumer.offsets_for_times([TopicPartition(topic, 0, since_ms)], _READ_S))
+        while (message := _next(consumer)) is not None:
+            try:
+                event = decode_audit(message.value())
+            except UndecodableError as error:
+                note_skipped(message, error, lambda _topic, _reason: None)
+                continue
+            if event.id not in seen and event.at >= since_ms:
+                seen.add(event.id)
+                yield event
+    except KafkaException as exception:
+        raise KafkaUnavailableError(f"{topic} could not be read: {exception.args[0].str()}") from exception
+    finally:
+        consumer.close()
+
+
+def _next(consumer: Consumer) -> Message | None:
+    """Return the next record, None at the end; KafkaException for any error."""
+    until = time.monotonic() + _READ_S
+    while time.monotonic() < until:
+        message = consumer.poll(_POLL_S)
+        error = None if message is None else message.error()
+        if error is not None:
+            if error.code() == _EOF:
+                return None
+            raise KafkaException(error)
+        if message is not None:
+            return message
+    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - as above

@@ -1,0 +1,156 @@
+"""A small compacted topic of one partition as a table that every instance follows, such as `<prefix>groups`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import structlog
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+
+from halfway.domain.errors import KafkaUnavailableError, RetryableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Loop
+from halfway.kafka.log.appender import RecordWriter
+from halfway.kafka.log.end_offsets import PartitionEnds
+from halfway.kafka.records.codec import Headers, UndecodableError
+from halfway.kafka.records.validation import note_skipped
+from halfway.service.ports import Observer
+
+log = structlog.get_logger(__name__)
+
+_BATCH: Final = 500
+_POLL_S: Final = 0.2
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+
+T = TypeVar("T")
+
+
+class CompactedTable(ABC, Generic[T]):
+    """Reads a topic from its beginning and then follows it, on a thread of its own.
+
+    A subclass says how a record is read and what it changes. `kind` is the name of the topic without its prefix.
+    """
+
+    not_read_event: ClassVar[str]
+    """What the log says if the topic cannot be read."""
+
+    def __init__(self, config: KafkaConfig, kind: str, observer: Observer, /, **over: Any) -> None:
+        """Keep the configuration; nothing connects before `start`. `over` are further properties of the consumer."""
+        self._over = over
+        self._config = config
+        self._topic = config.topic(kind)
+        self._observer = observer
+        self._writer = RecordWriter(config, name=kind)
+        # Not past a Kafka transaction that is open: whoever died in one must not hold up those who read.
+        self._ends = PartitionEnds(config, self._topic, isolation=IsolationLevel.READ_COMMITTED)
+        self._thread = threading.Thread(target=self._run, name=f"halfway-{kind}-tail", daemon=True)
+        self._stopping = threading.Event()
+        self._loop: Loop | None = None
+        self._position = 0
+        self._reading: dict[asyncio.Future[None], int] = {}
+
+    @abstractmethod
+    def _decode(self, message: Message) -> tuple[str, T | None]:
+        """Return the key and the value of a record, None for a tombstone; UndecodableError. On the tail's thread."""
+
+    @abstractmethod
+    def _changed(self, name: str, value: T | None) -> None:
+        """Take over what a record says, on the event loop."""
+
+    async def start(self, *, deadline: float) -> None:
+        """Read all that there is; the topic must exist.
+
+        Raises:
+            KafkaUnavailableError: it could not be read in time; call `stop`.
+
+        """
+        self._loop = Loop(asyncio.get_running_loop())
+        self._writer.start()
+        self._thread.start()
+        await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
+
+    async def stop(self) -> None:
+        """End the threads."""
+        self._stopping.set()
+        await self._writer.stop()
+        await self._ends.stop()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    async def refresh(self, *, deadline: float) -> None:
+        """Return once every earlier write is read; KafkaUnavailableError past the deadline."""
+        await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
+
+    async def _write(self, name: str, value: bytes | None, headers: Headers, *, deadline: float) -> None:
+        """Write a record and return once it is read back; KafkaUnavailableError past the deadline."""
+        try:
+            offset = await self._writer.append_one(
+                self._topic, 0, key=name.encode(), value=value, headers=headers, deadline=deadline
+            )
+        except RetryableError as error:
+            raise KafkaUnavailableError(f"{name!r} could not be written to {self._topic}: {error.detail}") from error
+        await self._read_up_to(offset + 1, deadline)
+
+    async def _read_up_to(self, position: int, deadline: float) -> None:
+        if self._position >= position:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reading[future] = position
+        try:
+            async with asyncio.timeout_at(deadline):
+                await future
+        except TimeoutError:
+            raise KafkaUnavailableError(f"{self._topic} could not be read in time") from None
+        finally:
+            del self._reading[future]
+
+    def _apply(self, changes: Sequence[tuple[str, T | None]], position: int) -> None:
+        for name, value in changes:
+            self._changed(name, value)
+        self._position = max(self._position, position)
+        for future, wanted in self._reading.items():
+            if wanted <= self._position and not future.done():
+                future.set_result(None)
+
+    # --- the tailing thread
+
+    def _run(self) -> None:
+        consumer = Consumer(self._config.consumer(**{"enable.partition.eof": True, **self._over}))
+        try:
+            consumer.assign([TopicPartition(self._topic, 0, 0)])
+            while not self._stopping.is_set():
+                try:
+                    self._read(consumer)
+                except Exception:
+                    # Go on after any error: a table that is never read again would be worse.
+                    log.exception(self.not_read_event, topic=self._topic)
+                    self._stopping.wait(1)
+        finally:
+            consumer.close()
+
+    def _read(self, consumer: Consumer) -> None:
+        first = consumer.poll(_POLL_S)
+        if first is not None:
+            self._take((first, *consumer.consume(_BATCH, 0)))
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        changes: list[tuple[str, T | None]] = []
+        position = 0
+        for message in messages:
+            error, offset = message.error(), message.offset()
+            if error is not None and error.code() != _EOF:
+                log.warning(self.not_read_event, topic=self._topic, error=error.str())
+            elif offset is not None and error is not None:
+                position = max(position, offset)
+            elif offset is not None:
+                position = max(position, offset + 1)
+                try:
+                    changes.append(self._decode(message))
+                except UndecodableError as undecodable:
+                    note_skipped(message, undecodable, self._observer.skipped_record)
+        if self._loop is not None and position:
+            self._loop.post(self._apply, changes, position)

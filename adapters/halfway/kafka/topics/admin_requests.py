@@ -1,0 +1,183 @@
+"""Requests of an admin client: waits for their results, and turns what goes wrong into errors that name the remedy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from math import inf
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined] # public, but not for mypy
+
+from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+
+T = TypeVar("T")
+
+_LOOK_S: Final = 0.02
+_NO_BROKER_S: Final = 0.2
+_METADATA_S: Final = 5.0
+"""For as long a client that is no longer wanted may live on."""
+_ALWAYS_THERE: Final = "__consumer_offsets"
+_REFUSED: Final = frozenset(
+    {
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 - the names of librdkafka's own errors start so
+        KafkaError._SSL,  # noqa: SLF001
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+    }
+)
+_NOT_ALLOWED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+_NOT_POSSIBLE: Final = frozenset(
+    {
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+_MISSING: Final = KafkaError.UNKNOWN_TOPIC_OR_PART
+_EXISTS: Final = KafkaError.TOPIC_ALREADY_EXISTS
+
+
+def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
+    """Return an admin client, which connects later; ConfigurationError if librdkafka refuses one of the properties."""
+    try:
+        return AdminClient(config.admin(**over))
+    except KafkaException as exception:
+        raise ConfigurationError(
+            f"a Kafka property cannot be used: {exception.args[0].str()}: correct HALFWAY_KAFKA__…"
+        ) from exception
+
+
+class _Reported:
+    """The errors that a client reported, kept apart from its holder: a cycle would keep its threads alive."""
+
+    def __init__(self) -> None:
+        self.refusal: KafkaError | None = None
+        self.last: KafkaError | None = None
+
+    def note(self, error: KafkaError) -> None:
+        self.last = error
+        if error.code() in _REFUSED:
+            self.refusal = error
+
+
+class AdminRequests:
+    """An admin client whose requests block until `deadline`, on `time.monotonic()`, or until they are cancelled."""
+
+    def __init__(self, config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:
+        """Make the client; it connects with its first request."""
+        self._config = config
+        self.deadline = deadline
+        self.cancelled = cancelled
+        self._reported = _Reported()
+        self.admin = self.new_client()
+
+    def new_client(self) -> AdminClient:
+        """Return another client, whose errors are noted with those of the first."""
+        return admin_client(self._config, error_cb=self._reported.note)
+
+    @property
+    def bootstrap(self) -> str:
+        """Return the addresses of the brokers, for messages."""
+        return self._config.properties["bootstrap.servers"]
+
+    def left(self) -> float:
+        """Return the seconds that a request may take."""
+        return max(0.5, self.deadline - time.monotonic())
+
+    def check(self) -> None:
+        """Raise KafkaUnavailableError if the topics are no longer wanted."""
+        if self.cancelled():
+            raise KafkaUnavailableError("the internal topics are no longer wanted")
+
+    def brokers(self) -> list[int]:
+        """Return the ids of the brokers that are alive; wait until there is one.
+
+        Metadata are asked for, not a description of the cluster: librdkafka aborts the process if that names no broker,
+        as it does while the controller has fenced the only one. The topic is one that Kafka itself creates.
+
+        Raises:
+            KafkaUnavailableError: no broker was alive by the deadline, or Kafka did not answer.
+
+        """
+        while True:
+            self.check()
+            answer: Future[ClusterMetadata] = Future()
+            asking = partial(_ask_metadata, self.admin, min(_METADATA_S, self.left()), answer)
+            threading.Thread(target=asking, name="halfway-metadata", daemon=True).start()
+            try:
+                brokers = self.result(answer, "Describe", "the cluster").brokers
+            except KafkaUnavailableError:
+                if time.monotonic() > self.deadline:
+                    raise
+            else:
+                if brokers:
+                    return sorted(brokers)
+                if time.monotonic() > self.deadline:
+                    raise KafkaUnavailableError(f"Kafka at {self.bootstrap} has no broker that is alive")
+            time.sleep(_NO_BROKER_S)
+            # A client that was told of no broker forgets the one it had, and asks nobody for minutes.
+            self.admin = self.new_client()
+
+    def _wait(self, future: Future[T], admin: AdminClient, until: float) -> T:
+        """Return a request's result; meanwhile serve the client's events, which report refused credentials."""
+        while not future.done():
+            self.check()
+            if time.monotonic() > until:
+                cause = "no answer in time" if self._reported.last is None else self._reported.last.str()
+                raise KafkaUnavailableError(f"Kafka at {self.bootstrap} did not answer: {cause}")
+            wait([future], _LOOK_S)
+            admin.poll(0)
+            if self._reported.refusal is not None:
+                raise ConfigurationError(
+                    f"Kafka at {self.bootstrap} refuses the connection: {self._reported.refusal.str()}: check the "
+                    "credentials, HALFWAY_KAFKA__SECURITY_PROTOCOL and the "
+                    "HALFWAY_KAFKA__SASL_… and HALFWAY_KAFKA__SSL_… settings"
+                )
+        return future.result()
+
+    def result(
+        self, future: Future[Any], operation: str, thing: str, admin: AdminClient | None = None, until: float = inf
+    ) -> Any:
+        """Return a request's result, with what went wrong as an error of ours; KafkaException for a missing topic."""
+        try:
+            return self._wait(future, admin or self.admin, until)
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() in (_MISSING, _EXISTS):
+                raise
+            if error.code() in _NOT_ALLOWED:
+                raise ConfigurationError(
+                    f"Kafka does not let halfway do this: {operation} on {thing} ({error.str()}): allow it with "
+                    f"kafka-acls.sh --bootstrap-server {self.bootstrap} --add --operation {operation}"
+                ) from exception
+            if error.code() in _NOT_POSSIBLE:
+                raise ConfigurationError(
+                    f"Kafka refuses {operation} on {thing}: {error.str()}: create it by hand, or change "
+                    "HALFWAY_REPLICATION_FACTOR, HALFWAY_SHARDS or HALFWAY_KAFKA_PREFIX"
+                ) from exception
+            cause = self._reported.last or error
+            raise KafkaUnavailableError(
+                f"Kafka at {self.bootstrap} did not answer: {cause.str()}", operation=operation
+            ) from exception
+
+
+def _ask_metadata(admin: AdminClient, timeout_s: float, answer: Future[ClusterMetadata]) -> None:
+    try:
+        answer.set_result(admin.list_topics(_ALWAYS_THERE, timeout=timeout_s))
+    except Exception as error:  # noqa: BLE001 - whoever waits for the answer must hear of it, whatever it is
+        answer.set_exception(error)

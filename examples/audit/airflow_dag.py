@@ -1,0 +1,16 @@
+"""An audit every ten minutes and a whole one every night, as DAGs for Airflow 3."""
+
+from datetime import UTC, datetime, timedelta
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG
+
+COMMAND = "halfway-pipeline audit --config /etc/halfway/halfway.toml"
+# One run at a time for a folder, and none again: an audit that found an anomaly exits with 1.
+ONCE = {"start_date": datetime(2026, 1, 1, tzinfo=UTC), "catchup": False, "max_active_runs": 1}
+
+with DAG("halfway_audit", schedule=timedelta(minutes=10), **ONCE) as often:
+    BashOperator(task_id="audit", bash_command=f"{COMMAND} --continue --output /audit/continued", retries=0)
+
+with DAG("halfway_audit_whole", schedule="@daily", **ONCE) as nightly:
+    BashOperator(task_id="audit", bash_command=COMMAND + " --output /audit/{{ ds }}", retries=0)
