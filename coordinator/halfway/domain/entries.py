@@ -170,7 +170,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             checks=op.checks,
             half_offset=op.half_offset,
             fingerprint=op.fingerprint,
-            index=MessageIndex.of((message.topic, _short_hash(message)) for message in op.messages),
+            index=_index_of_op(op),
             remark=op.remark,
             tombstone=tombstone,
         )
@@ -211,6 +211,13 @@ def index_of(half: Half) -> MessageIndex:
         return MessageIndex(_shared((intern(message.topic),)), (key_index(message.key),))
     hashes = {key: key_index(key) for key in {message.key for message in half.messages}}
     return MessageIndex.of((message.topic, hashes[message.key]) for message in half.messages)
+
+
+def _index_of_op(op: Op) -> MessageIndex:
+    if len(op.messages) == 1:
+        (message,) = op.messages
+        return MessageIndex(_shared((intern(message.topic),)), (_short_hash(message),))
+    return MessageIndex.of((message.topic, _short_hash(message)) for message in op.messages)
 
 
 def _short_hash(message: MessageDigest) -> bytes | None:

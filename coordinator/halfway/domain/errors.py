@@ -5,7 +5,10 @@ The class docstring is the message's template for the user; the REST layer maps 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class HalfwayError(Exception):
@@ -122,16 +125,90 @@ class IdReusedError(HalfwayError):
         )
 
 
+class IdReplacedError(HalfwayError):
+    """The id belongs to another transaction than the one that was chosen."""
+
+    code = "id_replaced"
+
+    def __init__(self, transaction_id: str, *, state: str) -> None:
+        """Say which id, and where the transaction stands that has it now."""
+        super().__init__(
+            f"{transaction_id!r} is the id of another transaction now, prepared at another time than the one that was "
+            "chosen: nothing was done to it",
+            id=transaction_id,
+            state=state,
+        )
+
+
 class PreparesRejectedError(HalfwayError):
     """This coordinator takes no new transactions now; ends still work."""
 
     code = "prepares_rejected"
 
 
+class UnauthenticatedError(HalfwayError):
+    """The request shows no key that is valid here."""
+
+    code = "unauthenticated"
+
+
 class ForbiddenError(HalfwayError):
     """The caller may not do this."""
 
     code = "forbidden"
+
+
+class UnknownKeyError(HalfwayError):
+    """There is no key of that public id."""
+
+    code = "unknown_key"
+
+    def __init__(self, key_id: str) -> None:
+        """Say which id."""
+        super().__init__(f"there is no key {key_id!r}: it was revoked, or was never made", id=key_id)
+
+
+class TooManyKeysError(HalfwayError):
+    """The principal has as many keys as it may have at once."""
+
+    code = "too_many_keys"
+
+    def __init__(self, principal: str, keys: Sequence[str]) -> None:
+        """Say whose, and which keys there are."""
+        super().__init__(
+            f"{principal} has the keys {' and '.join(keys)} already: revoke the one that is no longer used",
+            keys=list(keys),
+        )
+
+
+class AccessControlOffError(HalfwayError):
+    """There are no keys here: set HALFWAY_MASTER_SECRET."""
+
+    code = "access_control_off"
+
+
+class UnknownJobError(HalfwayError):
+    """There is no job of that id."""
+
+    code = "unknown_job"
+
+    def __init__(self, job_id: str) -> None:
+        """Say which id, and the remedy."""
+        super().__init__(
+            f"there is no job {job_id!r}: it was never accepted, or its instance has ended; to send it again with "
+            "the same id does nothing twice",
+            id=job_id,
+        )
+
+
+class JobIdReusedError(HalfwayError):
+    """The id is that of another job."""
+
+    code = "job_id_reused"
+
+    def __init__(self, job_id: str) -> None:
+        """Say which id; nothing about the job that has it."""
+        super().__init__(f"id {job_id!r} is that of a job that was asked for otherwise: choose another id", id=job_id)
 
 
 class TopicNotAllowedError(InvalidRequestError):
@@ -192,6 +269,26 @@ class OverloadedError(RetryableError):
     """Too much is in flight."""
 
     code = "overloaded"
+
+
+class GroupLimitedError(RetryableError):
+    """The group has reached one of its limits: `limit` names it."""
+
+    code = "group_limited"
+
+    def __init__(self, group: str, limit: str, most: float, *, retry_after_s: float) -> None:
+        """Say whose limit it is, which one, and how high."""
+        super().__init__(
+            f"group {group!r} has reached its limit {limit} of {most:g}: {_REMEDIES.get(limit, '')}wait as long as "
+            f"Retry-After says, or let an operator raise HALFWAY_GROUP_{_SETTINGS[limit]}",
+            group=group,
+            limit=limit,
+        )
+        self.retry_after_s = retry_after_s
+
+
+_SETTINGS = {"pending": "MAX_PENDING", "prepares_per_s": "PREPARES_PER_S", "bytes_in_flight": "BYTES_IN_FLIGHT"}
+_REMEDIES = {"pending": "end some that are pending or parked, "}
 
 
 class KafkaUnavailableError(RetryableError):

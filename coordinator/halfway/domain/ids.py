@@ -43,10 +43,11 @@ def unpacked(data: bytes, shard: int) -> str:
 
 def shard_of(transaction_id: str, shards: int) -> int | None:
     """Return the shard that an id belongs to, None for a server-made id of a shard that does not exist."""
-    made = server_made(transaction_id)
-    if made is None:
+    match = _SERVER_ID.match(transaction_id)
+    if match is None:
         return partition_for_key(transaction_id.encode(), shards)
-    return made[0] if made[0] < shards else None
+    shard = int(match[1])
+    return shard if shard < shards else None
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:

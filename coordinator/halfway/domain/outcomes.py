@@ -158,17 +158,22 @@ class Outcomes:
         return self._newest
 
     def _find(self, transaction_id: str) -> tuple[_Segment, int] | None:
-        for place in self._places.candidates(hash(transaction_id)):
+        candidates = self._places.candidates(hash(transaction_id))
+        if not candidates:
+            return None
+        name = packed(transaction_id, self._shard)
+        for place in candidates:
             segment, offset = self._segments[place >> _OFFSET_BITS], place & (_SEGMENT_BYTES - 1)
-            if self._name(segment.data, offset) == transaction_id:
+            if self._packed(segment.data, offset) == name:
                 return segment, offset
         return None
 
     def _name(self, data: bytearray, offset: int) -> str:
+        return unpacked(bytes(self._packed(data, offset)), self._shard)
+
+    def _packed(self, data: bytearray, offset: int) -> bytearray:
         start = offset + _FIXED.size
-        return unpacked(
-            bytes(data[start : start + _ID_LENGTH.unpack_from(data, offset + _ID_LENGTH_AT)[0]]), self._shard
-        )
+        return data[start : start + _ID_LENGTH.unpack_from(data, offset + _ID_LENGTH_AT)[0]]
 
     def _read(self, data: bytearray, offset: int) -> Ended:
         size, name, fingerprint, _, shape, checks, prepared_at, at, half_offset, tombstone = _FIXED.unpack_from(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
+from msgspec import Meta
 
 JITTER = 0.2
 """Jitter spreads a delay over this share of it, half below and half above."""
@@ -23,25 +24,30 @@ class OnExhausted(StrEnum):
     ROLLBACK = "rollback"
 
 
-class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+MAX_SECONDS: Final = 31_536_000
+Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, description=f"seconds, above 0 and at most {MAX_SECONDS}")]
+Checks = Annotated[int, Meta(ge=1, le=10_000, description="from 1 to 10000")]
+
+
+class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The parts of the policy that a group sets itself; seconds."""
 
-    first_check_after_s: float | None = None
-    check_interval_s: float | None = None
-    max_interval_s: float | None = None
-    max_checks: int | None = None
-    max_age_s: float | None = None
+    first_check_after_s: Seconds | None = None
+    check_interval_s: Seconds | None = None
+    max_interval_s: Seconds | None = None
+    max_checks: Checks | None = None
+    max_age_s: Seconds | None = None
     on_exhausted: OnExhausted | None = None
 
 
 class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The policy in force for a group; seconds."""
 
-    first_check_after_s: float = 6.0
-    check_interval_s: float = 30.0
-    max_interval_s: float = 300.0
-    max_checks: int = 15
-    max_age_s: float = 43_200.0
+    first_check_after_s: Seconds = 6.0
+    check_interval_s: Seconds = 30.0
+    max_interval_s: Seconds = 300.0
+    max_checks: Checks = 15
+    max_age_s: Seconds = 43_200.0
     on_exhausted: OnExhausted = OnExhausted.PARK
 
     def overridden(self, overrides: PolicyOverrides) -> CheckPolicy:
@@ -50,6 +56,20 @@ class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
             name: value for name in overrides.__struct_fields__ if (value := getattr(overrides, name)) is not None
         }
         return msgspec.structs.replace(self, **chosen)
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """Return the field that another one contradicts, and what to do about it; None if the times fit together."""
+        if self.max_interval_s < self.check_interval_s:
+            return "max_interval_s", (
+                f"max_interval_s {self.max_interval_s:g} is below check_interval_s {self.check_interval_s:g}: "
+                "raise the one or lower the other"
+            )
+        if self.first_check_after_s >= self.max_age_s:
+            return "first_check_after_s", (
+                f"first_check_after_s {self.first_check_after_s:g} is not below max_age_s {self.max_age_s:g}: "
+                "no check would ever be sent"
+            )
+        return None
 
     def no_faster_than(self, interval_s: float) -> CheckPolicy:
         """Return this policy with at least `interval_s` between two checks of a transaction, before jitter."""

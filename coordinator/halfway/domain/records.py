@@ -15,6 +15,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.transaction import Cause
 
 HASH_BYTES = 16
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def digest(data: bytes | None) -> bytes | None:
@@ -35,9 +36,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def size(self) -> int:
         """Bytes of key, value, header names and header values."""
         size = len(self.key or b"") + len(self.value or b"")
+        if not self.headers:
+            return size
         for name, value in self.headers:
             size += len(name) + len(value or b"")
         return size
+
+    def __repr__(self) -> str:
+        """Show no payload: what is shown may end in a log."""
+        return f"Message(topic={self.topic!r}, partition={self.partition}, {self.size} bytes)"
+
+
+def size_of(messages: tuple[Message, ...]) -> int:
+    """Return the bytes of messages together; most transactions have one."""
+    return messages[0].size if len(messages) == 1 else sum([message.size for message in messages])
 
 
 class Origin(StrEnum):
@@ -67,12 +79,12 @@ class Half(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def size(self) -> int:
         """Bytes of all its messages."""
-        return sum([message.size for message in self.messages])
+        return size_of(self.messages)
 
 
 def fingerprint(group: str, messages: tuple[Message, ...], check_after_ms: int | None) -> bytes:
     """Return the 16-byte hash of what a prepare asks for: equal for the same content, whatever the time."""
-    content = msgspec.msgpack.encode((group, check_after_ms, messages))
+    content = _ENCODER.encode((group, check_after_ms, messages))
     return sha256(content).digest()[:HASH_BYTES]
 
 
@@ -114,7 +126,10 @@ class OpKind(StrEnum):
     @property
     def final(self) -> bool:
         """Whether it is an outcome."""
-        return self in (OpKind.COMMITTED, OpKind.ROLLED_BACK)
+        return self in _FINAL
+
+
+_FINAL: Final = frozenset({OpKind.COMMITTED, OpKind.ROLLED_BACK})
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -162,8 +177,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyOverrides
     created_at: int
     updated_at: int
-    key_hashes: tuple[bytes, ...] = ()
-    """Hashes of the API keys that may act for the group; none while access control is off."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):

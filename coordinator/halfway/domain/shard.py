@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, Unresolved, key_index
-from halfway.domain.offsets import OffsetIndex, PlaceOrder
+from halfway.domain.indexes import IndexedHeap, OffsetOrder
 from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
-from halfway.domain.transaction import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +42,8 @@ class ShardState:
         self._tombstones: dict[str, int] = {}
         """Tombstones in half[s] of ids without an outcome; an outcome keeps its own."""
         self._parked_tombstones: dict[str, int] = {}
-        self._half_offsets = PlaceOrder(self._halves)
-        self._note_offsets = OffsetIndex()
+        self._half_offsets = OffsetOrder(self._halves)
+        self._note_offsets = IndexedHeap()
         self.group_counts: dict[str, tuple[int, int]] = {}
         """Counts of pending and parked by group, of groups that have any."""
         self._settled = False
@@ -63,11 +62,6 @@ class ShardState:
         """Return the entry of a pending or parked id, None for any other. Any thread may call this."""
         return self._parked.get(transaction_id) or self._halves.get(transaction_id)
 
-    def state_of(self, transaction_id: str) -> State | None:
-        """Return the state of an id, None if it is not known."""
-        entry = self.find(transaction_id)
-        return None if entry is None else entry.state
-
     def pending(self) -> Iterator[Pending]:
         """Iterate over the pending transactions, oldest half first except for re-anchored ones."""
         parked = frozenset(self._parked)
@@ -85,6 +79,11 @@ class ShardState:
     def counts(self) -> tuple[int, int, int]:
         """Return how many are pending, parked and remembered as ended."""
         return len(self._halves), len(self._parked), len(self._ended)
+
+    @property
+    def unresolved_count(self) -> int:
+        """Return how many are pending or parked."""
+        return len(self._halves) + len(self._parked)
 
     def oldest(self) -> Pending | None:
         """Return the pending transaction whose half lies furthest back, None if nothing is pending."""
@@ -202,12 +201,30 @@ class ShardState:
         if note is not None and offset <= note.offset:
             return
         if op.kind.final:
-            self._end(op)
+            parked = self._parked.get(op.id)
+            if parked is not None and self._is_later_life(parked, op.at):
+                self._drop_half(op.id)  # a half that the lane wrote, of the life that ends here
+            else:
+                self._end(op)
             return
         half = self._halves.get(op.id)
         self._notes[op.id if half is None else half.id] = Note.of(offset, op)
         if half is not None:
             self._annotate(half)
+
+    def apply_end(self, offset: int, op: Op, tombstone: int) -> None:
+        """Apply an op and the tombstone of its half, of one Kafka transaction, as `apply_op` and `apply_half` would.
+
+        The tombstone is known first, so an outcome is kept with it at once.
+        """
+        held = op.id in self._halves
+        if held:
+            self._tombstones[op.id] = max(tombstone, self._tombstones.get(op.id, -1))
+        self.apply_op(offset, op)
+        if held and op.id not in self._halves:
+            self._clear_stray(op.id, tombstone)
+        else:
+            self.apply_half(tombstone, op.id, None)
 
     def apply_parked(self, offset: int, transaction_id: str, parked: Parked | None) -> None:
         """Apply a record of parked[s], a tombstone if `parked` is None."""

@@ -12,22 +12,29 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import structlog
 from aiohttp import web
 
 from halfway.domain.errors import ConfigurationError, ShardUnavailableError
+from halfway.domain.principal import Permission
+from halfway.rest.console import Console, with_console
 from halfway.rest.handlers.calls import refusal
+from halfway.rest.requests.browsers import AllowedHosts
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import Api, ApiLimits
+from halfway.rest.server.authentication import caller_of
 from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
+from halfway.rest.server.tls import ServerTls
 from halfway.runtime.backend import Backend, running
-from halfway.runtime.descriptors import HEALTH_CONNECTIONS, connections_to_hold
-from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely
+from halfway.runtime.descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, connections_to_hold
+from halfway.runtime.garbage import collect_now_and_then, collect_rarely, freeze_what_stands
 from halfway.runtime.liveness import LoopPauses
 from halfway.runtime.logging import configure
 from halfway.runtime.metrics import Metrics
@@ -58,8 +65,9 @@ class Ready:
 def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> int:
     """Run the coordinator until SIGTERM or SIGINT and return the exit status; a second signal ends it at once."""
     configure(form=settings.log_format, level=settings.log_level)
-    look_rarely()
+    collect_rarely()
     try:
+        demand_guarded(settings)
         _run_loop(_serve(settings, on_ready))
     except ConfigurationError as error:
         complain(error.detail)
@@ -79,12 +87,13 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
 class _Stage:
     """How far this instance has come, for two ports that answer all the time."""
 
-    def __init__(self, pauses: LoopPauses) -> None:
+    def __init__(self, pauses: LoopPauses, *, metrics_need_key: bool = False) -> None:
         self.backend: Backend | None = None
         self.api: Api | None = None
         self.peers: PeerPort | None = None
         self.stopping = False
         self._pauses = pauses
+        self._metrics_need_key = metrics_need_key
 
     def reasons(self) -> list[Reason]:
         if self.stopping:
@@ -95,6 +104,14 @@ class _Stage:
         if (pause_s := self._pauses.longest_s(within_s=_LOOKED_BACK_S)) > _PAUSED_S:
             found.append(Reason(check="event_loop", detail=f"it paused for {pause_s:.1f} s"))
         return found
+
+    def demand_reader(self, request: web.BaseRequest) -> None:
+        """Raise a HalfwayError if the caller may not read metrics."""
+        if not self._metrics_need_key:
+            return
+        if self.backend is None:
+            raise ShardUnavailableError("this instance is starting, and does not know its keys yet: try again")
+        caller_of(request, Permission.READ_METRICS, self.backend.coordinator.authority)
 
     def not_acquired(self) -> list[ShardNotAcquired]:
         troubles = () if self.backend is None else self.backend.status.troubles
@@ -125,24 +142,44 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
     _on_signals(stopping, end_by_force_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
     pauses, metrics = LoopPauses(), Metrics()
     metrics.show_pauses(pauses)
-    stage = _Stage(pauses)
+    stage = _Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
+    tls = _tls(settings)
     async with AsyncExitStack() as stack:
         watching = asyncio.create_task(pauses.watch())
         stack.callback(watching.cancel)
-        looking = asyncio.create_task(look_now_and_then())
+        looking = asyncio.create_task(collect_now_and_then())
         stack.callback(looking.cancel)
+        health_port = HealthPort(
+            reasons=stage.reasons,
+            not_acquired=stage.not_acquired,
+            metrics=metrics.render,
+            demand_reader=stage.demand_reader,
+            api=stage if settings.console == "health" else None,
+        )
+        console = Console() if settings.console != "off" else None
+        console_here = settings.console == "health"
+        unsent = Unsent()
         health = HttpServer(
-            HealthPort(reasons=stage.reasons, not_acquired=stage.not_acquired, metrics=metrics.render),
-            max_connections=HEALTH_CONNECTIONS,
+            with_console(console if console_here else None, health_port),
+            max_connections=HEALTH_CONNECTIONS + (CONSOLE_CONNECTIONS if console_here else 0),
+            unsent=unsent,
         )
         stack.push_async_callback(health.stop)
-        await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
-        unsent = Unsent()
-        server = HttpServer(stage, max_connections=connections_to_hold(), unsent=unsent)
+        if tls is not None:
+            reading = asyncio.create_task(tls.watch())
+            stack.callback(reading.cancel)
+        health_tls = tls if settings.health_tls else None
+        await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT", health_tls)
+        server = HttpServer(
+            with_console(console if settings.console == "api" else None, stage),
+            max_connections=connections_to_hold(),
+            unsent=unsent,
+        )
         stack.push_async_callback(server.stop)
-        await listen(server, settings.host, settings.port, "HALFWAY_PORT")
+        await listen(server, settings.host, settings.port, "HALFWAY_PORT", tls)
         ready = Ready(
-            url=reached_at(settings.host, server.port), health_url=reached_at(settings.health_host, health.port)
+            url=reached_at(settings.host, server.port, tls),
+            health_url=reached_at(settings.health_host, health.port, health_tls),
         )
         log.info("listening", url=ready.url, health_url=ready.health_url)
 
@@ -171,7 +208,8 @@ async def _serving(
 ) -> None:
     """Run the backend and take requests until told to stop; then finish what is in flight, within the limit."""
     loop = asyncio.get_running_loop()
-    instance_url = settings.instance_url or f"http://{socket.gethostname()}:{server.port}"
+    scheme = "http" if settings.tls_certificate_file is None else "https"
+    instance_url = settings.instance_url or f"{scheme}://{socket.gethostname()}:{server.port}"
     async with running(settings, settings.kafka_config(instance_url), metrics) as backend:
         api = Api(
             backend.coordinator,
@@ -185,11 +223,14 @@ async def _serving(
                 max_batch_items=settings.max_batch_items,
             ),
             unsent=unsent,
+            demand_host=demand_host(settings),
         )
         metrics.show(backend.coordinator.shards, api)
         metrics.show_unsent(unsent)
+        if backend.keys is not None:
+            metrics.show_keys(backend.keys)
         metrics.show_troubles(lambda: {one.shard: one.since for one in backend.status.troubles})
-        if settings.peer_credential is not None:
+        if settings.peer_credentials:
             stage.peers = PeerPort(
                 backend.coordinator.answering,
                 credentials=settings.peer_credentials,
@@ -224,7 +265,7 @@ async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Cal
     while stage.reasons():
         backend.demand_permission()
         await asyncio.sleep(_LOOK_EVERY_S)
-    leave_alone_what_stands()
+    freeze_what_stands()
     log.info("ready", url=ready.url, health_url=ready.health_url)
     if on_ready is not None:
         on_ready(ready)
@@ -259,9 +300,9 @@ def _on_signals(stopping: asyncio.Event, *, end_by_force_s: float) -> None:
         asyncio.get_running_loop().add_signal_handler(number, told)
 
 
-async def listen(server: HttpServer, host: str, port: int, setting: str) -> None:
+async def listen(server: HttpServer, host: str, port: int, setting: str, tls: ServerTls | None = None) -> None:
     try:
-        await server.start(host, port)
+        await server.start(host, port, tls)
     except (OSError, ValueError) as error:  # text that cannot be a host's name is a ValueError
         raise not_listening(host, port, setting, error) from error
 
@@ -275,6 +316,56 @@ def not_listening(host: str, port: int, setting: str, error: Exception) -> Confi
     return ConfigurationError(f"port {port} of {host} {reason}: choose another with {setting}")
 
 
-def reached_at(host: str, port: int) -> str:
+def reached_at(host: str, port: int, tls: ServerTls | None = None) -> str:
     reached = _LOCAL.get(host, host)
-    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{reached}]:{port}" if ":" in reached else f"{scheme}://{reached}:{port}"
+
+
+def demand_guarded(settings: Settings) -> None:
+    """Raise ConfigurationError if everybody in the network could do everything, and the operator did not say so."""
+    if settings.access_control or settings.open_access:
+        return
+    for variable, host in _api_hosts(settings).items():
+        if not _is_loopback(host):
+            raise ConfigurationError(
+                f"the API would listen on {host or 'every address'} and ask nobody for a key: set "
+                "HALFWAY_MASTER_SECRET (openssl rand -hex 32) and HALFWAY_OPERATOR_KEY (halfway keys generate), or "
+                f"{variable}=127.0.0.1, or HALFWAY_OPEN_ACCESS=true if everybody who reaches it may do everything"
+            )
+
+
+def _api_hosts(settings: Settings) -> dict[str, str]:
+    """Return where the API listens, by the settings that say so: with the console it is on the health port too."""
+    hosts = {"HALFWAY_HOST": settings.host}
+    return hosts | ({"HALFWAY_HEALTH_HOST": settings.health_host} if settings.console == "health" else {})
+
+
+def demand_host(settings: Settings) -> Callable[[web.BaseRequest], None]:
+    """Return what refuses requests that call the API by a name that is not its own.
+
+    On loopback without keys nobody is kept out but by the address, which a page gets around by a name that resolves
+    to it.
+    """
+    named = settings.allowed_hosts
+    if not named and (settings.access_control or not _is_loopback(settings.host)):
+        return lambda _: None
+    own = urlsplit(settings.instance_url or "").hostname
+    return AllowedHosts(named if own is None else (*named, own)).demand
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(settings: Settings) -> ServerTls | None:
+    if settings.tls_certificate_file is None or settings.tls_key_file is None:
+        return None
+    return ServerTls(
+        certificate=settings.tls_certificate_file,
+        key=settings.tls_key_file,
+        client_authorities=settings.tls_client_ca_file,
+    )

@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
-from halfway.checkback import AllowedHosts, HttpCheckCaller
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.domain.keys import MasterSecret
+from halfway.domain.principal import PrincipalKind
+from halfway.domain.secrets import CheckSecrets
+from halfway.kafka.log.audit_trail import KafkaAuditTrail
+from halfway.kafka.log.compacted_table import CompactedTable
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.group_registry import KafkaGroups
 from halfway.kafka.log.half_log import KafkaHalfLog
+from halfway.kafka.log.history import KafkaHistory
+from halfway.kafka.log.key_registry import KafkaKeys
 from halfway.kafka.log.owners import KafkaOwners
 from halfway.kafka.ownership.cluster import KafkaCluster
-from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.peers import HttpPeers
+from halfway.runtime.check_caller import authorities, check_caller
+from halfway.runtime.operator_key import first_operator_key
 from halfway.runtime.scheduler import ScannedShards, ScanScheduler, SystemClock
-from halfway.service.access import OpenAccess
+from halfway.service.access import KeyedAccess, OpenAccess
+from halfway.service.activity import Activity
 from halfway.service.coordinator import Coordinator
+from halfway.service.key_freshness import KeyFreshness
+from halfway.service.keys import Keys
 
 if TYPE_CHECKING:
     from halfway.kafka.clients.config import KafkaConfig
     from halfway.kafka.ownership.membership import MembershipStatus
     from halfway.runtime.settings import Settings
-    from halfway.service.ports import Observer, Owners
+    from halfway.service.ports import Authority, Clock, Observer, Owners
 
 log = structlog.get_logger(__name__)
 
+Table = TypeVar("Table", bound=CompactedTable[Any])
+
 _RETRY_S: Final = 2.0
 _SAY_AFTER_S: Final = 5.0
-_GROUPS_READ_S: Final = 30.0
+_TABLE_READ_S: Final = 30.0
 _WATCH_EVERY_S: Final = 60.0
 _LOOK_EVERY_S: Final = 1.0
 _SAY_AGAIN_S: Final = 600.0
@@ -51,8 +63,10 @@ class Backend:
         topics: InternalTopics,
         *,
         prefix: str,
+        keys: KeyFreshness | None = None,
     ) -> None:
-        """Keep what the health port asks for."""
+        """Keep what the health port asks for; `keys` if callers are asked for them."""
+        self.keys = keys
         self.coordinator = coordinator
         self._prefix = prefix
         self.unsafe: tuple[str, ...] = ()
@@ -80,6 +94,8 @@ class Backend:
             return [f"it is recovering shards {', '.join(map(str, starting))}{_because(status.last_error)}"]
         if in_trouble and not status.owned:
             return ["it serves no shard, as none of those assigned to it could be acquired"]
+        if self.keys is not None and self.keys.late:
+            return [f"it has not been able to read for {self.keys.age_s:.0f} s which keys were revoked"]
         return list(self.unsafe)
 
     def demand_permission(self) -> None:
@@ -104,9 +120,10 @@ class Backend:
             except (ConfigurationError, KafkaUnavailableError) as error:
                 log.warning("topics_not_verified", error=error.detail)
                 continue
-            self.unsafe = tuple(str(problem) for problem in problems)
-            for problem in self.unsafe:
-                log.error("topic_unsafe", problem=problem)
+            # Nothing waits for the audit trail: its events are in the log as well.
+            self.unsafe = tuple(str(problem) for problem in problems if problem.topic != self._prefix + "audit")
+            for problem in problems:
+                log.error("topic_unsafe", problem=str(problem))
 
 
 def _because(error: str | None) -> str:
@@ -140,13 +157,15 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
 
     """
     clock = SystemClock()
+    observer = Activity.around(observer, clock)
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         topics = InternalTopics(config, observer.skipped_record)
         stack.callback(topics.close)
         await wait_for_topics(topics, config.properties["bootstrap.servers"])
 
-        groups = await _groups(stack, config, observer)
+        groups = await _read(stack, lambda: KafkaGroups(config, observer))
+        authority, keys, current = await _access(stack, settings, config, observer, clock)
         half_log = KafkaHalfLog(config, observer)
         stack.push_async_callback(half_log.stop)
         await half_log.start()
@@ -157,9 +176,15 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         stack.push_async_callback(owners.stop)
         await owners.start()
         peers = await _peers(stack, settings)
-        destinations = Destinations(config)
+        destinations = TopicMetadata(config)
         cluster = KafkaCluster(config, observer, destinations, cursors)
-        caller = await stack.enter_async_context(_check_caller(settings))
+        audit_trail = None
+        if settings.audit_topic:
+            audit_trail = KafkaAuditTrail(config, observer)
+            stack.push_async_callback(audit_trail.stop)
+            await audit_trail.start()
+        check_secrets = CheckSecrets(settings.master_secrets)
+        caller = await stack.enter_async_context(check_caller(settings, check_secrets.of))
         coordinator = Coordinator(
             limits=settings.limits(),
             lane=cluster.lane,
@@ -168,17 +193,22 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
             groups=groups,
             topics=destinations,
             caller=caller,
-            authority=OpenAccess(),
+            authority=authority,
+            keys=keys,
             clock=clock,
             observer=observer,
             owners=owners,
             peers=peers,
+            check_secrets=check_secrets,
+            audit_trail=audit_trail,
+            history=KafkaHistory(config, audited=settings.audit_topic),
+            instance=config.instance_url,
         )
         scheduler = ScanScheduler(coordinator, clock, interval_s=settings.scan_interval_s)
         stack.push_async_callback(scheduler.stop)
         scheduler.start()
 
-        backend = Backend(coordinator, lambda: cluster.membership.status, topics, prefix=config.prefix)
+        backend = Backend(coordinator, lambda: cluster.membership.status, topics, prefix=config.prefix, keys=current)
 
         async def leave() -> None:
             await coordinator.drain()
@@ -195,32 +225,12 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         yield backend
 
 
-def check_authorities(settings: Settings) -> ssl.SSLContext | None:
-    """Return what endpoints' certificates are judged by, None for the system's; ConfigurationError for no PEM file."""
-    authorities = settings.check_ca_file
-    try:
-        return None if authorities is None else ssl.create_default_context(cafile=authorities)
-    except ssl.SSLError as error:
-        raise ConfigurationError(
-            f"HALFWAY_CHECK_CA_FILE {str(authorities)!r} holds no certificate in PEM: {error}"
-        ) from None
-
-
-def _check_caller(settings: Settings) -> HttpCheckCaller:
-    return HttpCheckCaller(
-        timeout_s=settings.check_timeout_s,
-        connect_timeout_s=settings.check_connect_timeout_s,
-        demand_nonce=settings.check_demand_nonce,
-        urls=AllowedHosts(settings.check_hosts, settings.check_networks),
-        ssl_context=check_authorities(settings),
-    )
-
-
 async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
-    if settings.peer_credential is None:
+    if not settings.peer_credentials:
         log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set: this is right for one instance only")
         return None
-    return await stack.enter_async_context(HttpPeers(settings.peer_credential.get_secret_value()))
+    vouching = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
+    return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=vouching))
 
 
 async def _warn_of_others(backend: Backend, owners: Owners) -> None:
@@ -240,17 +250,47 @@ async def _warn_of_others(backend: Backend, owners: Owners) -> None:
             await asyncio.sleep(_SAY_AGAIN_S)
 
 
-async def _groups(stack: AsyncExitStack, config: KafkaConfig, observer: Observer) -> KafkaGroups:
-    """Read the groups, however long Kafka cannot be reached."""
+async def _access(
+    stack: AsyncExitStack, settings: Settings, config: KafkaConfig, observer: Observer, clock: Clock
+) -> tuple[Authority, Keys | None, KeyFreshness | None]:
+    """Return who decides about callers, what makes keys if there is a master secret, and what watches them."""
+    if not settings.access_control:
+        log.warning("open_access", reason="everybody who reaches the API may do everything")
+    if not settings.master_secrets:
+        return OpenAccess(), None, None
+    store = await _read(stack, lambda: KafkaKeys(config, observer))
+    secrets = [MasterSecret(master) for master in settings.master_secrets]
+    first = first_operator_key(settings)
+    current = KeyFreshness(store)
+    watching = asyncio.create_task(current.watch())
+    stack.callback(watching.cancel)
+    keyed = KeyedAccess(
+        store.table,
+        secrets,
+        clock,
+        first_operator=first,
+        hide_payloads=settings.hide_payloads_from_operators,
+        refused=observer.refused_caller,
+        demand_current=current.demand,
+    )
+    if first is None and not any(key.kind is PrincipalKind.OPERATOR for key in store.table.all()):
+        log.warning("no_operator", remedy="set HALFWAY_OPERATOR_KEY to what halfway keys generate prints")
+    authority = keyed if settings.access_control else OpenAccess(keyed)
+    made = Keys(authority, store, secrets[0], clock, max_keys=settings.max_keys, previous=secrets[1:])
+    return authority, made, current if settings.access_control else None
+
+
+async def _read(stack: AsyncExitStack, made: Callable[[], Table]) -> Table:
+    """Read a table that every instance follows, however long Kafka cannot be reached."""
     loop = asyncio.get_running_loop()
     while True:
-        groups = KafkaGroups(config, observer)
+        table = made()
         try:
-            await groups.start(deadline=loop.time() + _GROUPS_READ_S)
+            await table.start(deadline=loop.time() + _TABLE_READ_S)
         except KafkaUnavailableError as error:
-            log.warning("groups_not_read", error=error.detail, again_in_s=_RETRY_S)
-            await groups.stop()
+            log.warning(table.not_read_event, error=error.detail, again_in_s=_RETRY_S)
+            await table.stop()
             await asyncio.sleep(_RETRY_S)
         else:
-            stack.push_async_callback(groups.stop)
-            return groups
+            stack.push_async_callback(table.stop)
+            return table

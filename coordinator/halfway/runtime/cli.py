@@ -15,7 +15,9 @@ import click
 from halfway.domain.errors import ConfigurationError
 from halfway.runtime import settings as configuration
 from halfway.runtime.cli_client import groups, transactions
-from halfway.runtime.terminal import fail
+from halfway.runtime.cli_keys import keys
+from halfway.runtime.cli_top import top
+from halfway.runtime.terminal import FiniteRange, fail
 
 _MAX_PARTITIONS: Final = 1000
 _COUNT: Final = re.compile(r"[0-9]{0,4}")
@@ -30,6 +32,8 @@ def halfway() -> None:
 
 halfway.add_command(transactions)
 halfway.add_command(groups)
+halfway.add_command(keys)
+halfway.add_command(top)
 
 config_option = click.option(
     "--config",
@@ -83,6 +87,19 @@ def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...
 @halfway.group()
 def topics() -> None:
     """The internal topics: list, verify, create."""
+
+
+@halfway.command("audit-log")
+@config_option
+@click.option("--since-s", type=FiniteRange(0), default=86_400.0, show_default=True, help="How far to look back.")
+@click.option("--group", help="Only what concerns this group.")
+@click.option("--actor", help="Only what the operator, reader or group of this name did.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def audit_log(config: Path | None, since_s: float, group: str | None, actor: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Show who changed what, from the audit trail in Kafka, the oldest first."""
+    from halfway.runtime.audit_log import show
+
+    sys.exit(show(_load(config), since_s=since_s, group=group, actor=actor, as_json=as_json))
 
 
 @topics.command("list")

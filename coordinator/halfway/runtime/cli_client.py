@@ -8,24 +8,29 @@ from typing import Any
 
 import click
 
+from halfway.runtime.cli_jobs import preview, run
 from halfway.runtime.cli_remote import Remote, objects_of, path_of
-from halfway.runtime.terminal import json_line, printable, say, say_fields, say_rows
+from halfway.runtime.terminal import FiniteRange, json_line, printable, say, say_fields, say_rows
 
 url_option = click.option(
     "--url", envvar="HALFWAY_URL", default="http://127.0.0.1:8080", show_default=True, help="Where the coordinator is."
 )
-token_option = click.option("--token", envvar="HALFWAY_TOKEN", help="Sent as Authorization: Bearer.")
+token_option = click.option(
+    "--token", envvar="HALFWAY_TOKEN", help="A key; better set HALFWAY_TOKEN, which others do not see."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
-def _show(answer: dict[str, Any], *, as_json: bool) -> None:
+def show_answer(answer: dict[str, Any], *, as_json: bool) -> None:
+    """Print an answer, field by field."""
     if as_json:
         say(json_line(answer))
     else:
         say_fields(answer)
 
 
-def _list(answer: dict[str, Any], name: str, columns: tuple[str, ...], *, as_json: bool) -> None:
+def show_rows(answer: dict[str, Any], name: str, columns: tuple[str, ...], *, as_json: bool) -> None:
+    """Print one page of a list, a line for each row."""
     if as_json:
         say(json_line(answer))
         return
@@ -45,6 +50,15 @@ def transactions() -> None:
 @click.option("--group")
 @click.option("--topic")
 @click.option("--key")
+@click.option("--id", help="What the id begins with.")
+@click.option(
+    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at least so long ago."
+)
+@click.option(
+    "--younger-than", "younger_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at most so long ago."
+)
+@click.option("--cause", type=click.Choice(["producer", "check", "operator", "policy"]), help="Who ended it.")
+@click.option("--error", help="A part of the last error, or of why it was parked.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @click.option("--cursor")
 @url_option
@@ -55,7 +69,7 @@ def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: 
     query = {name: str(value) for name, value in filters.items() if value is not None}
     answer = Remote(url, token).ask("GET", path_of("transactions"), query=query)
     columns = ("id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics")
-    _list(answer, "transactions", columns, as_json=as_json)
+    show_rows(answer, "transactions", columns, as_json=as_json)
 
 
 @transactions.command()
@@ -65,7 +79,7 @@ def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: 
 @json_option
 def show(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> None:
     """Show one transaction, with its messages while it is prepared or parked."""
-    _show(Remote(url, token).ask("GET", path_of("transactions", transaction_id)), as_json=as_json)
+    show_answer(Remote(url, token).ask("GET", path_of("transactions", transaction_id)), as_json=as_json)
 
 
 @transactions.command()
@@ -79,7 +93,7 @@ def end(transaction_id: str, outcome: str, remark: str | None, url: str, token: 
     """Commit a transaction or roll it back, as its operator."""
     body = {"outcome": outcome} | ({"remark": remark} if remark else {})
     path = path_of("transactions", transaction_id, "end")
-    _show(Remote(url, token).ask("POST", path, body=body, headers={"Halfway-Cause": "operator"}), as_json=as_json)
+    show_answer(Remote(url, token).ask("POST", path, body=body, headers={"Halfway-Cause": "operator"}), as_json=as_json)
 
 
 @transactions.command()
@@ -89,17 +103,45 @@ def end(transaction_id: str, outcome: str, remark: str | None, url: str, token: 
 @json_option
 def check(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> None:
     """Ask the producer group about a prepared transaction now."""
-    _show(Remote(url, token).ask("POST", path_of("transactions", transaction_id, "check")), as_json=as_json)
+    show_answer(Remote(url, token).ask("POST", path_of("transactions", transaction_id, "check")), as_json=as_json)
 
 
 @transactions.command()
-@click.argument("transaction_id")
+@click.argument("transaction_id", required=False)
+@click.option("--parked", is_flag=True, help="All that is parked, and matches the other options, by a job.")
+@click.option("--group", help="Only of this group.")
+@click.option("--error", help="Only what was parked for a reason with this part.")
+@click.option(
+    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Only if prepared so long ago."
+)
+@click.option("--rate", type=FiniteRange(0.1, 500), default=50.0, show_default=True, help="A second, at most.")
+@click.option("--reason", default="resumed from the command line", show_default=True, help="Kept with each.")
+@click.option("--dry-run", is_flag=True, help="Only say how many match.")
 @url_option
 @token_option
 @json_option
-def resume(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> None:
-    """Take a parked transaction back among the prepared."""
-    _show(Remote(url, token).ask("POST", path_of("transactions", transaction_id, "resume")), as_json=as_json)
+def resume(
+    transaction_id: str | None,
+    url: str,
+    token: str | None,
+    *,
+    parked: bool,
+    rate: float,
+    reason: str,
+    dry_run: bool,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Take a parked transaction back among the prepared; or, with --parked, many."""
+    chosen = {name: value for name, value in filters.items() if value is not None}
+    if (transaction_id is None) != parked or (transaction_id is not None and (chosen or dry_run)):
+        raise click.UsageError("give either the id of a transaction, or --parked with what it is to match")
+    remote = Remote(url, token)
+    if transaction_id is not None:
+        show_answer(remote.ask("POST", path_of("transactions", transaction_id, "resume")), as_json=as_json)
+        return
+    job = {"action": "resume", "filter": {"state": "parked", **chosen}, "reason": reason, "rate": rate}
+    (preview if dry_run else run)(remote, job)
 
 
 @click.group()
@@ -117,7 +159,7 @@ def list_groups(url: str, token: str | None, *, limit: int, cursor: str | None, 
     """List groups by name."""
     query = {"limit": str(limit)} | ({} if cursor is None else {"cursor": cursor})
     answer = Remote(url, token).ask("GET", path_of("groups"), query=query)
-    _list(answer, "groups", ("group", "check", "topics", "policy"), as_json=as_json)
+    show_rows(answer, "groups", ("group", "check", "topics", "policy"), as_json=as_json)
 
 
 @groups.command("show")
@@ -127,7 +169,7 @@ def list_groups(url: str, token: str | None, *, limit: int, cursor: str | None, 
 @json_option
 def show_group(group: str, url: str, token: str | None, *, as_json: bool) -> None:
     """Show one group with its policy in force."""
-    _show(Remote(url, token).ask("GET", path_of("groups", group)), as_json=as_json)
+    show_answer(Remote(url, token).ask("GET", path_of("groups", group)), as_json=as_json)
 
 
 @groups.command()
@@ -160,7 +202,7 @@ def put(
     body: dict[str, Any] = {"check": {"mode": "pull"} if pull else {"urls": list(urls)}, "topics": list(topics)}
     if chosen is not None:
         body["policy"] = chosen
-    _show(Remote(url, token).ask("PUT", path_of("groups", group), body=body), as_json=as_json)
+    show_answer(Remote(url, token).ask("PUT", path_of("groups", group), body=body), as_json=as_json)
 
 
 @groups.command()

@@ -1,4 +1,4 @@
-"""One coordinator, asked over REST by a command; whatever answers there, the command ends with a message."""
+"""Calls a coordinator over REST for a command; every failure ends the command with a message."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _SHOWN: Final = 200
 _REDIRECT: Final = 300
 _ERROR: Final = 400
+_LATER: Final = frozenset({429, 503})
 
 
 class _NotHalfwayError(Exception):
-    """What answers is no coordinator."""
+    """The server at this URL is no coordinator."""
 
 
 class Remote:
-    """A coordinator's URL and the token for it; a wrong URL or token ends the command with status 1."""
+    """A coordinator's URL and the caller's token; an invalid one ends the command with status 1."""
 
     def __init__(self, url: str, token: str | None) -> None:
         """Keep the URL and the token."""
@@ -36,6 +37,33 @@ class Remote:
                 fail("give either a user in --url or a --token: both are sent as Authorization")
             self._headers["Authorization"] = f"Bearer {_header_value(token)}"
 
+    @property
+    def shown(self) -> str:
+        """The URL without what may be secret in it."""
+        return self._shown
+
+    def ask_patiently(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: dict[str, str] | None = None,
+        expected: int | None = None,
+    ) -> dict[str, Any] | None:
+        """Do as `ask` does; None if no answer came, or one that says to come again."""
+        try:
+            status, answer = asyncio.run(self._ask(method, path, body, query or {}, {}))
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+        except _NotHalfwayError as error:
+            fail(f"{self._shown} {error}: is --url (HALFWAY_URL) the URL of a coordinator?")
+        if status in _LATER:
+            return None
+        if status >= _ERROR and status != expected:
+            fail(f"{status}: {_explained(answer)}")
+        return answer
+
     def ask(
         self,
         method: str,
@@ -46,7 +74,7 @@ class Remote:
         headers: dict[str, str] | None = None,
         expected: int | None = None,
     ) -> dict[str, Any]:
-        """Return the answer, a JSON object; an error answer or none ends the command with status 1 and its message.
+        """Return the answer, a JSON object; an error or no answer ends the command with a message and status 1.
 
         `expected` is an error status whose answer is returned like any other.
         """
@@ -57,6 +85,10 @@ class Remote:
             fail(f"{self._shown} {error}: is --url (HALFWAY_URL) the URL of a coordinator?")
         except UnicodeEncodeError:
             fail("an argument is not UTF-8")
+        except aiohttp.ClientConnectorCertificateError as error:
+            reason = printable(str(error.certificate_error))
+            remedy = "set SSL_CERT_FILE to the certificate (PEM) of the authority that has signed it"
+            fail(f"the certificate of {self._shown} is not trusted ({reason}): {remedy}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = printable(str(error)) or type(error).__name__
             fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
@@ -85,7 +117,7 @@ class Remote:
 
 
 def path_of(*parts: str) -> str:
-    """Return the path below /v1; a name that cannot stand in a path ends the command."""
+    """Return the path below /v1; a name that a path cannot hold ends the command."""
     for part in parts:
         if part in ("", ".", ".."):
             fail(f"{part!r} is no id or name")
@@ -97,7 +129,7 @@ def path_of(*parts: str) -> str:
 
 
 def objects_of(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the list of objects that an answer must hold under this name."""
+    """Return the list of objects in this field of an answer; a missing list ends the command."""
     rows = answer.get(name)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         fail(f"the answer has no list {name!r}: is --url (HALFWAY_URL) the URL of a coordinator?")
@@ -116,7 +148,7 @@ def _base(url: str) -> URL:
 
 
 def _header_value(token: str) -> str:
-    """Return the token; an error never shows it."""
+    """Return the token after checking its characters; an error never shows it."""
     for place, character in enumerate(token, 1):
         if not "!" <= character <= "~":
             fail(
@@ -140,7 +172,7 @@ def _object(status: int, received: bytes) -> dict[str, Any]:
 
 
 def _explained(problem: dict[str, Any]) -> str:
-    """Return what a problem document says, the wrong fields of a request included."""
+    """Return a problem document's text, with the wrong fields of the request."""
     lines = [str(problem.get("detail") or "no detail")]
     errors = problem.get("errors")
     lines += [

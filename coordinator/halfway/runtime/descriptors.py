@@ -11,6 +11,8 @@ _KEPT: Final = 1_500
 """For Kafka clients, check endpoints, other instances and the second port."""
 HEALTH_CONNECTIONS: Final = 64
 """On the second port, out of those that are kept: a platform and a few scrapers need no more."""
+CONSOLE_CONNECTIONS: Final = 256
+"""On the second port beside those, if the console is there."""
 
 
 def connections_within(limit: int) -> int:

@@ -17,10 +17,11 @@ import click
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
+from halfway.checkback import LOOPBACK_NETWORKS
 from halfway.domain.errors import ConfigurationError
-from halfway.kafka.topics.provisioning import admin_client
+from halfway.kafka.topics.admin_requests import admin_client
 from halfway.runtime.app import Ready, not_listening, run
-from halfway.runtime.backend import check_authorities
+from halfway.runtime.check_caller import check_authorities
 from halfway.runtime.check_echo import HOST, CheckEcho
 from halfway.runtime.terminal import complain, json_line, say
 
@@ -67,8 +68,8 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
                 threading.Thread(target=_end_with_stdin, name="halfway-parent", daemon=True).start()
             bootstrap = stack.enter_context(EmbeddedKafka(config)).bootstrap_servers
             _create(bootstrap, wanted.topics)
-            settings = logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty())
-            return run(settings, on_ready=lambda ready: _announce(wanted, ready, bootstrap, echo))
+            settings = reaching_this_machine(logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty()))
+            return run(settings, on_ready=lambda ready: _announce(wanted, settings, ready, bootstrap, echo))
     except ConfigurationError as error:
         complain(error.detail)
     except EmbeddedKafkaError as error:
@@ -101,6 +102,11 @@ def _echo(outcome: str, port: int) -> CheckEcho:
         raise not_listening(HOST, port, "--check-port", error) from error
 
 
+def reaching_this_machine(settings: Settings) -> Settings:
+    """Return settings with which services on this machine are checked."""
+    return settings.model_copy(update={"check_also_networks": (*settings.check_also_networks, *LOOPBACK_NETWORKS)})
+
+
 def logging_for(settings: Settings, *, terminal: bool) -> Settings:
     """Return settings that log for people if logs go to a terminal and no format was chosen."""
     if "log_format" in settings.model_fields_set or not terminal:
@@ -129,14 +135,26 @@ def _create(bootstrap: str, topics: Mapping[str, int]) -> None:
                 complain(f"topic {name!r} was not created: {error.args[0].str()}")
 
 
-def _announce(wanted: Dev, ready: Ready, bootstrap: str, echo: CheckEcho | None) -> None:
+def _announce(wanted: Dev, settings: Settings, ready: Ready, bootstrap: str, echo: CheckEcho | None) -> None:
+    console = _console_url(settings, ready)
     if wanted.as_json:
         line = {"url": ready.url, "health_url": ready.health_url, "bootstrap_servers": bootstrap}
+        line |= {} if console is None else {"console_url": console}
         say(json_line(line if echo is None else line | {"check_url": echo.url}))
         return
     say(f"halfway  {ready.url}    (OpenAPI: {ready.url}/openapi.json)")
+    if console is not None:
+        say(f"console  {console}    (in a browser)")
     say(f"health   {ready.health_url}/health/ready    metrics: {ready.health_url}/metrics")
     say(f"kafka    {bootstrap}")
     if echo is not None:
         say(f"checks   {echo.url}    (each is answered {wanted.check_echo})")
+    if not settings.access_control:
+        say("access   open: everybody on this machine may do everything    (HALFWAY_MASTER_SECRET asks for keys)")
     say("Stop with Ctrl-C.")
+
+
+def _console_url(settings: Settings, ready: Ready) -> str | None:
+    """Return where the console is; None if it is off."""
+    host = {"api": ready.url, "health": ready.health_url, "off": None}[settings.console]
+    return None if host is None else f"{host}/console/"

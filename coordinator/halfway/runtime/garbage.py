@@ -16,19 +16,19 @@ _OLDER: Final = 20
 EVERY_S: Final = 30.0
 
 
-def look_rarely() -> None:
-    """Collect rarely; `look_now_and_then` finds the cycles nevertheless."""
+def collect_rarely() -> None:
+    """Look for cycles rarely; `collect_now_and_then` finds them nevertheless."""
     gc.set_threshold(_YOUNG, _OLDER, _OLDER)
 
 
-async def look_now_and_then(every_s: float = EVERY_S) -> None:
+async def collect_now_and_then(every_s: float = EVERY_S) -> None:
     """Look through everything that came since, until cancelled: what is in a cycle may hold threads and connections."""
     while True:
         await asyncio.sleep(every_s)
         gc.collect()
 
 
-def leave_alone_what_stands() -> None:
+def freeze_what_stands() -> None:
     """Never look through what was made so far: modules, settings, and what a recovery read."""
     gc.collect()
     gc.freeze()

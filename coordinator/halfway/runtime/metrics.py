@@ -1,4 +1,4 @@
-"""What is counted, for Prometheus: the `Observer` of the service and of the REST layer, and gauges read at scrape."""
+"""Prometheus metrics: the `Observer` of the service and of the REST layer, and gauges that are read at each scrape."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from halfway.runtime.distribution import Distribution
+
 if TYPE_CHECKING:
     from halfway.rest.responses.unsent import Unsent
     from halfway.rest.server.api import Api
     from halfway.runtime.liveness import LoopPauses
+    from halfway.service.key_freshness import KeyFreshness
     from halfway.service.shards.shard_table import ShardTable
 
 MAX_GROUPS: Final = 500
-"""More groups than this are counted together as `other`, so that no client can fill the memory with series."""
+"""Further groups are counted together as `other`, so that no client can fill the memory with series."""
 OTHER: Final = "other"
 
 _LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15)
@@ -56,40 +59,35 @@ class _Groups:
 
 
 class Metrics:
-    """The observer; a label combination's counter is looked up once and then held."""
+    """The observer; the counter of each label combination is looked up once and then cached."""
 
     def __init__(self) -> None:
-        """Make every metric in a registry of its own."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, which nobody reads
+        """Create all metrics in a new registry."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series, and nobody reads them
         self.registry = CollectorRegistry()
         registry = self.registry
         self._groups = _Groups()
         self._counters: dict[tuple[str, ...], Counter] = {}
         self._histograms: dict[tuple[str, ...], Histogram] = {}
         self._prepares = Counter("halfway_prepares", "Prepares by result", ["group", "result"], registry=registry)
-        self._prepare_s = Histogram(
-            "halfway_prepare_seconds", "Time of a prepare", ["result"], registry=registry, buckets=_LATENCY_S
-        )
+        self._prepare_s = Distribution("halfway_prepare_seconds", "Time of a prepare", ["result"], _LATENCY_S)
         self._ends = Counter(
-            "halfway_ends", "Ends by what they asked for", ["group", "outcome", "cause", "result"], registry=registry
+            "halfway_ends", "Ends by outcome and result", ["group", "outcome", "cause", "result"], registry=registry
         )
-        self._end_s = Histogram(
-            "halfway_end_seconds", "Time of an end", ["outcome", "result"], registry=registry, buckets=_LATENCY_S
+        self._end_s = Distribution("halfway_end_seconds", "Time of an end", ["outcome", "result"], _LATENCY_S)
+        self._outcome_s = Distribution(
+            "halfway_time_to_outcome_seconds", "Time from prepare to outcome", ["group", "outcome"], _OUTCOME_S
         )
-        self._outcome_s = Histogram(
-            "halfway_time_to_outcome_seconds",
-            "Time from prepare to outcome",
-            ["group", "outcome"],
-            registry=registry,
-            buckets=_OUTCOME_S,
-        )
-        self._checks = Counter(
-            "halfway_checks", "Checks by what came back", ["group", "verdict", "sent"], registry=registry
-        )
+        for distribution in (self._prepare_s, self._end_s, self._outcome_s):
+            registry.register(distribution)
+        self._checks = Counter("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"], registry=registry)
         self._check_s = Histogram(
             "halfway_check_seconds", "Time of a check", ["verdict"], registry=registry, buckets=_CHECK_S
         )
         self._requests = Counter("halfway_requests", "Requests answered", ["operation", "status"], registry=registry)
+        self._streamed = Counter(
+            "halfway_stream_operations", "Operations of streams answered", ["operation", "status"], registry=registry
+        )
         self._lane_ends = Histogram(
             "halfway_lane_batch_ends", "Ends in a Kafka transaction of the lane", registry=registry, buckets=_ENDS
         )
@@ -100,7 +98,7 @@ class Metrics:
             "halfway_lane_commit_seconds", "Time of a Kafka transaction", registry=registry, buckets=_LATENCY_S
         )
         self._lane_failures = Counter(
-            "halfway_lane_failures", "Incarnations that ended by a failure", ["reason"], registry=registry
+            "halfway_lane_failures", "Incarnations that ended in a failure", ["reason"], registry=registry
         )
         self._skipped = Counter(
             "halfway_skipped_records",
@@ -110,12 +108,21 @@ class Metrics:
         )
         self._shortened = Counter(
             "halfway_horizon_shortened",
-            "Outcomes forgotten before their time, as memory is bounded",
+            "Outcomes forgotten before the horizon, because memory is bounded",
             ["shard"],
             registry=registry,
         )
+        self._refused = Counter(
+            "halfway_refused_callers", "Calls refused for lack of permission, by reason", ["reason"], registry=registry
+        )
+        self._audited = Counter(
+            "halfway_audit_events",
+            "Events of the audit trail, written to its topic or lost",
+            ["result"],
+            registry=registry,
+        )
         self._forwarded = Counter(
-            "halfway_forwarded", "Calls to other instances by what came back", ["call", "result"], registry=registry
+            "halfway_forwarded", "Calls to other instances by result", ["call", "result"], registry=registry
         )
         self._forwarded_s = Histogram(
             "halfway_forwarded_seconds",
@@ -126,11 +133,11 @@ class Metrics:
         )
         self._moved_s = Histogram(
             "halfway_shard_away_seconds",
-            "How long a shard was served by nobody, when this instance took it",
+            "How long a shard was unserved before this instance took it over",
             registry=registry,
             buckets=_AWAY_S,
         )
-        Info("halfway_build", "What runs", registry=registry).info(
+        Info("halfway_build", "The version that runs", registry=registry).info(
             {"version": version("halfway"), "python": platform.python_version()}
         )
         ProcessCollector(registry=registry)
@@ -138,19 +145,19 @@ class Metrics:
 
     # --- halfway.service.ports.Observer
 
-    def prepared(self, group: str, result: str, seconds: float) -> None:
-        """Count a prepare by its result."""
-        self._count(self._prepares, self._groups.label(group), result)
-        self._observe(self._prepare_s, seconds, result)
+    def prepared(self, group: str, result: str, seconds: float, *, count: int = 1) -> None:
+        """Count prepares by their result."""
+        self._count(self._prepares, self._groups.label(group), result, times=count)
+        self._prepare_s.observe(seconds, result, count=count)
 
-    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Count an end by what it asked for and what came of it."""
-        self._count(self._ends, self._groups.label(group), outcome, cause, result)
-        self._observe(self._end_s, seconds, outcome, result)
+    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int = 1) -> None:
+        """Count ends by outcome, cause and result."""
+        self._count(self._ends, self._groups.label(group), outcome, cause, result, times=count)
+        self._end_s.observe(seconds, outcome, result, count=count)
 
-    def resolved_after(self, group: str, outcome: str, seconds: float) -> None:
+    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int = 1) -> None:
         """Observe the time from prepare to outcome."""
-        self._observe(self._outcome_s, seconds, self._groups.label(group), outcome)
+        self._outcome_s.observe(seconds, self._groups.label(group), outcome, count=count)
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check by its verdict."""
@@ -168,7 +175,7 @@ class Metrics:
         self._count(self._lane_failures, reason)
 
     def skipped_record(self, topic: str, reason: str) -> None:
-        """Count a record that could not be used."""
+        """Count a skipped record."""
         self._count(self._skipped, topic, reason)
 
     def forwarded(self, call: str, result: str, seconds: float) -> None:
@@ -176,9 +183,17 @@ class Metrics:
         self._count(self._forwarded, call, result)
         self._observe(self._forwarded_s, seconds, call)
 
+    def refused_caller(self, reason: str) -> None:
+        """Count a call that was refused because of its caller."""
+        self._count(self._refused, reason)
+
     def shard_moved(self, seconds: float) -> None:
         """Observe how long a shard was unserved."""
         self._moved_s.observe(seconds)
+
+    def audited(self, result: str) -> None:
+        """Count an event of the audit trail."""
+        self._count(self._audited, result)
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Count outcomes that were forgotten early."""
@@ -190,34 +205,42 @@ class Metrics:
         """Count a request."""
         self._count(self._requests, operation, str(status))
 
+    def streamed(self, operation: str, status: int, count: int) -> None:
+        """Count operations of streams."""
+        self._count(self._streamed, operation, str(status), times=count)
+
     # --- rendering
 
     def show(self, shards: ShardTable, api: Api) -> None:
-        """Show the gauges of a coordinator from now on."""
+        """Register the gauges of a coordinator."""
         self.registry.register(_Gauges(shards, api, self._groups))
 
     def show_unsent(self, unsent: Unsent) -> None:
-        """Show how much of what was answered clients have not read."""
+        """Register the gauge of answers that clients have not read."""
         self.registry.register(_Unsent(unsent))
 
+    def show_keys(self, keys: KeyFreshness) -> None:
+        """Show for how long a revoked key may still be taken."""
+        self.registry.register(_Keys(keys))
+
     def show_troubles(self, troubles: Callable[[], Mapping[int, float]]) -> None:
-        """Show the shards that cannot be acquired from now on, by the time since when (seconds since the epoch)."""
+        """Register the gauge of shards that cannot be acquired, by the time since when (seconds since the epoch)."""
         self.registry.register(_Troubles(troubles))
 
     def show_pauses(self, pauses: LoopPauses) -> None:
-        """Show how long the event loop pauses."""
+        """Register the gauge of the event loop's pauses."""
         self.registry.register(_Pauses(pauses))
 
     def render(self) -> tuple[bytes, str]:
         """Return all metrics as text, and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
-    def _count(self, counter: Counter, *labels: str) -> None:
+    def _count(self, counter: Counter, *labels: str, times: int = 1) -> None:
         key = (counter._name, *labels)  # noqa: SLF001 - as a key
         child = self._counters.get(key)
         if child is None:
             child = self._counters[key] = counter.labels(*labels)
-        child.inc()
+        child.inc(times)
 
     def _observe(self, histogram: Histogram, value: float, *labels: str) -> None:
         key = (histogram._name, *labels)  # noqa: SLF001 - as a key
@@ -234,7 +257,7 @@ class _Troubles(Collector):
         self._troubles = troubles
 
     def describe(self) -> Iterator[Metric]:
-        """Say nothing in advance: the name is of this collector alone."""
+        """Return nothing: no other collector uses the name."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -250,7 +273,7 @@ class _Troubles(Collector):
 
 
 class _Gauges(Collector):
-    """What the coordinator holds, read at each scrape."""
+    """The coordinator's state, read at each scrape."""
 
     def __init__(self, shards: ShardTable, api: Api, groups: _Groups) -> None:
         self._shards = shards
@@ -258,7 +281,7 @@ class _Gauges(Collector):
         self._groups = groups
 
     def describe(self) -> Iterator[Metric]:
-        """Say nothing in advance: the names are of this collector alone."""
+        """Return nothing: no other collector uses the names."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -272,8 +295,10 @@ class _Gauges(Collector):
         ):
             yield CounterMetricFamily(name, text, value=count)
         yield _gauge("halfway_resolving", "Ids that wait for the lane or are in it", len(self._shards.claims))
-        yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight)
+        yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.places.taken)
         yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", self._api.bodies.bytes)
+        yield _gauge("halfway_streams", "Streams that are open", len(self._api.streams))
+        yield _gauge("halfway_event_listeners", "Listeners to events", len(self._api.events))
         yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", self._api.admission.waiting)
 
     def _by_shard(self) -> Iterator[Metric]:
@@ -290,7 +315,7 @@ class _Gauges(Collector):
             "op_lag": GaugeMetricFamily(
                 "halfway_op_cursor_lag", "Records of op between its cursor and its tail", labels=["shard"]
             ),
-            "due": GaugeMetricFamily("halfway_agenda", "Transactions with a next look", labels=["shard"]),
+            "due": GaugeMetricFamily("halfway_agenda", "Transactions that a scan will look at", labels=["shard"]),
             "strays": GaugeMetricFamily("halfway_strays", "Half records to correct", labels=["shard"]),
         }
         for stats in self._shards.stats():
@@ -314,13 +339,23 @@ class _Gauges(Collector):
 
 
 class _Unsent(Collector):
-    """What clients do not read."""
+    """Answers that clients have not read."""
 
     def __init__(self, unsent: Unsent) -> None:
         self._unsent = unsent
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("halfway_unsent_answer_bytes", "Answers that clients have not read yet", self._unsent.bytes)
+
+
+class _Keys(Collector):
+    """How old the keys are that this instance knows."""
+
+    def __init__(self, keys: KeyFreshness) -> None:
+        self._keys = keys
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("halfway_keys_age_seconds", "Time since the keys were last read to their end", self._keys.age_s)
 
 
 class _Pauses(Collector):

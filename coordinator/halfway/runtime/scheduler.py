@@ -126,9 +126,9 @@ class ScannedShards:
         """Pass on what the tail has read."""
         self._listener.appended(shard, records, position)
 
-    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
+    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
         """Pass the tail's question on, on the tail's thread."""
-        return self._listener.holds(shard, offset, transaction_id)
+        return self._listener.holds(shard, offset, key)
 
     async def revoked(self, shard: int) -> None:
         """Finish what is in flight; the scan stops first."""

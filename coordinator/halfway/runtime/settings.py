@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -20,20 +22,22 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from halfway.domain.errors import ConfigurationError
-from halfway.domain.policy import CheckPolicy, OnExhausted
+from halfway.domain.policy import MAX_SECONDS, CheckPolicy
+from halfway.domain.secrets import derived
+from halfway.domain.urls import base_url_refusal, proxy_refusal
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.owners import refused
+from halfway.runtime.operator_key import demand_operator_key_fits
+from halfway.runtime.policy_settings import Policy
 from halfway.service.requests import ServiceLimits
 
 PREFIX: Final = "HALFWAY_"
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
 NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
 """Variables of the command line: where the coordinator and its health are, what it is shown, and where the file is."""
-_OF_OTHERS: Final = ("HALFWAY_PIPELINE_", "HALFWAY_TEST_")
-"""How variables begin that are for the Spark jobs and for the tests: one environment may serve all."""
+_OF_OTHERS: Final = ("HALFWAY_CLIENT_", "HALFWAY_PIPELINE_", "HALFWAY_TEST_")
+"""How variables begin that are for clients, the Spark jobs and the tests: one environment may serve all."""
 _USUAL_PROPERTIES: Final = (
     "BOOTSTRAP_SERVERS",
     "SECURITY_PROTOCOL",
@@ -50,9 +54,10 @@ _USUAL_PROPERTIES: Final = (
 _ALIKE: Final = 0.85
 _SHOWN: Final = 80
 _MIN_CREDENTIAL: Final = 16
+_MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
 
-Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -68,27 +73,12 @@ KIB: Final = 1024
 MIB: Final = 1024 * 1024
 
 
-class PolicyDefaults(BaseModel):
-    """The policy of groups that set no other; seconds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    first_check_after_s: Seconds = 6
-    check_interval_s: Seconds = 30
-    max_interval_s: Seconds = 300
-    max_checks: Annotated[int, Field(ge=1, le=10_000)] = 15
-    max_age_s: Seconds = 43_200
-    on_exhausted: OnExhausted = OnExhausted.PARK
-
-
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """What an operator can set; a field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    kafka: dict[str, SecretStr] = Field(default_factory=dict)
+    kafka: dict[str, SecretStr] = {}
     """librdkafka properties; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
     kafka_prefix: str = "_halfway."
     shards: Annotated[int, Field(ge=1, le=10_000)] = 8
@@ -106,6 +96,9 @@ class Settings(BaseSettings):
     min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
     max_compaction_lag_ms: Count | None = None
     op_retention_ms: Annotated[int, Field(ge=1)] = 7 * 24 * 3_600_000
+    audit_topic: bool = True
+    """Whether the audit trail is kept in a topic, beside the log."""
+    audit_retention_ms: Annotated[int, Field(ge=1)] = 90 * 24 * 3_600_000
 
     host: str = "0.0.0.0"  # noqa: S104 - a sidecar in a container is reached from outside it
     port: Port = 8080
@@ -113,10 +106,39 @@ class Settings(BaseSettings):
     health_port: Port = 8081
     instance_url: str | None = None
     """Where other instances reach this one; http://<host name>:<port> if it is not set."""
+    master_secret: SecretStr | None = None
+    """What the other secrets are derived from, the same on all instances; callers are asked for keys if it is set."""
+    master_secret_file: FilePath | None = None
+    """A file that holds it."""
+    master_secret_previous: SecretStr | None = None
+    """The one before it: valid as well while it is rotated."""
+    hide_payloads_from_operators: bool = False
+    """Whether only a group itself reads its payloads over REST."""
     peer_credential: SecretStr | None = None
     """What instances show each other, the same on all of them; without it nothing is forwarded."""
     peer_credential_previous: SecretStr | None = None
     """Accepted as well, so that the credential can be changed while instances run."""
+    peer_ca_file: FilePath | None = None
+    """Certificate authorities (PEM) of the other instances' https URLs in place of the system's."""
+    tls_certificate_file: FilePath | None = None
+    """The certificate chain (PEM) of the API's port: https only, if it is set."""
+    tls_key_file: FilePath | None = None
+    tls_client_ca_file: FilePath | None = None
+    """Who may vouch for clients' certificates (PEM); a client without one shows a key."""
+    health_tls: bool = False
+    """Whether the health port speaks https too."""
+    operator_key: SecretStr | None = None
+    """The first operator's key, made by `halfway keys generate`; it holds as long as it is set."""
+    operator_key_file: FilePath | None = None
+    open_access: bool = False
+    """Whether everybody who reaches the API may do everything."""
+    allowed_hosts: Hosts = ()
+    """Names by which the API may be called; empty: any, but on loopback under open access only localhost."""
+    open_metrics: bool = False
+    """Whether metrics are shown without a key although keys are asked for."""
+    console: Literal["api", "health", "off"] = "api"
+    """On which port the console is; on the health port, the API is there too."""
+    max_keys: Count = 10_000
     request_timeout_s: Seconds = 15
     max_body_bytes: Count = 8 * MIB
     max_requests: Count = 4_096
@@ -130,12 +152,16 @@ class Settings(BaseSettings):
     max_prepare_bytes: Count = 4 * MIB
     max_pending: Count = 2_000_000
     max_groups: Count = 1_000
+    group_max_pending: Count | None = None
+    group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    group_bytes_in_flight: Count | None = None
     max_outcomes_per_shard: Count = 1_000_000
     payload_cache_bytes: Count = 256 * MIB
     reanchor_after: Count = 50_000
     reject_prepares: bool = False
 
-    policy: PolicyDefaults = PolicyDefaults()
+    policy: Policy = CheckPolicy()
+    """Of groups that set no other."""
     scan_interval_s: Seconds = 1
     min_check_interval_s: Seconds = 1
     """The floor of every group's `check_interval_s`: a group that chooses less gets this."""
@@ -148,7 +174,13 @@ class Settings(BaseSettings):
     check_hosts: Hosts = ()
     """Host names that may be checked, `*` for any characters; empty: all."""
     check_networks: Networks = ()
-    """Networks in which they must lie; empty: all but link-local, metadata, multicast and unspecified addresses."""
+    """Networks in which they must lie; empty: all but loopback, link-local, metadata, multicast and the like."""
+    check_also_networks: Networks = ()
+    """Networks that may be called beside those."""
+    check_private_networks: bool = True
+    """Whether private addresses may be called that no network names."""
+    check_proxy: SecretStr | None = None
+    """The URL of an HTTP proxy through which every check goes."""
     check_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of https endpoints in place of the system's."""
     check_concurrency: Count = 16
@@ -159,19 +191,6 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read what `load` has already merged, and nothing behind its back."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
-
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
         if self.max_body_bytes < self.max_prepare_bytes:
@@ -179,25 +198,27 @@ class Settings(BaseSettings):
                 f"max_body_bytes {self.max_body_bytes} is below max_prepare_bytes {self.max_prepare_bytes}: "
                 "no prepare of that size could arrive"
             )
-        if self.instance_url is not None and (refusal := refused(self.instance_url)) is not None:
+        if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
             raise ValueError(f"instance_url {self.instance_url[:_SHOWN]!r}: {refusal}")
-        for credential in self.peer_credentials:
+        given = (self.peer_credential, self.peer_credential_previous)
+        for credential in (value.get_secret_value() for value in given if value is not None):
             if not _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL or not credential.isascii():
                 raise ValueError(
                     f"peer_credential is to be {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: make it with "
                     "openssl rand -hex 32"
                 )
-        policy = self.policy
-        if policy.max_interval_s < policy.check_interval_s:
+        demand_operator_key_fits(self)
+        self._demand_whole_tls()
+        if any(len(master) < _MIN_MASTER for master in self.master_secrets):
             raise ValueError(
-                f"policy.max_interval_s {policy.max_interval_s:g} is below policy.check_interval_s "
-                f"{policy.check_interval_s:g}: raise the one or lower the other"
+                f"master_secret, its file and master_secret_previous are to have at least {_MIN_MASTER} bytes: make it "
+                "with openssl rand -hex 32"
             )
-        if policy.first_check_after_s >= policy.max_age_s:
-            raise ValueError(
-                f"policy.first_check_after_s {policy.first_check_after_s:g} is not below policy.max_age_s "
-                f"{policy.max_age_s:g}: no check would ever be sent"
-            )
+        if self.check_proxy is not None and (reason := proxy_refusal(self.check_proxy.get_secret_value())) is not None:
+            raise ValueError(f"check_proxy is not the URL of an HTTP proxy such as http://proxy:3128: {reason}")
+        contradiction = self.policy.contradiction()
+        if contradiction is not None:
+            raise ValueError("policy." + contradiction[1])
         if self.policy.max_age_s > self.max_age_limit_s:
             raise ValueError(
                 f"policy.max_age_s {self.policy.max_age_s:g} could outlive op_retention_ms {self.op_retention_ms}: "
@@ -205,74 +226,77 @@ class Settings(BaseSettings):
             )
         return self
 
+    def _demand_whole_tls(self) -> None:
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file belong together: set both, or neither")
+        if self.tls_certificate_file is None and (self.tls_client_ca_file is not None or self.health_tls):
+            raise ValueError("tls_client_ca_file and health_tls need tls_certificate_file and tls_key_file")
+
     @property
     def max_age_limit_s(self) -> float:
         """The largest `max_age_s` of a policy: a day less than op markers are kept, or six sevenths of a short time."""
         return self.op_retention_ms / 1000 * 6 / 7
 
     @property
+    def access_control(self) -> bool:
+        """Whether callers are asked for keys."""
+        return bool(self.master_secrets) and not self.open_access
+
+    @property
     def peer_credentials(self) -> tuple[str, ...]:
-        """What other instances may show: the credential, and the one before it."""
+        """What instances show each other: the first is shown, all are accepted; one that is set comes first."""
         given = (self.peer_credential, self.peer_credential_previous)
-        return tuple(value.get_secret_value() for value in given if value is not None)
+        derived_ones = [derived(master, "peer").hex() for master in self.master_secrets]
+        shown = [value.get_secret_value() for value in given if value is not None]
+        return tuple(shown + derived_ones if self.peer_credential is not None else derived_ones + shown)
+
+    @cached_property
+    def master_secrets(self) -> tuple[bytes, ...]:
+        """What secrets are derived from, the newest first; ValueError if it is given twice or cannot be read."""
+        if self.master_secret is not None and self.master_secret_file is not None:
+            raise ValueError("master_secret and master_secret_file are both set: set one of them")
+        given = [value.get_secret_value().encode() for value in (self.master_secret,) if value is not None]
+        if self.master_secret_file is not None:
+            try:
+                given.append(self.master_secret_file.read_bytes().strip())
+            except OSError as error:
+                raise ValueError(
+                    f"master_secret_file {str(self.master_secret_file)!r} cannot be read: {error.strerror}"
+                ) from None
+        if self.master_secret_previous is not None:
+            given.append(self.master_secret_previous.get_secret_value().encode())
+        return tuple(given)
 
     def kafka_config(self, instance_url: str) -> KafkaConfig:
         """Return the Kafka adapter's part."""
-        return KafkaConfig(
-            properties={name: value.get_secret_value() for name, value in self.kafka.items()},
-            instance_url=instance_url,
-            prefix=self.kafka_prefix,
-            **{
-                name: getattr(self, name)
-                for name in (
-                    "max_prepare_bytes",
-                    "max_messages",
-                    "shards",
-                    "replication_factor",
-                    "outcome_horizon_s",
-                    "session_timeout_s",
-                    "transaction_timeout_s",
-                    "prepare_timeout_s",
-                    "lane_max_ends",
-                    "lane_max_bytes",
-                    "lane_queue",
-                    "lane_queue_bytes",
-                    "lane_stall_s",
-                    "segment_ms",
-                    "min_compaction_lag_ms",
-                    "max_compaction_lag_ms",
-                    "op_retention_ms",
-                )
-            },
-        )
+        own = {
+            "properties": {name: value.get_secret_value() for name, value in self.kafka.items()},
+            "prefix": self.kafka_prefix,
+            "instance_url": instance_url,
+            "has_keys": bool(self.master_secrets),
+        }
+        return KafkaConfig(**self._shared_with(field.name for field in dataclasses.fields(KafkaConfig)) | own)
 
     def limits(self) -> ServiceLimits:
         """Return the service's part."""
-        return ServiceLimits(
-            default_policy=CheckPolicy(**self.policy.model_dump()),
-            max_age_limit_s=self.max_age_limit_s,
-            **{
-                name: getattr(self, name)
-                for name in (
-                    "shards",
-                    "outcome_horizon_s",
-                    "max_outcomes_per_shard",
-                    "payload_cache_bytes",
-                    "max_messages",
-                    "max_prepare_bytes",
-                    "max_pending",
-                    "max_groups",
-                    "reanchor_after",
-                    "min_check_interval_s",
-                    "check_host_rate",
-                    "check_concurrency",
-                    "check_bytes",
-                    "check_queue",
-                    "lease_s",
-                    "reject_prepares",
-                )
-            },
-        )
+        own = {"default_policy": self.policy, "max_age_limit_s": self.max_age_limit_s}
+        return ServiceLimits(**self._shared_with(ServiceLimits.__struct_fields__) | own)
+
+    def _shared_with(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return each setting that has the name of a field of another configuration."""
+        return {name: getattr(self, name) for name in names if name in Settings.model_fields}
+
+
+_SECRETS: Final = frozenset(
+    name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
+)
+"""Settings whose values no error shows."""
+
+VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    **{PREFIX + name.upper(): (name,) for name in Settings.model_fields if name not in ("kafka", "policy")},
+    **{f"{PREFIX}POLICY__{name.upper()}": ("policy", name) for name in CheckPolicy.__struct_fields__},
+}
+"""The variable of each setting, and where the setting is in the file; those of Kafka properties are not listed."""
 
 
 def load(
@@ -314,16 +338,16 @@ def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith(_OF_OTHERS):
             continue
-        name = variable.removeprefix(PREFIX).lower()
-        outer, _, inner = name.partition("__")
-        if variable.startswith(KAFKA_PREFIX) and inner:
-            values.setdefault("kafka", {})[_property(inner)] = value
-        elif inner and outer == "policy" and inner in PolicyDefaults.model_fields:
-            values.setdefault("policy", {})[inner] = value
-        elif not inner and name in Settings.model_fields and name not in ("kafka", "policy"):
-            values[name] = value
-        else:
+        property_name = variable.removeprefix(KAFKA_PREFIX)
+        if property_name not in ("", variable):
+            values.setdefault("kafka", {})[_property(property_name)] = value
+            continue
+        place = VARIABLES.get(variable.upper())
+        if place is None:
             unknown.append(variable)
+            continue
+        *sections, name = place
+        (values.setdefault(sections[0], {}) if sections else values)[name] = value
     if unknown:
         named = ", ".join(map(_with_the_nearest, sorted(unknown)))
         raise ConfigurationError(
@@ -334,10 +358,8 @@ def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _with_the_nearest(variable: str) -> str:
     """Return the variable and the setting that was probably meant."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields if name not in ("kafka", "policy")]
-    known += [f"{PREFIX}POLICY__{name.upper()}" for name in PolicyDefaults.model_fields]
-    known += [KAFKA_PREFIX + name for name in _USUAL_PROPERTIES]
-    nearest = difflib.get_close_matches(variable.upper(), [*known, *NOT_SETTINGS], n=1, cutoff=_ALIKE)
+    known = [*VARIABLES, *(KAFKA_PREFIX + name for name in _USUAL_PROPERTIES), *NOT_SETTINGS]
+    nearest = difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_ALIKE)
     return f"{variable} (did you mean {nearest[0]}?)" if nearest else variable
 
 
@@ -366,7 +388,7 @@ def _told(error: ValidationError, values: Mapping[str, Any]) -> str:
             lines.append(problem["msg"].removeprefix("Value error, "))
             continue
         variable = PREFIX + "__".join(place).upper()
-        if place[0] == "kafka":
+        if place[0] == "kafka" or place[0] in _SECRETS:
             lines.append(f"{variable}: {problem['msg']}")
             continue
         given: Any = values

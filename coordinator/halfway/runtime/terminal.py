@@ -1,11 +1,12 @@
-"""What the commands print: others' text made safe for a terminal, and one line for each row, however wide it is."""
+"""What goes through a terminal: numbers that are given, text from elsewhere made safe, and rows of a table."""
 
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from rich.cells import cell_len
@@ -18,8 +19,18 @@ _LONGEST: Final = 2_000
 _ABSENT: Final = "-"
 
 
+class FiniteRange(click.FloatRange):
+    """A number in a range, which click takes for `nan` too, and for `inf` if the range is open."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
+
 def printable(text: str) -> str:
-    r"""Return the text with what a terminal would obey, hide or reorder as an escape, such as `\x1b` or `\u202e`."""
+    r"""Return the text with control, invisible and reordering characters escaped, such as `\x1b` or `\u202e`."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
@@ -30,7 +41,7 @@ def _shown(character: str) -> str:
 
 
 def json_line(value: object) -> str:
-    """Return JSON in printable ASCII on one line: nothing of it is shortened."""
+    """Return the whole value as JSON on one line of printable ASCII."""
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
@@ -39,13 +50,13 @@ def say(line: str) -> None:
     try:
         click.echo(line)
     except BrokenPipeError:
-        raise  # click ends the command in silence: the reader has all it wanted
+        raise  # click ends the command silently: the reader has closed the pipe
     except OSError as error:
         fail(f"the output cannot be written: {error.strerror}")
 
 
 def complain(message: str) -> None:
-    """Print a message on standard error; its own line breaks are kept."""
+    """Print a message on standard error, with its line breaks."""
     click.echo("\n".join(map(printable, f"halfway: {message}".split("\n"))), err=True)
 
 

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Collection, Mapping, Sequence
+from halfway.domain.records import size_of
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from halfway.domain.audit_trail import AuditEvent
+    from halfway.domain.keys import Key, KeyTable
+    from halfway.domain.principal import Permission, Principal
     from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
     from halfway.domain.transaction import Outcome, State
+    from halfway.service.figures import Quarantined
     from halfway.service.peer_calls import PeerCall
+    from halfway.service.replies import Reply
 
 
 class Tombstone(Enum):
@@ -55,7 +61,7 @@ class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Bytes of its payload."""
         half = self.half.size if not isinstance(self.half, Tombstone) and self.half is not None else 0
         parked = self.parked.half.size if not isinstance(self.parked, Tombstone) and self.parked is not None else 0
-        return half + parked + sum(message.size for message in self.messages)
+        return half + parked + size_of(self.messages)
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -69,37 +75,35 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Lane(Protocol):
     """The one writer of everything but a first prepare (docs/protocol.md#end-the-lane)."""
 
-    def submit(self, write: LaneWrite) -> asyncio.Future[Written]:
-        """Queue a write; the result comes once its Kafka transaction has committed.
+    def submit(self, writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
+        """Queue writes; each is answered once its Kafka transaction has committed, perhaps not all in the same one.
 
         The lane calls `ShardListener.current` before it begins; if that returns False: `NotWrittenError`.
 
-        Raises (through the future):
+        Replies:
             LaneLostError: the incarnation ended meanwhile; the fold shows whether the write stands.
             NotWrittenError: it was certainly not written: past its deadline, not current, or the shard was given up.
             TopicUnavailableError, MessageTooLargeError, NotAuthorisedError: this write cannot be done now.
-
-        Raises (at once):
             OverloadedError: the lane's queue is full.
 
         """
+
+    def quarantined(self, most: int) -> Sequence[Quarantined]:
+        """Return what is kept apart from all other writes now: the latest `most` topics and as many transactions."""
 
 
 class HalfLog(Protocol):
     """Appends first prepares to half[s] and reads payloads back."""
 
-    def append(self, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
-        """Append a half record with acks=all; the result is its offset once it is stored, or an error by the deadline.
+    def append(self, shard: int, halves: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
+        """Append half records with acks=all; each reply is its offset once it is stored, or an error by the deadline.
 
-        Cancelling the future does not undo the append.
+        No two of them have the same id.
 
-        Raises (through the future):
+        Replies:
             OutcomeUnknownError: it is not known whether it was stored.
-            MessageTooLargeError: the broker refuses its size; nothing was stored.
-
-        Raises (at once):
             OverloadedError: too much is in flight; nothing was stored.
-            MessageTooLargeError: as above.
+            MessageTooLargeError: it is larger than a record may be; nothing was stored.
 
         """
 
@@ -116,6 +120,47 @@ class HalfLog(Protocol):
 
     async def half_end(self, shard: int, *, deadline: float) -> int:
         """Return the end offset of half[s] as `read_uncommitted` sees it."""
+
+
+class LoggedOp(msgspec.Struct, frozen=True, kw_only=True):
+    """An op marker as it stands in op[s]; `timestamp` is that of its Kafka transaction, ms since the epoch."""
+
+    offset: int
+    timestamp: int
+    op: Op
+
+
+class OpsRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The op markers of an id, by offset, and whether all were looked through that may hold one."""
+
+    ops: tuple[LoggedOp, ...]
+    complete: bool
+
+
+class PlacesRead(msgspec.Struct, frozen=True, kw_only=True):
+    """Where messages stand: by number, from 1, (partition, offset); `detail` is why some were not found."""
+
+    places: Mapping[int, tuple[int, int]]
+    detail: str | None = None
+
+
+class History(Protocol):
+    """Reads what the log holds of one transaction, within bounds; a bounded number at once.
+
+    Raises:
+        OverloadedError: too many are being read.
+        KafkaUnavailableError: not in time.
+
+    """
+
+    async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:
+        """Read the op markers of an id, from the times `starts` (ms since the epoch) on, or from the end back."""
+
+    async def places(self, transaction_id: str, topics: Sequence[str], *, at_ms: int, deadline: float) -> PlacesRead:
+        """Find the messages of a commit of that time; `topics` has the topic of each."""
+
+    async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
+        """Read what the audit trail has of an id from a time on; nothing if there is no audit trail."""
 
 
 class Cursors(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,11 +186,16 @@ class GroupStore(Protocol):
     def all(self) -> Sequence[Group]:
         """Return every group, by name."""
 
-    async def put(self, group: Group, *, deadline: float) -> None:
-        """Write a group and return once this instance has read it back; KafkaUnavailableError past the deadline."""
+    async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
+        """Write what `decide` makes of a group as it is, None if there is none, and return once that is read back.
 
-    async def delete(self, name: str, *, deadline: float) -> None:
-        """Remove a group and return once this instance has read that back."""
+        No instance changes any group between the decision and its record. `decide` may be called several times; if
+        what it returns is as before, nothing is written, and what it raises is raised.
+
+        Raises:
+            KafkaUnavailableError: past the deadline; it may have been written.
+
+        """
 
     async def refresh(self, *, deadline: float) -> None:
         """Return once this instance has read everything that was written before this call.
@@ -154,6 +204,23 @@ class GroupStore(Protocol):
             KafkaUnavailableError: not in time.
 
         """
+
+
+class KeyStore(Protocol):
+    """The keys, which every instance follows: one that is revoked is gone everywhere within a second."""
+
+    @property
+    def table(self) -> KeyTable:
+        """What is known of the log."""
+
+    async def put(self, key: Key, *, deadline: float) -> None:
+        """Write a key and return once it is read back; KafkaUnavailableError past the deadline."""
+
+    async def delete(self, key_id: str, *, deadline: float) -> None:
+        """Remove a key and return once the removal is read back; KafkaUnavailableError past the deadline."""
+
+    async def refresh(self, *, deadline: float) -> None:
+        """Return once every earlier write is read; KafkaUnavailableError past the deadline."""
 
 
 class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +258,21 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
 
 
+class CheckAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a check: how far it came, and what came back."""
+
+    host: str
+    """The endpoint's scheme, host and port; the rest of its URL may hold a secret."""
+    sent: bool
+    answered: bool
+    """Whether a verdict came."""
+    status: int | None
+    detail: str
+    excerpt: str | None
+    """The beginning of the body, as far as it was read."""
+    duration_s: float
+
+
 class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
     """The reply to a check: `sent` is whether the request was sent on a connection, `answered` whether a verdict came.
 
@@ -203,6 +285,8 @@ class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
     reachable: bool
     detail: str
     remark: str | None = None
+    attempts: tuple[CheckAttempt, ...] = ()
+    """In the order in which they were made."""
 
 
 class CheckCaller(Protocol):
@@ -232,7 +316,7 @@ class Owners(Protocol):
 class Peers(Protocol):
     """Asks other instances of the cluster, which answer themselves: one hop at most."""
 
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
         """Have a call done by an owner, and return its answer, of the type in `peer_calls.ANSWERS`.
 
         Raises:
@@ -256,8 +340,10 @@ class ShardListener(Protocol):
         Records that the shard holds already may be left out.
         """
 
-    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
-        """Whether a transaction is pending by the half record at an offset: then the tail need not decode the record.
+    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
+        """Whether the half record at an offset, with this key, was written and applied here: then it is not decoded.
+
+        It is asked once for each record.
 
         Called on the tail's thread; must only read.
         """
@@ -290,22 +376,48 @@ class Clock(Protocol):
 
 
 class Authority(Protocol):
-    """Decides who may act for a group; the default allows everybody."""
+    """Decides who calls and who may do what (`domain.principal.RULES`)."""
 
-    def require(self, credential: str | None, group: Group | None, *, action: str) -> None:
-        """Raise ForbiddenError if the caller may not do this."""
+    def authenticate(
+        self, token: str | None, certificate: Collection[str] = (), wanted: Permission | None = None
+    ) -> Principal:
+        """Return who shows a key, or whose certificate has one of these names, and wants to do something.
+
+        Raises:
+            UnauthenticatedError: nobody that is known here.
+
+        """
+
+    def require(self, principal: Principal, permission: Permission, group: str | None = None) -> None:
+        """Return if the caller may do this, to this group if one is named.
+
+        Raises:
+            ForbiddenError: it may not.
+            UnauthenticatedError: its key was revoked since, or has expired.
+
+        """
+
+    def may(self, principal: Principal, permission: Permission, group: str | None = None) -> bool:
+        """Whether `require` would return."""
+
+
+class AuditTrail(Protocol):
+    """Keeps the events of the audit trail."""
+
+    def record(self, event: AuditEvent) -> None:
+        """Take an event to keep; never waits and never raises, so what cannot be kept is counted and dropped."""
 
 
 class Observer(Protocol):
     """Records counts and latencies; seconds and bytes."""
 
-    def prepared(self, group: str, result: str, seconds: float) -> None:
-        """Count a prepare by its result: `prepared`, `repeated`, or an error code."""
+    def prepared(self, group: str, result: str, seconds: float, *, count: int) -> None:
+        """Count prepares by their result: `prepared`, `repeated`, or an error code."""
 
-    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Count an end by outcome, cause and result (`changed`, `unchanged`, or an error code)."""
+    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int) -> None:
+        """Count ends by outcome, cause and result (`changed`, `unchanged`, or an error code)."""
 
-    def resolved_after(self, group: str, outcome: str, seconds: float) -> None:
+    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int) -> None:
         """Observe the time from prepare to outcome."""
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
@@ -323,8 +435,14 @@ class Observer(Protocol):
     def forwarded(self, call: str, result: str, seconds: float) -> None:
         """Count a call to another instance by its kind and its result: `done`, or an error code."""
 
+    def refused_caller(self, reason: str) -> None:
+        """Count a call that was refused because of who called, by the reason."""
+
     def shard_moved(self, seconds: float) -> None:
         """Observe how long a shard was unserved before this instance took it, as far as is known."""
+
+    def audited(self, result: str) -> None:
+        """Count an event of the audit trail by its result: `written` or `lost`."""
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Count outcomes that were forgotten early because memory is bounded."""

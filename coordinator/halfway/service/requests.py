@@ -37,6 +37,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remark: str | None = None
     check_id: str | None = None
     cause: Cause = Cause.PRODUCER
+    prepared_at: int | None = None
+    """Of the transaction that is meant, ms since the epoch; None for the one that has the id now."""
 
 
 class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -101,6 +103,8 @@ class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None = None
     cause: Cause | None = None
     remark: str | None = None
+    changed: bool = True
+    """Whether the very call that is answered with this changed it."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +116,24 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes | None = None
     limit: int = 100
     cursor: str | None = None
+    id: str | None = None
+    """What the id begins with."""
+    prepared_from: int | None = None
+    """Milliseconds since the epoch."""
+    prepared_until: int | None = None
+    """Milliseconds since the epoch."""
+    cause: Cause | None = None
+    """Of its end."""
+    error: str | None = None
+    """A part of why it is not ended: the last error while it is prepared, the reason while it is parked."""
+    unresolved: bool = False
+    """Only what is prepared or parked."""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it has a filter that instances before the search do not know, and would leave out."""
+        later = (self.id, self.prepared_from, self.prepared_until, self.cause, self.error)
+        return self.unresolved or any(one is not None for one in later)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +169,12 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_prepare_bytes: int = 4 * 1024 * 1024
     max_pending: int = 2_000_000
     max_groups: int = 1000
+    group_max_pending: int | None = None
+    """Transactions that one group may have pending, over all instances."""
+    group_prepares_per_s: float | None = None
+    """Prepares a second that one group may send to one instance."""
+    group_bytes_in_flight: int | None = None
+    """Payload of the prepares of one group that one instance is storing."""
     reanchor_after: int = 50_000
     min_check_interval_s: float = 1.0
     """The floor of every group's `check_interval_s`."""

@@ -4,40 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import structlog
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest.handlers.calls import ENCODER, Answer, answer, refusal, something_in
+from halfway.rest.handlers.calls import Answer, answer, something_in
 from halfway.rest.requests import convert, models
 from halfway.rest.requests.validation import ExplanationBudget
 from halfway.rest.responses.errors import InternalError, invalid
+from halfway.rest.responses.problems import encoded, standing_alone
+from halfway.service.requests import End, EndResult, Prepare, Prepared
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from halfway.domain.transaction import Cause
     from halfway.rest.handlers.calls import Call
-    from halfway.service.requests import EndResult, Prepared
+    from halfway.service.answers import Answers
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
+_SLICE_ITEMS: Final = 200
+"""How many items a batch reads and begins before it yields to other requests."""
 _SLICE_S: Final = 0.02
-"""How long a batch reads items before it yields to other requests."""
+"""How long it reads items one by one before that."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+B = TypeVar("B", models.BatchRequest, models.WholeBatch)
 
 
-class BatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The answer to one item: its status with a body, or with a problem."""
 
     status: int
-    body: msgspec.Raw | None = None
+    body: Any = None
     problem: msgspec.Raw | None = None
 
 
-class BatchResponse(msgspec.Struct, frozen=True, kw_only=True):
+class BatchResponse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answers, in the order of the request."""
 
     prepare: list[BatchItem]
@@ -47,105 +56,109 @@ class BatchResponse(msgspec.Struct, frozen=True, kw_only=True):
 async def batch(call: Call) -> Answer:
     """Do all items concurrently; an item that fails does not disturb the others.
 
-    Every end is handed to the service before the first is waited for, so that they share Kafka transactions. If that
-    takes long, it yields to other requests in between.
+    Every end is handed to the service before the first is waited for, so that they share Kafka transactions.
     """
-    limit = call.site.max_batch_items
+    coordinator, cause = call.site.coordinator, call.cause
+    prepares, ends = await _wanted(call, something_in(call.body), cause)
+    begun: list[Answers[Any]] = []
+    try:
+        ended = await _begun(call, ends, coordinator.begin_ends, begun)
+        prepared = await _begun(call, prepares, coordinator.begin_prepares, begun)
+        shown_ends = [_ended_item(one) for one in await _results(ends, ended)]
+        shown_prepares = [_prepared_item(one) for one in await _results(prepares, prepared)]
+    except BaseException:
+        for answers in begun:
+            answers.abandon()  # nobody waits for the remaining answers any more
+        raise
+    return answer(HTTPStatus.OK, BatchResponse(prepare=shown_prepares, end=shown_ends))
 
-    def bounded(request: models.BatchRequest) -> models.BatchRequest:
+
+Wanted = list[T | HalfwayError]
+"""The items of a request; in place of one that is wrong there is its error."""
+
+
+async def _wanted(call: Call, body: bytes, cause: Cause) -> tuple[Wanted[Prepare], Wanted[End]]:
+    """Read all items at once, or one by one if one of them is wrong."""
+    validation, limit = call.site.validation, call.site.max_batch_items
+    to_prepare = partial(convert.prepare, internal_prefix=validation.internal_prefix)
+    to_end = partial(convert.batch_end, cause=cause)
+
+    def few(request: B) -> B:
         count = len(request.prepare) + len(request.end)
         if not 0 < count <= limit:
             raise invalid([("", f"{count} items: from 1 to {limit} in one batch")])
         return request
 
-    request = call.site.validation.read(models.BatchRequest, something_in(call.body), bounded)
-    items = _Items(call)
-    ends: list[asyncio.Future[EndResult] | BatchItem] = []
-    prepares: list[asyncio.Future[Prepared] | BatchItem] = []
-    try:
-        await items.begin_each(items.end, request.end, ends)
-        await items.begin_each(items.prepare, request.prepare, prepares)
-        ended = [await items.done(one, ended_item) for one in ends]
-        prepared = [await items.done(one, prepared_item) for one in prepares]
-    finally:
-        for one in (*ends, *prepares):
-            if isinstance(one, asyncio.Future):
-                one.cancel()  # nobody waits for the remaining answers any more
-    return answer(HTTPStatus.OK, BatchResponse(prepare=prepared, end=ended))
+    def converted(request: models.WholeBatch) -> tuple[Wanted[Prepare], Wanted[End]]:
+        few(request)
+        return [to_prepare(one) for one in request.prepare], [to_end(one) for one in request.end]
+
+    whole = validation.read_whole(models.WholeBatch, body, converted)
+    if whole is not None:
+        return whole
+    outline: models.BatchRequest = validation.read(models.BatchRequest, body, few)
+    budget = ExplanationBudget()
+    prepares = await _each(
+        partial(validation.read, models.PrepareRequest, explaining=budget), outline.prepare, to_prepare
+    )
+    return prepares, await _each(partial(validation.read, models.BatchEnd, explaining=budget), outline.end, to_end)
 
 
-class _Items:
-    """Does the items of one batch."""
-
-    def __init__(self, call: Call) -> None:
-        self._coordinator = call.site.coordinator
-        self._validation = call.site.validation
-        self._deadline = call.deadline
-        self._credential = call.credential
-        self._cause = call.cause
-        self._to_prepare = partial(convert.prepare, internal_prefix=call.site.validation.internal_prefix)
-        self._to_end = partial(convert.batch_end, cause=self._cause)
-        self._explaining = ExplanationBudget()
-
-    async def begin_each(
-        self,
-        begin: Callable[[msgspec.Raw], asyncio.Future[T]],
-        raws: Sequence[msgspec.Raw],
-        begun: list[asyncio.Future[T] | BatchItem],
-    ) -> None:
-        """Hand items to the service in order, and append the future or the problem of each to `begun`."""
-        since = time.monotonic()
-        for raw in raws:
-            begun.append(self._begun(begin, raw))
-            if time.monotonic() - since > _SLICE_S:
-                await asyncio.sleep(0)
-                since = time.monotonic()
-
-    def _begun(
-        self, begin: Callable[[msgspec.Raw], asyncio.Future[T]], raw: msgspec.Raw
-    ) -> asyncio.Future[T] | BatchItem:
-        """Hand an item to the service; an error is its answer."""
+async def _each(read: Callable[..., T], raws: Sequence[msgspec.Raw], convert_one: Callable[[Any], T]) -> Wanted[T]:
+    """Read items one by one, and yield to other requests in between."""
+    found: Wanted[T] = []
+    since = time.monotonic()
+    for raw in raws:
         try:
-            return begin(raw)
-        except Exception as error:  # noqa: BLE001 - an item that fails does not disturb the others
-            return self._failed(error)
-
-    async def done(self, begun: asyncio.Future[T] | BatchItem, shown: Callable[[T], BatchItem]) -> BatchItem:
-        """Return the answer to an item."""
-        if isinstance(begun, BatchItem):
-            return begun
-        try:
-            return shown(await begun)
-        except Exception as error:  # noqa: BLE001 - as above
-            return self._failed(error)
-
-    def prepare(self, raw: msgspec.Raw) -> asyncio.Future[Prepared]:
-        wanted = self._validation.read(models.PrepareRequest, raw, self._to_prepare, explaining=self._explaining)
-        return self._coordinator.begin_prepare(wanted, deadline=self._deadline, credential=self._credential)
-
-    def end(self, raw: msgspec.Raw) -> asyncio.Future[EndResult]:
-        wanted = self._validation.read(models.BatchEnd, raw, self._to_end, explaining=self._explaining)
-        return self._coordinator.begin_end(wanted, deadline=self._deadline, credential=self._credential)
-
-    def _failed(self, error: Exception) -> BatchItem:
-        if isinstance(error, HalfwayError):
-            return _refused(error)
-        log.error("batch_item_failed", exc_info=error)
-        return _refused(InternalError())
+            found.append(read(raw, convert_one))
+        except HalfwayError as error:
+            found.append(error)
+        if time.monotonic() - since > _SLICE_S:
+            await asyncio.sleep(0)
+            since = time.monotonic()
+    return found
 
 
-def prepared_item(done: Prepared) -> BatchItem:
-    """Return the item for a prepare."""
+async def _begun(
+    call: Call, wanted: Wanted[T], begin: Callable[..., Answers[R]], begun: list[Answers[Any]]
+) -> list[Answers[R]]:
+    """Hand the items that are right to the service, in order; also append what it answers to `begun`."""
+    right = [one for one in wanted if not isinstance(one, HalfwayError)]
+    mine = []
+    for first in range(0, len(right), _SLICE_ITEMS):
+        if first:
+            await asyncio.sleep(0)
+        some = right[first : first + _SLICE_ITEMS]
+        mine.append(begin(some, deadline=call.deadline, principal=call.principal))
+        begun.append(mine[-1])
+    return mine
+
+
+async def _results(wanted: Wanted[T], begun: Sequence[Answers[R]]) -> Sequence[R | Exception]:
+    """Return the answer to every item, in the order of the request."""
+    found = [result for answers in begun for result in await answers.all()]
+    if len(found) == len(wanted):
+        return found
+    rest = iter(found)
+    return [one if isinstance(one, HalfwayError) else next(rest) for one in wanted]
+
+
+def _prepared_item(done: Prepared | Exception) -> BatchItem:
+    if isinstance(done, Exception):
+        return _refused(done)
     status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
-    return BatchItem(status=status, body=msgspec.Raw(ENCODER.encode(convert.prepared(done))))
+    return BatchItem(status=status.value, body=convert.prepared(done))
 
 
-def ended_item(done: EndResult) -> BatchItem:
-    """Return the item for an end."""
-    body = models.EndResponse(id=done.id, state=done.state, changed=done.changed)
-    return BatchItem(status=HTTPStatus.OK, body=msgspec.Raw(ENCODER.encode(body)))
+def _ended_item(done: EndResult | Exception) -> BatchItem:
+    if isinstance(done, Exception):
+        return _refused(done)
+    return BatchItem(status=200, body=models.EndResponse(id=done.id, state=done.state, changed=done.changed))
 
 
-def _refused(error: HalfwayError) -> BatchItem:
-    told = refusal(error)
-    return BatchItem(status=told.status, problem=msgspec.Raw(told.body or b""))
+def _refused(error: Exception) -> BatchItem:
+    if not isinstance(error, HalfwayError):
+        log.error("batch_item_failed", exc_info=error)
+        error = InternalError()
+    document = standing_alone(error)
+    return BatchItem(status=document["status"], problem=msgspec.Raw(encoded(document)))

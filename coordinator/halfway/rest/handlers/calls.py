@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from halfway.domain.errors import UnauthenticatedError
 from halfway.domain.transaction import Cause
 from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, invalid
 from halfway.rest.responses.problems import encoded, problem, retry_after
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from halfway.domain.errors import HalfwayError
+    from halfway.domain.principal import Principal
     from halfway.rest.requests.validation import Validation
     from halfway.rest.responses.unsent import Unsent
     from halfway.service.coordinator import Coordinator
 
 ENCODER = msgspec.json.Encoder()
 CAUSE_HEADER = "Halfway-Cause"
+SUBPROTOCOL = "halfway.stream.v1"
+"""Of the WebSocket (docs/stream.md#connect)."""
 _NOTHING_BYTES = 1024
 """A longer body is never an empty object."""
 
@@ -41,23 +45,16 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     site: Site
     request: web.BaseRequest
     parameter: str
-    body: bytes
     deadline: float
+    principal: Principal
+    """Who calls: for every item of the request."""
+    body: bytes = b""
 
     @property
     def has_reader(self) -> bool:
         """Whether the client is still connected and reads answers."""
         transport = self.request.transport
         return transport is not None and not transport.is_closing() and self.site.unsent.has_room()
-
-    @property
-    def credential(self) -> str | None:
-        """The token of the caller's `Authorization: Bearer`."""
-        header = self.request.headers.get("Authorization")
-        if header is None:
-            return None
-        scheme, _, credential = header.partition(" ")
-        return credential.strip() or None if scheme.lower() == "bearer" else None
 
     @property
     def cause(self) -> Cause:
@@ -103,6 +100,8 @@ def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
         document["instance"] = instance
     wait = retry_after(error)
     headers = () if wait is None else (("Retry-After", wait),)
+    if isinstance(error, UnauthenticatedError):
+        headers = (("WWW-Authenticate", 'Bearer realm="halfway"'),)
     return Answer(status=document["status"], body=encoded(document), headers=headers, error_code=error.code)
 
 

@@ -6,9 +6,11 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from halfway.rest.handlers.calls import Answer, answer, nothing_in, something_in
+from halfway.rest.handlers.calls import SUBPROTOCOL, Answer, answer, nothing_in, something_in
 from halfway.rest.requests import convert, models
+from halfway.rest.requests.browsers import demand_same_origin
 from halfway.rest.requests.validation import parameters, path_parameter
+from halfway.rest.responses.errors import UpgradeRequiredError
 
 if TYPE_CHECKING:
     from halfway.rest.handlers.calls import Call
@@ -20,7 +22,7 @@ async def put_group(call: Call) -> Answer:
     name = path_parameter("group", call.parameter, models.NewGroupName)
     to_spec = partial(convert.group, name=name, internal_prefix=validation.internal_prefix)
     spec = validation.read(models.GroupRequest, something_in(call.body), to_spec)
-    view = await call.site.coordinator.put_group(spec, deadline=call.deadline, credential=call.credential)
+    view = await call.site.coordinator.put_group(spec, deadline=call.deadline, principal=call.principal)
     shown = convert.group_shown(view)
     if view.created:
         return answer(HTTPStatus.CREATED, shown, ("Location", f"/v1/groups/{name}"))
@@ -31,7 +33,7 @@ async def list_groups(call: Call) -> Answer:
     """Show a page of the groups."""
     given = parameters(models.GroupParameters, *call.query)
     page = await call.site.coordinator.list_groups(
-        limit=given.limit, after=given.cursor, deadline=call.deadline, credential=call.credential
+        limit=given.limit, after=given.cursor, deadline=call.deadline, principal=call.principal
     )
     shown = [convert.group_shown(view) for view in page.groups]
     return answer(HTTPStatus.OK, models.GroupList(groups=shown, next=page.next))
@@ -40,14 +42,23 @@ async def list_groups(call: Call) -> Answer:
 async def get_group(call: Call) -> Answer:
     """Show a group."""
     name = path_parameter("group", call.parameter, models.GroupName)
-    view = await call.site.coordinator.get_group(name, deadline=call.deadline, credential=call.credential)
+    view = await call.site.coordinator.get_group(name, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, convert.group_shown(view))
+
+
+async def get_check_secrets(call: Call) -> Answer:
+    """Show what a group's checks are signed with."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    secrets = await call.site.coordinator.check_secrets(name, deadline=call.deadline, principal=call.principal)
+    return answer(
+        HTTPStatus.OK, models.CheckSecretsResponse(group=name, secrets=list(secrets)), ("Cache-Control", "no-store")
+    )
 
 
 async def delete_group(call: Call) -> Answer:
     """Remove a group."""
     name = path_parameter("group", call.parameter, models.GroupName)
-    await call.site.coordinator.delete_group(name, deadline=call.deadline, credential=call.credential)
+    await call.site.coordinator.delete_group(name, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.NO_CONTENT)
 
 
@@ -59,7 +70,7 @@ async def fetch_checks(call: Call) -> Answer:
         name,
         at_most=given.max,
         wait_s=given.wait_s,
-        credential=call.credential,
+        principal=call.principal,
         wanted=lambda: call.has_reader,
     )
     return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
@@ -70,7 +81,7 @@ async def prepare(call: Call) -> Answer:
     validation = call.site.validation
     to_prepare = partial(convert.prepare, internal_prefix=validation.internal_prefix)
     wanted = validation.read(models.PrepareRequest, something_in(call.body), to_prepare)
-    done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, credential=call.credential)
+    done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, principal=call.principal)
     location = ("Location", f"/v1/transactions/{done.id}")
     return answer(HTTPStatus.CREATED if done.created else HTTPStatus.OK, convert.prepared(done), location)
 
@@ -80,29 +91,43 @@ async def end(call: Call) -> Answer:
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
     to_end = partial(convert.end, transaction_id=transaction_id, cause=call.cause)
     wanted = call.site.validation.read(models.EndRequest, something_in(call.body), to_end)
-    done = await call.site.coordinator.end(wanted, deadline=call.deadline, credential=call.credential)
+    done = await call.site.coordinator.end(wanted, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, models.EndResponse(id=done.id, state=done.state, changed=done.changed))
 
 
 async def get_transaction(call: Call) -> Answer:
     """Show a transaction."""
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
-    view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, credential=call.credential)
+    view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, convert.transaction(view))
 
 
 async def list_transactions(call: Call) -> Answer:
     """List transactions."""
-    query = convert.list_query(parameters(models.ListParameters, *call.query))
-    page = await call.site.coordinator.list(query, deadline=call.deadline, credential=call.credential)
+    query = convert.list_query(parameters(models.ListParameters, *call.query), call.site.coordinator.now_ms())
+    page = await call.site.coordinator.list(query, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, convert.page(page))
+
+
+async def stream(call: Call) -> Answer:
+    """Judge a handshake; the connection is a stream after it."""
+    headers = call.request.headers
+    if headers.get("Upgrade", "").lower() != "websocket":
+        raise UpgradeRequiredError(f"this path is a WebSocket of the subprotocol {SUBPROTOCOL}: send its handshake")
+    offered = [name.strip() for name in headers.get("Sec-WebSocket-Protocol", "").split(",")]
+    if SUBPROTOCOL not in offered:
+        raise UpgradeRequiredError(f"none of the subprotocols is known here: offer {SUBPROTOCOL}")
+    origin = headers.get("Origin")
+    if origin is not None:
+        demand_same_origin(origin, headers.get("Host", ""))
+    return answer(HTTPStatus.SWITCHING_PROTOCOLS)
 
 
 async def check(call: Call) -> Answer:
     """Ask the group now."""
     nothing_in(call.body)
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
-    view = await call.site.coordinator.check(transaction_id, deadline=call.deadline, credential=call.credential)
+    view = await call.site.coordinator.check(transaction_id, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.ACCEPTED, convert.summary(view))
 
 
@@ -110,7 +135,7 @@ async def resume(call: Call) -> Answer:
     """Take a parked transaction back among the prepared."""
     nothing_in(call.body)
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
-    view = await call.site.coordinator.resume(transaction_id, deadline=call.deadline, credential=call.credential)
+    view = await call.site.coordinator.resume(transaction_id, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, convert.summary(view))
 
 

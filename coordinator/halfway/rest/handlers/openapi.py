@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
@@ -29,13 +31,21 @@ _HEADERS: Final = {
 }
 
 
+@cache
+def encoded() -> bytes:
+    """Return the document of all calls as JSON; it is made once in a process."""
+    from halfway.rest.handlers.routes import OPERATIONS
+
+    return msgspec.json.encode(document(OPERATIONS))
+
+
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of a table of calls."""
     from halfway.rest.handlers.routes import ALWAYS
 
     models = [Problem]
     for operation in operations:
-        models += [model for _, model in operation.responses.values() if _is_struct(model)]
+        models += [one for _, model in operation.responses.values() for one in _one_of(model) if _is_struct(one)]
         if operation.body is not None:
             models.append(operation.body)
     from halfway.rest.requests import models as requests
@@ -60,9 +70,19 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A key, as `halfway keys create` shows it",
+                },
+                "certificate": {
+                    "type": "mutualTLS",
+                    "description": "A client certificate that is bound to a principal",
+                },
+            },
         },
-        "security": [{}, {"bearer": []}],
+        "security": [{}, {"bearer": []}, {"certificate": []}],
     }
 
 
@@ -72,7 +92,10 @@ def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> di
         "summary": operation.summary,
         "parameters": list(_parameters(operation)),
         "responses": {
-            **{str(int(status)): _response(text, model) for status, (text, model) in operation.responses.items()},
+            **{
+                str(int(status)): _events(text) if operation.listens else _response(text, model)
+                for status, (text, model) in operation.responses.items()
+            },
             **_problems([*operation.errors, *always]),
         },
     }
@@ -97,8 +120,13 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 def _response(text: str, model: Any) -> dict[str, Any]:
     if model is None:
         return {"description": text}
-    schema = _reference(model.__name__) if _is_struct(model) else {"type": "object"}
+    schemas_of = [_reference(one.__name__) for one in _one_of(model) if _is_struct(one)]
+    schema = {"anyOf": schemas_of} if len(schemas_of) > 1 else next(iter(schemas_of), {"type": "object"})
     return {"description": text, "content": {_JSON: {"schema": schema}}}
+
+
+def _events(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"text/event-stream": {"schema": {}}}}
 
 
 def _problems(errors: Sequence[type[HalfwayError]]) -> dict[str, Any]:
@@ -137,6 +165,11 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _reference(name: str) -> dict[str, str]:
     return {"$ref": schemas.REFERENCE.format(name=name)}
+
+
+def _one_of(model: Any) -> Sequence[Any]:
+    """Return the models of a union, or the one that it is."""
+    return get_args(model) if isinstance(model, UnionType) else [model]
 
 
 def _is_struct(model: Any) -> bool:

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from halfway.domain import errors
 from halfway.domain.errors import HalfwayError
-from halfway.rest.handlers import batch, handlers
+from halfway.domain.principal import RULES, Permission
+from halfway.rest.handlers import batch, handlers, job_handlers, key_handlers, statistics_handlers
 from halfway.rest.handlers.calls import CAUSE_HEADER, Answer, Call
-from halfway.rest.requests import models
+from halfway.rest.requests import history_models, job_models, key_models, models, statistics_models
 from halfway.rest.responses import errors as rest_errors
 from halfway.rest.responses.errors import MethodNotAllowedError, UnknownPathError
 
@@ -23,10 +24,12 @@ _PARAMETER_AT: Final = 3
 
 ALWAYS: Final[Errors] = (
     rest_errors.BadHttpError,
+    errors.UnauthenticatedError,
     errors.ForbiddenError,
     errors.OverloadedError,
     rest_errors.InternalError,
     errors.ShuttingDownError,
+    errors.KafkaUnavailableError,
 )
 BODY: Final[Errors] = (
     rest_errors.MalformedJsonError,
@@ -53,7 +56,8 @@ class Operation:
 
     `responses` maps a status to its description and model; `errors` are its own errors, beside `ALWAYS`. `waits` is set
     if it may wait long for an event, so it takes no place among the requests in flight; its answer must be read, so
-    HEAD is refused. `begins` is set if it begins a transaction, so it is held up first under overload.
+    HEAD is refused. `upgrades` is set if the connection is a stream after a good answer. `begins` is set if it begins a
+    transaction, so it is held up first under overload.
     """
 
     id: str
@@ -61,6 +65,8 @@ class Operation:
     path: str
     summary: str
     handler: Handler
+    access: Permission
+    """What the caller must be allowed to do; there is no default, so that none is forgotten."""
     responses: Mapping[HTTPStatus, tuple[str, Any]]
     errors: Errors = ()
     parameter: tuple[str, Any] | None = None
@@ -69,10 +75,18 @@ class Operation:
     takes_body: bool = False
     headers: Sequence[str] = ()
     waits: bool = False
+    upgrades: bool = False
     begins: bool = False
+    listens: bool = False
+    """Whether its answer is a stream of events, without an end."""
 
+
+KEYS: Final[Errors] = (errors.AccessControlOffError, errors.KafkaUnavailableError)
 
 GROUP: Final = ("group", models.GroupName)
+KEY: Final = ("id", key_models.KeyId)
+NEW_KEY: Final = key_models.NewKeyResponse
+JOB: Final = ("id", job_models.JobId)
 TRANSACTION: Final = ("id", models.TransactionId)
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -82,6 +96,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/groups/{group}",
         summary="Register a producer group or change it; answered once it stands in the log",
         handler=handlers.put_group,
+        access=Permission.PUT_GROUP,
         parameter=("group", models.NewGroupName),
         body=models.GroupRequest,
         responses={
@@ -96,6 +111,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/groups",
         summary="Show the groups, each with its policy in force",
         handler=handlers.list_groups,
+        access=Permission.LIST_GROUPS,
         query=models.GroupParameters,
         responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.GroupList)},
         errors=(errors.InvalidRequestError,),
@@ -106,9 +122,21 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/groups/{group}",
         summary="Show a group with its policy in force",
         handler=handlers.get_group,
+        access=Permission.GET_GROUP,
         parameter=GROUP,
         responses={HTTPStatus.OK: ("The group", models.GroupResponse)},
         errors=(errors.InvalidRequestError, errors.UnknownGroupError),
+    ),
+    Operation(
+        id="getCheckSecrets",
+        method=HTTPMethod.GET,
+        path="/v1/groups/{group}/check-secrets",
+        summary="Show a group's own service what its checks are signed with",
+        handler=handlers.get_check_secrets,
+        access=Permission.READ_CHECK_SECRETS,
+        parameter=GROUP,
+        responses={HTTPStatus.OK: ("The secrets; none if checks are not signed", models.CheckSecretsResponse)},
+        errors=(errors.InvalidRequestError, errors.UnknownGroupError, errors.KafkaUnavailableError),
     ),
     Operation(
         id="deleteGroup",
@@ -116,6 +144,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/groups/{group}",
         summary="Remove a group that has no pending and no parked transaction",
         handler=handlers.delete_group,
+        access=Permission.DELETE_GROUP,
         parameter=GROUP,
         responses={HTTPStatus.NO_CONTENT: ("It is removed", None)},
         errors=(
@@ -131,6 +160,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/groups/{group}/checks",
         summary="Pull mode: fetch due checks, waiting for the first; end them with their check_id",
         handler=handlers.fetch_checks,
+        access=Permission.FETCH_CHECKS,
         parameter=GROUP,
         query=models.PollParameters,
         responses={HTTPStatus.OK: ("The checks, none where none came due", models.CheckList)},
@@ -143,6 +173,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/transactions",
         summary="Prepare a transaction: its messages are durable, and invisible until it is committed",
         handler=handlers.prepare,
+        access=Permission.PREPARE,
         begins=True,
         body=models.PrepareRequest,
         responses={
@@ -152,6 +183,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(
             *BODY,
             errors.PreparesRejectedError,
+            errors.GroupLimitedError,
             errors.UnknownGroupError,
             errors.IdReusedError,
             errors.MessageTooLargeError,
@@ -168,6 +200,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/transactions/{id}/end",
         summary="Commit or roll back a transaction, or say that its outcome is unknown",
         handler=handlers.end,
+        access=Permission.END,
         parameter=TRANSACTION,
         body=models.EndRequest,
         headers=(CAUSE_HEADER,),
@@ -180,10 +213,24 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/batch",
         summary="Many prepares and ends, done at the same time, each with an answer of its own",
         handler=batch.batch,
+        access=Permission.BATCH,
         body=models.BatchRequest,
         headers=(CAUSE_HEADER,),
         responses={HTTPStatus.OK: ("The answers, in the order of the request", batch.BatchResponse)},
         errors=BODY,
+    ),
+    Operation(
+        id="stream",
+        method=HTTPMethod.GET,
+        path="/v1/stream",
+        summary="Open a WebSocket for many prepares, ends and checks: docs/stream.md is its specification",
+        handler=handlers.stream,
+        access=Permission.STREAM,
+        headers=(CAUSE_HEADER,),
+        responses={HTTPStatus.SWITCHING_PROTOCOLS: ("The connection is a stream from now on", None)},
+        errors=(rest_errors.UpgradeRequiredError, errors.InvalidRequestError),
+        waits=True,
+        upgrades=True,
     ),
     Operation(
         id="getTransaction",
@@ -191,8 +238,20 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/transactions/{id}",
         summary="Show a transaction, with its messages while it is prepared or parked",
         handler=handlers.get_transaction,
+        access=Permission.GET,
         parameter=TRANSACTION,
         responses={HTTPStatus.OK: ("The transaction", models.TransactionResponse)},
+        errors=(*ONE, *BUSY),
+    ),
+    Operation(
+        id="getHistory",
+        method=HTTPMethod.GET,
+        path="/v1/transactions/{id}/history",
+        summary="Show what happened to a transaction, and where its messages stand in Kafka once it is committed",
+        handler=statistics_handlers.get_history,
+        access=Permission.GET,
+        parameter=TRANSACTION,
+        responses={HTTPStatus.OK: ("Its history, as far as it is known", history_models.HistoryResponse)},
         errors=(*ONE, *BUSY),
     ),
     Operation(
@@ -201,6 +260,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/transactions",
         summary="List what is prepared, parked and lately ended, oldest prepare first",
         handler=handlers.list_transactions,
+        access=Permission.LIST,
         query=models.ListParameters,
         responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.TransactionList)},
         errors=(errors.InvalidRequestError, errors.UnknownGroupError, *BUSY),
@@ -211,6 +271,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/transactions/{id}/check",
         summary="Ask the group about a prepared transaction now",
         handler=handlers.check,
+        access=Permission.CHECK,
         parameter=TRANSACTION,
         takes_body=True,
         responses={HTTPStatus.ACCEPTED: ("The group is asked", models.TransactionSummary)},
@@ -222,10 +283,129 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/transactions/{id}/resume",
         summary="Take a parked transaction back among the prepared, with its count of checks at 0",
         handler=handlers.resume,
+        access=Permission.RESUME,
         parameter=TRANSACTION,
         takes_body=True,
         responses={HTTPStatus.OK: ("It is prepared", models.TransactionSummary)},
         errors=(*NO_FIELDS, *ONE[1:], errors.AlreadyEndedError, *WRITE, *BUSY),
+    ),
+    Operation(
+        id="getStatistics",
+        method=HTTPMethod.GET,
+        path="/v1/statistics",
+        summary="Show what all instances know now: counts, rates, groups, shards, failures; and what is away",
+        handler=statistics_handlers.get_statistics,
+        query=statistics_models.StatisticsParameters,
+        access=Permission.READ_STATISTICS,
+        responses={HTTPStatus.OK: ("The figures", statistics_models.StatisticsResponse)},
+        errors=(errors.InvalidRequestError,),
+    ),
+    Operation(
+        id="getEvents",
+        method=HTTPMethod.GET,
+        path="/v1/events",
+        summary="Listen to the same as server-sent events, at most one a second",
+        handler=statistics_handlers.get_events,
+        access=Permission.READ_STATISTICS,
+        query=statistics_models.EventParameters,
+        responses={HTTPStatus.OK: ("A stream of events (text/event-stream)", None)},
+        errors=(errors.InvalidRequestError,),
+        waits=True,
+        listens=True,
+    ),
+    Operation(
+        id="startJob",
+        method=HTTPMethod.POST,
+        path="/v1/jobs",
+        summary="Accept a job, one action on everything that a filter finds; or preview what it would act on",
+        handler=job_handlers.start_job,
+        access=Permission.RUN_JOBS,
+        body=job_models.JobRequest,
+        responses={
+            HTTPStatus.ACCEPTED: ("It is accepted: nothing is done yet", job_models.JobResponse),
+            HTTPStatus.OK: (
+                "It was accepted before, and stands like this; or a preview",
+                job_models.JobResponse | job_models.JobPreview,
+            ),
+        },
+        errors=(*BODY, errors.JobIdReusedError, errors.UnknownGroupError, *BUSY),
+    ),
+    Operation(
+        id="listJobs",
+        method=HTTPMethod.GET,
+        path="/v1/jobs",
+        summary="Show the jobs of all instances, the newest first",
+        handler=job_handlers.list_jobs,
+        access=Permission.LIST_JOBS,
+        responses={HTTPStatus.OK: ("The jobs, and the instances that could not be asked", job_models.JobListResponse)},
+    ),
+    Operation(
+        id="getJob",
+        method=HTTPMethod.GET,
+        path="/v1/jobs/{id}",
+        summary="Show a job: its progress, and a page of its items with their results",
+        handler=job_handlers.get_job,
+        access=Permission.LIST_JOBS,
+        parameter=JOB,
+        query=job_models.JobParameters,
+        responses={HTTPStatus.OK: ("The job; next is the cursor of the next page", job_models.JobPage)},
+        errors=(errors.InvalidRequestError, errors.UnknownJobError, *BUSY),
+    ),
+    Operation(
+        id="stopJob",
+        method=HTTPMethod.DELETE,
+        path="/v1/jobs/{id}",
+        summary="Stop a job: what is under way is finished, and nothing more is begun",
+        handler=job_handlers.stop_job,
+        access=Permission.RUN_JOBS,
+        parameter=JOB,
+        responses={HTTPStatus.ACCEPTED: ("The job as it stands", job_models.JobResponse)},
+        errors=(errors.InvalidRequestError, errors.UnknownJobError, *BUSY),
+    ),
+    Operation(
+        id="createKey",
+        method=HTTPMethod.POST,
+        path="/v1/keys",
+        summary="Make a key, or bind a client certificate; the key is shown this once",
+        handler=key_handlers.create_key,
+        access=Permission.MANAGE_KEYS,
+        body=key_models.KeyRequest,
+        responses={HTTPStatus.CREATED: ("It is valid here at once, and at every instance within a second", NEW_KEY)},
+        errors=(*BODY, errors.TooManyKeysError, *KEYS),
+    ),
+    Operation(
+        id="listKeys",
+        method=HTTPMethod.GET,
+        path="/v1/keys",
+        summary="List keys by their public ids, without their secrets",
+        handler=key_handlers.list_keys,
+        access=Permission.MANAGE_KEYS,
+        query=key_models.KeyParameters,
+        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", key_models.KeyList)},
+        errors=(errors.InvalidRequestError, *KEYS),
+    ),
+    Operation(
+        id="rotateKey",
+        method=HTTPMethod.POST,
+        path="/v1/keys/{id}/rotate",
+        summary="Make another key for the same principal; the one named expires after keep_s",
+        handler=key_handlers.rotate_key,
+        access=Permission.MANAGE_KEYS,
+        parameter=KEY,
+        takes_body=True,
+        responses={HTTPStatus.CREATED: ("The new key, shown this once", NEW_KEY)},
+        errors=(*NO_FIELDS, errors.UnknownKeyError, errors.TooManyKeysError, *KEYS),
+    ),
+    Operation(
+        id="revokeKey",
+        method=HTTPMethod.DELETE,
+        path="/v1/keys/{id}",
+        summary="Revoke a key: no instance takes it any more, within a second",
+        handler=key_handlers.revoke_key,
+        access=Permission.MANAGE_KEYS,
+        parameter=KEY,
+        responses={HTTPStatus.NO_CONTENT: ("It is revoked", None)},
+        errors=(errors.InvalidRequestError, errors.UnknownKeyError, *KEYS),
     ),
     Operation(
         id="getOpenApi",
@@ -233,6 +413,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/openapi.json",
         summary="This description",
         handler=handlers.get_openapi,
+        access=Permission.DESCRIBE,
         responses={HTTPStatus.OK: ("OpenAPI 3.1", dict[str, Any])},
     ),
 )
@@ -242,9 +423,10 @@ class Routes:
     """Finds the operation of a request."""
 
     def __init__(self, operations: Sequence[Operation] = OPERATIONS) -> None:
-        """Index the table by path and method."""
+        """Index the table by path and method; KeyError if nobody has said who may do one of them."""
         self._paths: dict[str, dict[str, Operation]] = {}
         for operation in operations:
+            RULES[operation.access]
             self._paths.setdefault(_shape(operation.path), {})[operation.method] = operation
 
     def find(self, method: str, path: str) -> tuple[Operation, str]:

@@ -33,6 +33,8 @@ class Bodies:
         self._max_in_flight = max_bytes_in_flight
         self._timeout_s = timeout_s
         self.bytes = 0
+        self.arriving = 0
+        """Of frames that are not complete, or not read yet."""
 
     async def read(self, request: web.BaseRequest, deadline: float, *, expected: bool) -> bytes:
         """Return a body, which counts until `release`; a refused body does not count.
@@ -62,6 +64,24 @@ class Bodies:
                 raise MalformedJsonError("the body is not sent as its headers say") from None
             raise
         return bytes(body)
+
+    def hold(self, size: int) -> None:
+        """Count the bytes of a frame, until `free`; OverloadedError if all are too many."""
+        self._demand_fitting(size, self.bytes + size)
+        self.bytes += size
+
+    def arrive(self, size: int, by: int) -> bool:
+        """Count bytes of a frame that arrives, `size` of it by now, until `arrived`; False if all are too large."""
+        self.arriving += by
+        return size <= SMALL_BYTES or self.arriving <= self._max_in_flight
+
+    def arrived(self, size: int) -> None:
+        """Stop counting a frame that has arrived, or never will."""
+        self.arriving -= size
+
+    def free(self, size: int) -> None:
+        """Stop counting a frame."""
+        self.bytes -= size
 
     def release(self, body: bytes) -> None:
         """Stop counting a body."""

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from halfway.domain.message_json import rfc3339, shown_message
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode
 from halfway.domain.records import Message as Payload
 from halfway.domain.transaction import Cause
+from halfway.domain.urls import url_refusal
 from halfway.rest.requests import models, schemas
-from halfway.rest.requests.data import Data, rfc3339, rfc3339_or_none, shown, to_bytes
+from halfway.rest.requests.data import Data, rfc3339_or_none, to_bytes
 from halfway.rest.requests.validation import FieldRefusedError
 from halfway.service.requests import End, GroupSpec, ListQuery, Prepare
 
@@ -78,25 +80,24 @@ def group(request: models.GroupRequest, name: str, internal_prefix: str) -> Grou
     if check.mode != "pull" and not check.urls:
         raise FieldRefusedError("check", 'give urls, or "mode": "pull"')
     for number, url in enumerate(check.urls or ()):
-        refusal = schemas.check_url_refusal(url)
+        refusal = url_refusal(url)
         if refusal is not None:
             raise FieldRefusedError(f"check.urls[{number}]", refusal)
     for number, topic in enumerate(request.topics):
         refusal = schemas.topic_refusal(topic, internal_prefix)
         if refusal is not None:
             raise FieldRefusedError(f"topics[{number}]", refusal)
-    policy = request.policy or models.PolicyRequest()
     return GroupSpec(
         name=name,
         mode=CheckMode.PULL if check.mode == "pull" else CheckMode.PUSH,
         urls=tuple(dict.fromkeys(check.urls or ())),
         topics=tuple(dict.fromkeys(request.topics)),
-        policy=PolicyOverrides(**msgspec.structs.asdict(policy)),
+        policy=request.policy or PolicyOverrides(),
     )
 
 
-def list_query(given: models.ListParameters) -> ListQuery:
-    """Return the service's form of a list's filters."""
+def list_query(given: models.ListParameters, now: int) -> ListQuery:
+    """Return the service's form of a list's filters; `now` in ms since the epoch."""
     return ListQuery(
         state=given.state,
         group=given.group,
@@ -104,6 +105,11 @@ def list_query(given: models.ListParameters) -> ListQuery:
         key=None if given.key is None else given.key.encode(),
         limit=given.limit,
         cursor=given.cursor,
+        id=given.id,
+        prepared_from=None if given.younger_than_s is None else now - round(given.younger_than_s * 1000),
+        prepared_until=None if given.older_than_s is None else now - round(given.older_than_s * 1000),
+        cause=given.cause,
+        error=given.error,
     )
 
 
@@ -142,7 +148,7 @@ def summary(view: TransactionView) -> models.TransactionSummary:
 
 def transaction(view: TransactionView) -> models.TransactionResponse:
     """Show a transaction with its payload."""
-    messages = None if view.messages is None else [_message(message) for message in view.messages]
+    messages = None if view.messages is None else [shown_message(message) for message in view.messages]
     return models.TransactionResponse(**msgspec.structs.asdict(summary(view)), messages=messages)
 
 
@@ -172,15 +178,5 @@ def fetched(check: LeasedCheck) -> models.FetchedCheck:
         prepared_at=rfc3339(check.prepared_at),
         attempt=check.attempt,
         lease_until=rfc3339(check.lease_until),
-        messages=[_message(message) for message in check.messages],
-    )
-
-
-def _message(message: Payload) -> models.ShownMessage:
-    return models.ShownMessage(
-        topic=message.topic,
-        key=shown(message.key),
-        value=shown(message.value),
-        headers=[models.ShownHeader(name=name, value=shown(value)) for name, value in message.headers],
-        partition=message.partition,
+        messages=[shown_message(message) for message in check.messages],
     )

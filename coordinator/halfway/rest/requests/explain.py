@@ -8,6 +8,16 @@ from typing import Any, Final
 
 from jsonschema.exceptions import ValidationError
 
+_SHOWN_OF_MESSAGES: Final = ("topic", "partition")
+_TYPES: Final[Mapping[type, str]] = {
+    dict: "object",
+    list: "list",
+    str: "string",
+    int: "number",
+    float: "number",
+    bool: "truth value",
+    type(None): "null",
+}
 SHOWN: Final = 60
 """Characters of a value or a name that are shown."""
 
@@ -30,18 +40,25 @@ def told(error: ValidationError) -> Iterator[tuple[str, str]]:
         case "additionalProperties":
             yield from _unknown(field, error.instance, schema.get("properties", {}))
         case "enum":
-            yield field, f"{short(error.instance)} is not one of {', '.join(map(str, value))}"
+            yield field, f"{_given(error)} is not one of {', '.join(map(str, value))}"
         case "anyOf" | "oneOf":
-            yield field, f"{short(error.instance)} is not {' or '.join(_choices(value))}"
+            yield field, f"{_given(error)} is not {' or '.join(_choices(value))}"
         case keyword:
             wanted = schema.get("description") or (f"of type {value}" if keyword == "type" else "accepted")
-            yield field, f"{short(error.instance)} is not {wanted}"
+            yield field, f"{_given(error)} is not {wanted}"
 
 
 def short(value: object) -> str:
     """Return a value as JSON, cut short, and safe to encode whatever it holds."""
     text = json.dumps(value[: 2 * SHOWN] if isinstance(value, str) else value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def _given(error: ValidationError) -> str:
+    """Return the value that is wrong; of payloads and of what may hold them only its type, as errors end in logs."""
+    path = list(error.absolute_path)
+    may_hold_payload = not path or ("messages" in path and path[-1] not in _SHOWN_OF_MESSAGES)
+    return f"this {_TYPES[type(error.instance)]}" if may_hold_payload else short(error.instance)
 
 
 def _missing(field: str, instance: Any, required: Sequence[str]) -> Iterator[tuple[str, str]]:

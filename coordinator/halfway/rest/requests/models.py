@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from halfway.domain.policy import CheckPolicy, OnExhausted
+from halfway.domain.message_json import ShownMessage
+from halfway.domain.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides, Seconds
 from halfway.domain.transaction import Cause, Outcome, State
-from halfway.rest.requests.data import Data, ShownData
+from halfway.rest.requests.data import Data
 
 # `$(?!\n)`: Python's `$` alone also matches before a last line feed.
 _END = r"$(?!\n)"
-MAX_SECONDS = 31_536_000
 MAX_REMARK_BYTES = 1024
 MAX_URLS = 10
 MAX_TOPICS = 1000
@@ -73,8 +73,19 @@ CheckUrl = Annotated[
         extra_json_schema=_formatted("check-url"),
     ),
 ]
-Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, description=f"seconds, above 0 and at most {MAX_SECONDS}")]
+Number = Annotated[int, Meta(ge=0, le=2**53 - 1, description="a whole number from 0 to 9007199254740991")]
 PageSize = Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")]
+IdStart = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9._~-]{{1,128}}{_END}", description="what an id begins with")]
+MessageKey = Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")]
+Age = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"seconds, from 0 to {MAX_SECONDS}")]
+ErrorPart = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=256,
+        description="a part of last_error (prepared) or reason (parked), at most 256 characters",
+    ),
+]
 Timestamp = Annotated[str, Meta(description="RFC 3339 in UTC with milliseconds", examples=["2026-01-02T03:04:05.678Z"])]
 
 
@@ -95,6 +106,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     partition: (
         Annotated[int, Meta(ge=0, le=2_147_483_647, description="a partition number, from 0 to 2147483647")] | None
     ) = None
+
+    def __repr__(self) -> str:
+        """Show no payload: what is shown may end in a log."""
+        return f"Message(topic={self.topic!r})"
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -128,6 +143,51 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     end: list[msgspec.Raw] = []
 
 
+class WholeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same with its items, if none of them is wrong."""
+
+    prepare: list[PrepareRequest] = []
+    end: list[BatchEnd] = []
+
+
+class StreamPrepare(PrepareRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A prepare with its number."""
+
+    n: Number
+
+
+class StreamEnd(BatchEnd, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """An end with its number."""
+
+    n: Number
+    confirm: bool | None = None
+    """Whether the answer waits until the end is written: unless it is false."""
+
+
+class StreamChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A subscription to the checks of a group."""
+
+    n: Number
+    group: GroupName
+    max: Annotated[int, Meta(ge=0, le=1000, description="from 0 to 1000")]
+
+
+class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Operations that have nothing to do with each other."""
+
+    prepare: list[msgspec.Raw] = []
+    end: list[msgspec.Raw] = []
+    checks: list[msgspec.Raw] = []
+
+
+class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same with its operations, if none of them is wrong."""
+
+    prepare: list[StreamPrepare] = []
+    end: list[StreamEnd] = []
+    checks: list[StreamChecks] = []
+
+
 class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a group is asked: over HTTP at its `urls`, or it fetches its checks (`"mode": "pull"`)."""
 
@@ -135,23 +195,12 @@ class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mode: Literal["push", "pull"] | None = None
 
 
-class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a group chooses itself of the check policy."""
-
-    first_check_after_s: Seconds | None = None
-    check_interval_s: Seconds | None = None
-    max_interval_s: Seconds | None = None
-    max_checks: Annotated[int, Meta(ge=1, le=10_000, description="from 1 to 10000")] | None = None
-    max_age_s: Seconds | None = None
-    on_exhausted: OnExhausted | None = None
-
-
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A producer group."""
 
     check: CheckBy
     topics: Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
-    policy: PolicyRequest | None = None
+    policy: PolicyOverrides | None = None
 
 
 class ListParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,9 +209,14 @@ class ListParameters(msgspec.Struct, frozen=True, kw_only=True):
     state: State | None = None
     group: GroupName | None = None
     topic: TopicName | None = None
-    key: (
-        Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")] | None
-    ) = None
+    key: MessageKey | None = None
+    id: IdStart | None = None
+    older_than_s: Age | None = None
+    """Prepared at least so long ago."""
+    younger_than_s: Age | None = None
+    """Prepared at most so long ago."""
+    cause: Cause | None = None
+    error: ErrorPart | None = None
     limit: PageSize = 100
     cursor: Annotated[str, Meta(min_length=1, max_length=1024, description="`next` of the page before")] | None = None
 
@@ -197,23 +251,6 @@ class EndResponse(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: State
     changed: bool
-
-
-class ShownHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """A header as it was prepared."""
-
-    name: str
-    value: ShownData
-
-
-class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was prepared; text is shown as a plain string, anything else as BINARY."""
-
-    topic: str
-    key: ShownData
-    value: ShownData
-    headers: list[ShownHeader]
-    partition: int | None
 
 
 class TransactionSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,6 +307,18 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True):
     policy: CheckPolicy
     created_at: Timestamp
     updated_at: Timestamp
+
+
+class CheckSecretsResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group's checks are signed with, the newest first; the one before it is valid while it is rotated."""
+
+    group: str
+    secrets: list[str]
+    """As libraries for Standard Webhooks take them; empty if the operator has set no master secret."""
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return f"CheckSecretsResponse(group={self.group!r}, secrets={len(self.secrets)})"
 
 
 class GroupList(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from yarl import URL
 
+from halfway.domain.urls import url_refusal
 from halfway.rest.requests import models
 from halfway.rest.requests.data import from_base64
 
@@ -69,30 +68,12 @@ def remark_fits(remark: str) -> bool:
     return len(remark) * 4 <= models.MAX_REMARK_BYTES or len(remark.encode()) <= models.MAX_REMARK_BYTES
 
 
-def check_url_refusal(text: str) -> str | None:
-    """Return why a URL may not be a check endpoint, None if it may."""
-    if re.search(r"[\x00-\x20\x7f]", text) is not None:
-        return "a URL has no spaces and no control characters"
-    try:
-        url = URL(text)
-        port = url.port
-    except ValueError:
-        return "the URL cannot be read"
-    if url.scheme not in ("http", "https"):
-        return "the scheme is not http or https"
-    if not url.host or not port:
-        return "the URL has no host, or port 0"
-    if url.user is not None or url.password is not None:
-        return "a URL must not hold a user name or password"
-    return None
-
-
 def formats(internal_prefix: str) -> dict[str, Any]:
     """Return the predicate of each string format, by its name."""
     return {
         "topic": lambda text: topic_refusal(text, internal_prefix) is None,
         "remark": remark_fits,
-        "check-url": lambda text: check_url_refusal(text) is None,
+        "check-url": lambda text: url_refusal(text) is None,
         "base64": _is_base64,
     }
 

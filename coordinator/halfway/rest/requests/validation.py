@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -18,7 +19,7 @@ import msgspec
 from jsonschema.exceptions import ValidationError as SchemaError
 
 from halfway.domain.errors import InvalidRequestError
-from halfway.rest.requests import models, schemas
+from halfway.rest.requests import job_models, key_models, models, schemas
 from halfway.rest.requests.explain import SHOWN, short, told
 from halfway.rest.requests.repeats import repeated, suspicious
 from halfway.rest.requests.structure import weight
@@ -48,7 +49,21 @@ _BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
     models.BatchEnd,
     models.BatchRequest,
     models.GroupRequest,
+    models.StreamPrepare,
+    models.StreamEnd,
+    models.StreamChecks,
+    key_models.KeyRequest,
+    key_models.RotateRequest,
+    job_models.JobRequest,
+    models.StreamFrame,
+    models.WholeStreamFrame,
 )
+_READ_ONE_BY_ONE: Final = (models.BatchRequest, models.StreamFrame)
+"""Bodies whose items are read for themselves."""
+
+
+_WHOLE: Final[tuple[type[msgspec.Struct], ...]] = (models.WholeBatch,)
+"""Of many items that are read at once."""
 
 
 class FieldRefusedError(Exception):
@@ -78,6 +93,12 @@ class ExplanationBudget:
         return True
 
 
+@cache
+def _described() -> dict[str, Any]:
+    """Return the schemas of all bodies; nothing may change them."""
+    return schemas.components(_BODIES)
+
+
 class Validation:
     """Reads bodies and parameters."""
 
@@ -85,12 +106,12 @@ class Validation:
         """Make decoders and schemas; topics that begin with `internal_prefix` are refused."""
         self.internal_prefix = internal_prefix
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {
-            model: msgspec.json.Decoder(model) for model in _BODIES
+            model: msgspec.json.Decoder(model) for model in (*_BODIES, *_WHOLE)
         }
         checker = jsonschema.FormatChecker(formats=())
         for name, holds in schemas.formats(internal_prefix).items():
             checker.checks(name)(_of_strings(holds))
-        components = {"components": {"schemas": schemas.components(_BODIES)}}
+        components = {"components": {"schemas": _described()}}
         self._judges: dict[type, jsonschema.Draft202012Validator] = {
             model: jsonschema.Draft202012Validator(
                 {"$ref": schemas.REFERENCE.format(name=model.__name__), **components}, format_checker=checker
@@ -118,7 +139,7 @@ class Validation:
             converted = convert(request)
             data = bytes(body)
             if len(data) <= MAX_COMPARED_BYTES and suspicious(request, data):
-                _demand_single(data, within=model is not models.BatchRequest)  # its items are read one by one
+                _demand_single(data, within=model not in _READ_ONE_BY_ONE)
         except msgspec.ValidationError as error:
             first = _located(error)
         except FieldRefusedError as error:
@@ -138,6 +159,18 @@ class Validation:
             raise invalid(self._explained(model, text) or [first])
         _demand_json(text)
         raise invalid([first])
+
+    def read_whole(self, model: type[M], body: bytes, convert: Callable[[M], R]) -> R | None:
+        """Return what `convert` makes of the many items of a body.
+
+        None if one of them is wrong, or may be: reading them one by one then gives each its own answer.
+        """
+        try:
+            request = self._decoders[model].decode(body)
+            converted = convert(request)
+        except (msgspec.MsgspecError, FieldRefusedError, RecursionError, UnicodeDecodeError):
+            return None
+        return None if suspicious(request, body) else converted
 
     def _explained(self, model: type[Any], body: bytes) -> Sequence[tuple[str, str]]:
         try:

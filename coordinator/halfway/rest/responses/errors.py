@@ -70,6 +70,12 @@ class MethodNotAllowedError(HalfwayError):
         super().__init__(f"the path does not take {method[:20]}: {self.allowed}", allowed=list(allowed))
 
 
+class UpgradeRequiredError(HalfwayError):
+    """This path takes only WebSocket handshakes with a subprotocol that the server knows."""
+
+    code = "upgrade_required"
+
+
 class InternalError(HalfwayError):
     """Something went wrong here that is not the request's fault: the log has it under the request's id."""
 

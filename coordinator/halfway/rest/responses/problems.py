@@ -17,9 +17,12 @@ STATUS: Final[dict[type[HalfwayError], tuple[int, str]]] = {
     rest_errors.MalformedJsonError: (400, "Malformed JSON"),
     rest_errors.EmptyBodyError: (400, "Empty body"),
     rest_errors.BadHttpError: (400, "Bad request"),
+    errors.UnauthenticatedError: (401, "Unauthenticated"),
     errors.PreparesRejectedError: (403, "No new transactions are taken"),
     errors.ForbiddenError: (403, "Forbidden"),
     errors.UnknownGroupError: (404, "Unknown group"),
+    errors.UnknownKeyError: (404, "Unknown key"),
+    errors.UnknownJobError: (404, "Unknown job"),
     errors.UnknownTransactionError: (404, "Unknown transaction"),
     rest_errors.UnknownPathError: (404, "Unknown path"),
     rest_errors.MethodNotAllowedError: (405, "Method not allowed"),
@@ -27,7 +30,11 @@ STATUS: Final[dict[type[HalfwayError], tuple[int, str]]] = {
     errors.AlreadyEndedError: (409, "Already ended"),
     errors.NotPendingError: (409, "Not pending"),
     errors.IdReusedError: (409, "Id reused"),
+    errors.IdReplacedError: (409, "Id replaced"),
+    errors.JobIdReusedError: (409, "Job id reused"),
     errors.GroupInUseError: (409, "Group in use"),
+    errors.TooManyKeysError: (409, "Too many keys"),
+    errors.AccessControlOffError: (409, "Access control is off"),
     errors.OutcomeExpiredError: (410, "Outcome expired"),
     errors.MessageTooLargeError: (413, "Message too large"),
     rest_errors.BodyTooLargeError: (413, "Body too large"),
@@ -35,7 +42,9 @@ STATUS: Final[dict[type[HalfwayError], tuple[int, str]]] = {
     errors.InvalidRequestError: (422, "Invalid request"),
     errors.TopicNotAllowedError: (422, "Topic not allowed"),
     errors.UnknownTopicError: (422, "Unknown topic"),
+    rest_errors.UpgradeRequiredError: (426, "Upgrade required"),
     errors.OverloadedError: (429, "Overloaded"),
+    errors.GroupLimitedError: (429, "Group limited"),
     rest_errors.InternalError: (500, "Internal error"),
     errors.OutcomeUnknownError: (503, "Outcome unknown"),
     errors.EndUnconfirmedError: (503, "End not confirmed"),
@@ -71,6 +80,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The request's id, as in the header X-Request-Id and in the log."""
     errors: list[FieldProblem] | None = None
     state: str | None = None
+    retry_after_s: int | None = None
+    """Of one of many answers, in a batch or on a stream: the seconds that the header Retry-After says elsewhere."""
 
 
 def status_of(kind: type[HalfwayError]) -> tuple[int, str]:
@@ -96,6 +107,13 @@ def problem(error: HalfwayError) -> dict[str, Any]:
     for name, value in error.fields.items():
         document.setdefault(name, value)
     return document
+
+
+def standing_alone(error: HalfwayError) -> dict[str, Any]:
+    """Return the problem document of one of many answers: what a header says of a whole one stands in it."""
+    document = problem(error)
+    wait = retry_after(error)
+    return document if wait is None else {**document, "retry_after_s": int(wait)}
 
 
 def encoded(document: dict[str, Any]) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from http import HTTPMethod
+from collections.abc import Callable
+from functools import partial
+from http import HTTPMethod, HTTPStatus
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -15,21 +17,32 @@ import msgspec
 import structlog
 from aiohttp import web
 from aiohttp.web_exceptions import HTTPException
-from multidict import CIMultiDict
 
-from halfway.domain.errors import HalfwayError, KafkaUnavailableError, OverloadedError, ShuttingDownError
+from halfway.domain.errors import (
+    GroupLimitedError,
+    HalfwayError,
+    KafkaUnavailableError,
+    OverloadedError,
+    ShuttingDownError,
+)
+from halfway.rest.handlers import openapi
 from halfway.rest.handlers.calls import Answer, Call, Site, refusal
-from halfway.rest.handlers.openapi import document
-from halfway.rest.handlers.routes import OPERATIONS, Operation, Routes
+from halfway.rest.handlers.routes import Operation, Routes
 from halfway.rest.requests import bodies
+from halfway.rest.requests.admission import Admission, HeldRefusals, Places
 from halfway.rest.requests.bodies import JSON, Bodies
 from halfway.rest.requests.structure import demand_few_members
 from halfway.rest.requests.validation import Validation
-from halfway.rest.responses.errors import InternalError, MethodNotAllowedError
+from halfway.rest.responses.errors import InternalError, MethodNotAllowedError, UpgradeRequiredError
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.admission import Admission
-from halfway.rest.server.server import cancelled_when_lost
+from halfway.rest.responses.whole import WholeResponse
+from halfway.rest.server.authentication import caller_of
+from halfway.rest.server.events import Events
+from halfway.rest.server.server import cancelled_when_lost, told_of_data
+from halfway.rest.stream.accumulator import OperationAccumulator, StreamObserver
+from halfway.rest.stream.stream import StreamLimits
+from halfway.rest.stream.streams import Streams
 
 if TYPE_CHECKING:
     from halfway.service.coordinator import Coordinator
@@ -51,9 +64,14 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     prepare_wait_s: float = 1.0
     max_body_bytes_in_flight: int = 256 * 1024 * 1024
     max_batch_items: int = 1000
+    max_streams: int = 1000
+    max_stream_operations: int = 1024
+    """Of one stream that are not answered yet."""
+    stream_heartbeat_s: float | None = None
+    """After which a silent client is pinged; it may be held up for the time of an operation before it answers."""
 
 
-class RequestObserver(Protocol):
+class RequestObserver(StreamObserver, Protocol):
     """Counts requests."""
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
@@ -75,15 +93,20 @@ class Api:
         observer: RequestObserver,
         limits: ApiLimits | None = None,
         unsent: Unsent | None = None,
+        demand_host: Callable[[web.BaseRequest], None] = lambda _: None,
     ) -> None:
-        """Make routes, validation and the OpenAPI document; nothing is started."""
+        """Make routes, validation and the OpenAPI document; nothing is started.
+
+        `demand_host` raises a HalfwayError if a request asks for a host that is not this API.
+        """
+        self._demand_host = demand_host
         self._limits = limits or ApiLimits()
         self._observer = observer
         self._routes = Routes()
         self._site = Site(
             coordinator=coordinator,
             validation=Validation(internal_prefix=internal_prefix),
-            openapi=msgspec.json.encode(document(OPERATIONS)),
+            openapi=openapi.encoded(),
             max_batch_items=self._limits.max_batch_items,
             unsent=unsent or Unsent(),
         )
@@ -94,14 +117,41 @@ class Api:
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self.in_flight = 0
+        self.places = Places(self._limits.max_requests)
         self.admission = Admission(max_requests=self._limits.max_requests, wait_s=self._limits.prepare_wait_s)
+        self._refusals = HeldRefusals(wait_s=self._limits.prepare_wait_s, most=max(1, self._limits.max_requests // 16))
         self._open: set[asyncio.Task[Any]] = set()
         self._abandoning = False
         self.bodies = Bodies(
             max_bytes=self._limits.max_body_bytes,
             max_bytes_in_flight=self._limits.max_body_bytes_in_flight,
             timeout_s=self._limits.request_timeout_s,
+        )
+        self.streams = self._streams(coordinator)
+        self.events = Events(coordinator)
+
+    def _streams(self, coordinator: Coordinator) -> Streams:
+        limits = self._limits
+        accumulator = OperationAccumulator(
+            coordinator,
+            places=self.places,
+            admission=self.admission,
+            bodies=self.bodies,
+            timeout_s=limits.request_timeout_s,
+            hold_s=limits.prepare_wait_s,
+            observer=self._observer,
+        )
+        return Streams(
+            accumulator,
+            self.bodies,
+            StreamLimits(
+                max_streams=limits.max_streams,
+                max_in_flight=min(limits.max_stream_operations, limits.max_requests),
+                max_frame_bytes=limits.max_body_bytes,
+                max_frame_operations=limits.max_batch_items,
+                timeout_s=limits.request_timeout_s,
+                heartbeat_s=limits.stream_heartbeat_s or 2 * limits.request_timeout_s + 10,
+            ),
         )
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -115,9 +165,20 @@ class Api:
         self._open.add(task)
         self._idle.clear()
         try:
+            self._demand_host(request)
             operation, parameter = self._routes.find(request.method, request.rel_url.raw_path)
             name = operation.id
-            given = await self._admitted(operation, parameter, request, began + self._limits.request_timeout_s)
+            call = Call(
+                site=self._site,
+                request=request,
+                parameter=unquote(parameter) if "%" in parameter else parameter,
+                deadline=began + self._limits.request_timeout_s,
+                principal=caller_of(request, operation.access, self._site.coordinator.authority),
+            )
+            if operation.upgrades or operation.listens:
+                open_ended = self._upgraded if operation.upgrades else self._listened
+                return await open_ended(operation, call, request_id)
+            given = await self._admitted(operation, call)
         except MethodNotAllowedError as error:
             allowed = error.allowed
             given = refusal(error, instance=request_id)
@@ -159,6 +220,8 @@ class Api:
         """
         self._stopping = True
         self.admission.close()
+        self.streams.stop()
+        self.events.stop()
         try:
             async with asyncio.timeout_at(deadline):
                 await self._idle.wait()
@@ -171,55 +234,76 @@ class Api:
             if abandoned:
                 await asyncio.wait(abandoned, timeout=_ABANDON_S)
 
-    async def _admitted(
-        self, operation: Operation, parameter: str, request: web.BaseRequest, deadline: float
-    ) -> Answer:
+    async def _admitted(self, operation: Operation, call: Call) -> Answer:
         if self._stopping:
             raise ShuttingDownError
         if operation.waits:
-            with cancelled_when_lost(request):
-                return await self._answer(operation, parameter, request, b"", deadline)
+            with cancelled_when_lost(call.request):
+                return await self._answer(operation, call)
         self._demand_place()
         if operation.body is None and not operation.takes_body:
-            return await self._placed(operation, parameter, request, b"", deadline)
-        body = await self.bodies.read(request, deadline, expected=operation.body is not None)
+            return await self._placed(operation, call)
+        body = call.body = await self.bodies.read(call.request, call.deadline, expected=operation.body is not None)
         try:
             if len(body) > bodies.SMALL_BYTES:
                 await demand_few_members(body)
             self._demand_place()
-            return await self._placed(operation, parameter, request, body, deadline)
+            return await self._placed(operation, call)
         finally:
             self.bodies.release(body)
 
-    def _demand_place(self) -> None:
-        if self.in_flight >= self._limits.max_requests:
-            raise OverloadedError(f"{self.in_flight} requests are in flight here already: try again later")
+    async def _upgraded(self, operation: Operation, call: Call, request_id: str) -> web.StreamResponse:
+        """Accept a handshake, and serve the stream to its end."""
+        if self._stopping:
+            raise ShuttingDownError
+        self.streams.demand_room(call.principal)
+        given = await operation.handler(call)
+        stream = self.streams.make(call)
+        if not stream.socket.can_prepare(call.request):
+            raise UpgradeRequiredError("the handshake is not one of WebSocket version 13")
+        stream.socket.headers["X-Request-Id"] = request_id
+        self._observer.answered(operation.id, given.status, 0.0)
+        with told_of_data(call.request, partial(self.streams.received, stream)):
+            return await self.streams.serve(stream, call.request)
 
-    async def _placed(
-        self, operation: Operation, parameter: str, request: web.BaseRequest, body: bytes, deadline: float
-    ) -> Answer:
+    async def _listened(self, operation: Operation, call: Call, request_id: str) -> web.StreamResponse:
+        """Send events to their end."""
+        if self._stopping:
+            raise ShuttingDownError
+        self._observer.answered(operation.id, HTTPStatus.OK, 0.0)
+        with cancelled_when_lost(call.request):
+            return await self.events.serve(call, request_id)
+
+    def _demand_place(self) -> None:
+        if self.places.taken >= self.places.most:
+            raise self.places.refusal()
+
+    async def _placed(self, operation: Operation, call: Call) -> Answer:
         """Answer a request that is wholly received; only such a request takes a place."""
-        self.in_flight += 1
+        if not self.places.take(1):
+            raise self.places.refusal()
         try:
-            given = await self._answer(operation, parameter, request, body, deadline)
+            given = await self._answer(operation, call)
         finally:
-            self.in_flight -= 1
+            self.places.leave(1)
         size = len(given.body or b"")
         if operation.method == HTTPMethod.GET and size > LARGE_BYTES and not self._site.unsent.has_room(size):
             raise OverloadedError("clients here do not read what they were answered: try again later")
         return given
 
-    async def _answer(
-        self, operation: Operation, parameter: str, request: web.BaseRequest, body: bytes, deadline: float
-    ) -> Answer:
-        if "%" in parameter:
-            parameter = unquote(parameter)
-        call = Call(site=self._site, request=request, parameter=parameter, body=body, deadline=deadline)
+    async def _answer(self, operation: Operation, call: Call) -> Answer:
         if not operation.begins:
             return await operation.handler(call)
+        try:
+            return await self._begun(operation, call)
+        except GroupLimitedError as error:
+            await self._refusals.hold(str(error.fields["group"]))
+            raise
+
+    async def _begun(self, operation: Operation, call: Call) -> Answer:
         await self.admission.enter()
         try:
-            if request.transport is None:
+            if call.request.transport is None:
                 raise ConnectionResetError  # nobody would end a transaction that begins now
             return await operation.handler(call)
         finally:
@@ -231,14 +315,13 @@ class Api:
             return given
         return f"{self._instance}-{next(self._ids):x}"
 
-    def _response(self, given: Answer, request_id: str, allowed: str | None) -> web.Response:
-        headers = CIMultiDict(given.headers)
-        headers["X-Request-Id"] = request_id
+    def _response(self, given: Answer, request_id: str, allowed: str | None) -> WholeResponse:
+        headers = [*given.headers, ("X-Request-Id", request_id)]
         if given.body is not None:
-            headers["Content-Type"] = JSON if given.error_code is None else CONTENT_TYPE
+            headers.append(("Content-Type", JSON if given.error_code is None else CONTENT_TYPE))
         if allowed is not None:
-            headers["Allow"] = allowed
-        response = web.Response(status=given.status, body=given.body, headers=headers)
+            headers.append(("Allow", allowed))
+        response = WholeResponse(given.status, given.body, headers)
         if self._stopping:
             response.force_close()
         return response

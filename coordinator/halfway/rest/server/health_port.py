@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
+from halfway.domain.errors import HalfwayError
 from halfway.rest.handlers.calls import refusal
 from halfway.rest.responses.errors import MethodNotAllowedError, UnknownPathError
 from halfway.rest.responses.problems import CONTENT_TYPE
 
-if TYPE_CHECKING:
-    from halfway.domain.errors import HalfwayError
-
 _METHODS: Final = ("GET", "HEAD")
+_API: Final = ("/v1/", "/openapi.json")
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,23 +44,34 @@ class HealthPort:
         reasons: Callable[[], Sequence[Reason]],
         not_acquired: Callable[[], Sequence[ShardNotAcquired]],
         metrics: Callable[[], tuple[bytes, str]],
+        demand_reader: Callable[[web.BaseRequest], object] = lambda _: None,
+        api: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None = None,
     ) -> None:
         """Take the functions that return why this instance is not ready, and the metrics with their content type.
 
-        `not_acquired` is shown whether it is ready or not.
+        `not_acquired` is shown whether it is ready or not. `demand_reader` raises a HalfwayError if the caller may not
+        read metrics; health is for everybody. `api` answers what belongs to the API, for a console that is here.
         """
         self._reasons = reasons
         self._not_acquired = not_acquired
         self._metrics = metrics
+        self._demand_reader = demand_reader
+        self._api = api
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer `/health/live`, `/health/ready` (503 with reasons until ready) and `/metrics`."""
         path = request.rel_url.raw_path
+        if self._api is not None and path.startswith(_API):
+            return await self._api(request)
         if path not in ("/health/live", "/health/ready", "/metrics"):
             return _refused(UnknownPathError("here are /health/live, /health/ready and /metrics"))
         if request.method not in _METHODS:
             return _refused(MethodNotAllowedError(request.method, _METHODS))
         if path == "/metrics":
+            try:
+                self._demand_reader(request)
+            except HalfwayError as error:
+                return _refused(error)
             body, content_type = self._metrics()
             return web.Response(body=body, headers={"Content-Type": content_type})
         document: dict[str, object] = {"status": "ok"}
@@ -76,4 +86,5 @@ class HealthPort:
 
 def _refused(error: HalfwayError) -> web.Response:
     told = refusal(error)
-    return web.Response(status=told.status, body=told.body, content_type=CONTENT_TYPE)
+    headers = {**dict(told.headers), "Content-Type": CONTENT_TYPE}
+    return web.Response(status=told.status, body=told.body, headers=headers)

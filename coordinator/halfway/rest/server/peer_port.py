@@ -154,7 +154,7 @@ class PeerPort:
         deadline = asyncio.get_running_loop().time() + within
         try:
             call = decode_call(frame.call)
-            done = await self._answering.answer(call, deadline=deadline, credential=frame.credential)
+            done = await self._answering.answer(call, deadline=deadline, principal=frame.caller)
             return encode_answer(index, done)
         except HalfwayError as error:
             return encode_answer(index, error)

@@ -17,6 +17,8 @@ from halfway.rest.handlers.calls import refusal
 from halfway.rest.responses.errors import BadHttpError, InternalError
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
+from halfway.rest.server.tls import ServerTls, names_in
+from halfway.rest.server.tls_acceptor import HANDSHAKE_S, TlsAcceptor
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +32,10 @@ UNREAD_S: Final = 20.0
 """The system closes a connection whose client acknowledges nothing for this long."""
 _LOOKED_AT: Final = 256
 """Connections to look at for an idle one if there are too many."""
+_HANDSHAKES: Final = 4
+"""One connection in so many may be in its TLS handshake."""
+_BACKLOG: Final = 1024
+_CLOSING_S: Final = 0.1
 _BAD_REQUEST: Final = 400
 
 
@@ -41,6 +47,10 @@ class _Connection(RequestHandler):
         self._unsent = manager.unsent
         self.waiting: asyncio.Task[Any] | None = None
         """The task to cancel if the connection is lost."""
+        self.arrived: Callable[[int], bool] | None = None
+        """Told how much arrives; the connection is cut if it returns False."""
+        self.client_names: tuple[str, ...] = ()
+        """What the client's certificate calls it."""
 
     @property
     def idle(self) -> bool:
@@ -49,10 +59,24 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.client_names = names_in(transport.get_extra_info("peercert"))
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock = transport.get_extra_info("socket")
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
+
+    def data_received(self, data: bytes) -> None:
+        if self.arrived is not None and not self.arrived(len(data)) and self.transport is not None:
+            self.transport.abort()
+            return
+        super().data_received(data)
+
+    def give_way(self) -> None:
+        """Close for another one; TLS would first wait for the client to say that it has heard."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None and transport.get_extra_info("ssl_object") is not None:
+            transport.abort()
 
     async def start(self) -> None:
         """Serve requests, unless the connection was one too many."""
@@ -94,27 +118,42 @@ class _Connection(RequestHandler):
 
 
 class _Server(web.Server):
-    """Makes connections, up to the limit."""
+    """Makes connections, up to the limit; of a TLS port, handshakes under way count too."""
 
     def __init__(self, handler: Handler, *, max_connections: int, unsent: Unsent, **options: Any) -> None:
         super().__init__(handler, **options)
         self.unsent = unsent
+        self.acceptor: TlsAcceptor | None = None
         self._options = options
         self._max_connections = max_connections
 
-    def __call__(self) -> RequestHandler:
+    def __call__(self) -> _Connection:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self._connections) > self._max_connections:
-            eldest = [one for one in islice(self._connections, _LOOKED_AT) if isinstance(one, _Connection)]
-            idle = next((one for one in eldest if one.idle and one is not handler), None)
-            idle = idle or next((one for one in eldest if one.waiting is not None), None)
-            if idle is None:
-                transport.abort()
-            else:
-                idle.force_close()
+        if self.acceptor is not None:
+            self.acceptor.made(handler)  # it found room when it was accepted
+        elif not self.demand_room(handler):
+            transport.abort()
+
+    def demand_room(self, newcomer: asyncio.Protocol) -> bool:
+        """Close a connection if there is one too many; False if none can be closed but the newcomer."""
+        shaking = 0 if self.acceptor is None else len(self.acceptor)
+        if len(self._connections) + shaking <= self._max_connections:
+            return True
+        eldest = [one for one in islice(self._connections, _LOOKED_AT) if isinstance(one, _Connection)]
+        idle = next((one for one in eldest if one.idle and one is not newcomer), None)
+        idle = idle or next((one for one in eldest if one.waiting is not None), None)
+        if idle is not None:
+            idle.give_way()
+        return idle is not None
+
+
+def client_names(request: web.BaseRequest) -> tuple[str, ...]:
+    """Return what the certificate of a request's client calls it; nothing if it showed none."""
+    connection = request.protocol
+    return connection.client_names if isinstance(connection, _Connection) else ()
 
 
 @contextmanager
@@ -133,25 +172,46 @@ def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
         connection.waiting = None
 
 
+@contextmanager
+def told_of_data(request: web.BaseRequest, arrived: Callable[[int], bool]) -> Iterator[None]:
+    """Call `arrived` with how much arrives on the request's connection, which is cut if it returns False."""
+    connection = request.protocol
+    if not isinstance(connection, _Connection):
+        yield
+        return
+    connection.arrived = arrived
+    try:
+        yield
+    finally:
+        connection.arrived = None
+
+
 class HttpServer:
     """One listening port. `stop` closes it and every connection; the caller finishes requests first."""
 
     def __init__(
-        self, handler: Handler, *, max_connections: int = MAX_CONNECTIONS, unsent: Unsent | None = None
+        self,
+        handler: Handler,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        unsent: Unsent | None = None,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         """Keep the handler; nothing is opened.
 
         For a connection too many, the oldest idle connection is closed instead, else the oldest one that only waits for
-        an event, else the new one itself.
+        an event, else the new one itself. A TLS handshake that is under way counts as a connection; it ends after
+        `handshake_s`, and the oldest one ends sooner if they are a quarter of all.
         """
         self._handler = handler
         self._unsent = unsent or Unsent()
         self._max_connections = max_connections
-        self._runner: web.ServerRunner | None = None
-        self._site: web.TCPSite | None = None
+        self._handshake_s = handshake_s
+        self._server: _Server | None = None
+        self._listener: asyncio.Server | TlsAcceptor | None = None
         self.port = 0
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
         """Listen and return the port, a free one for 0; OSError if it is taken or not permitted."""
         server = _Server(
             self._handler,
@@ -163,33 +223,34 @@ class HttpServer:
             auto_decompress=False,
             tcp_keepalive=True,
         )
-        runner = web.ServerRunner(server, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, host, port, backlog=1024, reuse_address=True)
-            await site.start()
-        except BaseException:
-            await runner.cleanup()
-            raise
-        self._runner, self._site = runner, site
-        self.port = _bound(runner, port)
+        listener: asyncio.Server | TlsAcceptor
+        if tls is None:
+            loop = asyncio.get_running_loop()
+            listener = await loop.create_server(server, host, port, backlog=_BACKLOG, reuse_address=True)
+        else:
+            listener = server.acceptor = TlsAcceptor(
+                server,
+                tls.context,
+                most=max(1, self._max_connections // _HANDSHAKES),
+                demand_room=server.demand_room,
+                within_s=self._handshake_s,
+            )
+            await listener.listen(host, port, _BACKLOG)
+        self._server, self._listener = server, listener
+        self.port = int(listener.sockets[0].getsockname()[1])
         return self.port
 
     async def close_port(self) -> None:
         """Accept no more connections; open ones stay."""
-        if self._site is not None:
-            site, self._site = self._site, None
-            await site.stop()
+        if self._listener is not None:
+            listener, self._listener = self._listener, None
+            listener.close()
 
     async def stop(self) -> None:
         """Close the port and every connection."""
-        if self._runner is not None:
-            runner, self._runner, self._site = self._runner, None, None
-            await runner.cleanup()
-
-
-def _bound(runner: web.ServerRunner, port: int) -> int:
-    for address in runner.addresses:
-        if isinstance(address, tuple):
-            return int(address[1])
-    return port
+        await self.close_port()
+        if self._server is not None:
+            server, self._server = self._server, None
+            await asyncio.sleep(0)  # what has arrived is begun before its connection is closed
+            server.pre_shutdown()
+            await server.shutdown(_CLOSING_S)

@@ -21,6 +21,11 @@ class Breaker:
         """Whether calls are held back."""
         return self._until is not None
 
+    @property
+    def until(self) -> int | None:
+        """Until when calls are held back; None if they are not."""
+        return self._until
+
     def admits(self, now: int) -> bool:
         """Whether a call may be made now; an open breaker admits one probe at a time."""
         if self._until is None:

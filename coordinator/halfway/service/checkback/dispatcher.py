@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from halfway.domain.errors import AlreadyEndedError, HalfwayError
+from halfway.domain.errors import AlreadyEndedError, HalfwayError, InvalidRequestError
+from halfway.domain.principal import Permission
 from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause, Outcome, transition
@@ -19,15 +20,17 @@ from halfway.service.checkback.queue import RETRY_MS, CheckQueue
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.query.views import view
 from halfway.service.resolve.commit_verdicts import CommitVerdicts
-from halfway.service.resolve.effects import ACTIONS, Act
+from halfway.service.resolve.effects import ACTIONS, Act, demand_same
 from halfway.service.resolve.resolver import WRITE_LIMIT_S, limit
 from halfway.service.shards.check_schedule import look_at
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from halfway.domain.principal import Principal
     from halfway.domain.shard import Entry
-    from halfway.service.ports import CheckCaller, Clock, Observer
+    from halfway.service.activity import Activity
+    from halfway.service.ports import CheckCaller, Clock
     from halfway.service.query.lookup import Lookup
     from halfway.service.requests import ServiceLimits, TransactionView
     from halfway.service.resolve.resolver import Resolver
@@ -52,7 +55,7 @@ class CheckDispatcher:
         resolver: Resolver,
         caller: CheckCaller,
         clock: Clock,
-        observer: Observer,
+        observer: Activity,
     ) -> None:
         """Keep the parts; nothing is started."""
         self._limits = limits
@@ -101,15 +104,34 @@ class CheckDispatcher:
             self._queue(queue, shard, entry, now, first=first)
             self._run(entry.group, queue)
 
-    async def check_now(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
-        """Check a prepared transaction now, before its time; a conflict for any other state."""
-        shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
-        self._groups.allow(entry.group, credential=credential, action="check")
+    async def check_now(
+        self, transaction_id: str, *, prepared_at: int | None = None, deadline: float, principal: Principal
+    ) -> TransactionView:
+        """Check a prepared transaction now, before its time; a conflict for any other state.
+
+        Raises:
+            IdReplacedError: the id belongs to a transaction that was not prepared at `prepared_at`.
+            InvalidRequestError: the operator allows none of the group's endpoints.
+
+        """
+        shard, entry = await self._lookup.locate(
+            transaction_id, Permission.CHECK, principal=principal, deadline=deadline
+        )
+        demand_same(entry, prepared_at)
         transition(transaction_id, entry.state, Action.CHECK)
+        self._demand_destination(entry.group)
         if isinstance(entry, Pending):
             shard.agenda.discard(transaction_id)
             self.offer(shard, entry, first=True)
         return view(self._groups, entry)
+
+    def _demand_destination(self, name: str) -> None:
+        group = self._groups.find(name)
+        refusals = [self._caller.refusal(url) for url in (() if group is None else group.urls)]
+        if refusals and all(refusals):
+            raise InvalidRequestError(
+                f"no endpoint of group {name!r} may be called: {refusals[0]}", field="check.urls[0]"
+            )
 
     def _queue(self, queue: CheckQueue, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
         """Queue a check, and let the scan look at its transaction again even if no reply comes."""
@@ -166,6 +188,7 @@ class CheckDispatcher:
             try:
                 self._run(name, queue)
                 if reply is not None:
+                    self._observer.journal.checked(entry.id, entry.checks + 1, reply, now)
                     await self._judge(shard.number, entry, reply, now)
             finally:
                 queue.asked.discard(entry.id)
@@ -179,8 +202,8 @@ class CheckDispatcher:
             return None
         group = self._groups.find(entry.group)
         urls = () if group is None else group.urls
-        queue.turn += 1
-        start = queue.turn % len(urls) if urls else 0
+        queue.next_url += 1
+        start = queue.next_url % len(urls) if urls else 0
         attempt = entry.checks + 1
         request = CheckRequest(
             check_id=check_id(entry.id, attempt),
@@ -205,7 +228,13 @@ class CheckDispatcher:
             self.verdicts.keep(entry, shard.number, attempt)
         verdict = reply.outcome.value if reply.answered else "none"
         self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - began)
+        self._observer.asked(entry.group, reply)
         return reply
+
+    def figures(self, group: str) -> tuple[int, int, int | None]:
+        """Return a group's checks in flight and due, and until when its circuit breaker is open; None if it is not."""
+        queue = self._queues.get(group)
+        return (0, 0, None) if queue is None else (queue.running, len(queue.due), queue.breaker.until)
 
     def is_open(self, number: int, transaction_id: str) -> bool:
         """Whether a transaction is prepared and not being resolved."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from halfway.domain.errors import HalfwayError, InvalidRequestError, OverloadedError
+from halfway.domain.principal import Permission, Principal
 from halfway.domain.records import CheckMode, Group
 from halfway.service.checkback.dispatcher import check_id
 from halfway.service.checkback.queue import RETRY_MS, CheckQueue
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Wanted = Callable[[], bool]
 """Whether the caller of a poll is still there to take the checks."""
 
+LOOK_EVERY_S = 0.5
+"""How often whoever waits is looked at: its key may have been revoked, or has expired, and nothing tells it."""
 _HAND_OUT_S = 2.0
 """How long reading payloads back may take beyond the time of the poll."""
 _HAND_OUT_BYTES = 4 * 1024 * 1024
@@ -61,23 +64,20 @@ class FetchedChecks:
         self._observer = observer
 
     async def lease(
-        self, name: str, *, at_most: int, wait_s: float, credential: str | None, wanted: Wanted = always
+        self, name: str, *, at_most: int, wait_s: float, principal: Principal, wanted: Wanted = always
     ) -> list[LeasedCheck]:
         """Hand out up to `at_most` due checks of a group in pull mode, waiting up to `wait_s` for the first.
 
         A check that is handed out counts as sent, and is not handed out again before its lease has passed. None is
         handed out once `wanted` returns False.
+
+        Raises:
+            HalfwayError: the group has no checks to fetch, or the caller may not fetch them, or no longer.
+
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        group = await self._groups.required(
-            name, credential=credential, action="lease_checks", deadline=until + _HAND_OUT_S
-        )
-        if group.mode is not CheckMode.PULL:
-            raise InvalidRequestError(
-                f'group {name!r} is asked over HTTP: PUT it with "check": {{"mode": "pull"}} to fetch its checks',
-                field="group",
-            )
+        group = await self.fetching(name, principal, until=until)
         queue = self._checks.queue(name)
         if not wait_s:
             return await self._hand_out(group, queue, at_most, until=until + _HAND_OUT_S, wanted=wanted)
@@ -85,8 +85,24 @@ class FetchedChecks:
             while True:
                 hand_out_until = max(until, loop.time()) + _HAND_OUT_S
                 leased = await self._hand_out(group, queue, at_most, until=hand_out_until, wanted=wanted)
-                if leased or self._checks.closed or not await self.due(name, until=until):
+                if leased or self._checks.closed or not wanted() or loop.time() >= until:
                     return leased
+                await self.due(name, until=min(until, loop.time() + LOOK_EVERY_S))
+                group = await self.fetching(name, principal, until=until)
+
+    async def fetching(self, name: str, principal: Principal, *, until: float) -> Group:
+        """Return a group that fetches its checks, and whose checks the caller may fetch; HalfwayError if it may not.
+
+        `until` is when its poll ends, on the loop's clock.
+        """
+        deadline = until + _HAND_OUT_S
+        group = await self._groups.allowed(name, Permission.FETCH_CHECKS, principal=principal, deadline=deadline)
+        if group.mode is not CheckMode.PULL:
+            raise InvalidRequestError(
+                f'group {name!r} is asked over HTTP: PUT it with "check": {{"mode": "pull"}} to fetch its checks',
+                field="group",
+            )
+        return group
 
     @contextmanager
     def polling(self, name: str) -> Iterator[None]:

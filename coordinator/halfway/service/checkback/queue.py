@@ -24,7 +24,7 @@ class CheckQueue:
         self.asked: set[str] = set()
         """Ids with a check in flight: at most one for each id."""
         self.running = 0
-        self.turn = 0
+        self.next_url = 0
         self.polls = 0
         self.arrival = asyncio.Event()
         self.slot_at = 0

@@ -109,7 +109,7 @@ class Scan:
             self._carry_out(shard, transaction_id, self._resolver.correct)
 
     async def _commit_cursors(self, shard: Shard) -> None:
-        """Step 6: commit the cursors, also when they are unchanged."""
+        """Step 6: commit the cursors; the store leaves alone what has not moved."""
         await self._cursors.commit({shard.number: Cursors(half=shard.state.half_cursor, op=shard.state.op_cursor)})
 
     def _carry_out(self, shard: Shard, transaction_id: str, step: Step) -> None:

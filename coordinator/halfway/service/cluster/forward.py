@@ -17,11 +17,13 @@ from halfway.domain.errors import (
     PeerLostError,
     ShardUnavailableError,
 )
+from halfway.service.answers import Answers
 from halfway.service.peer_calls import EndCall, PeerCall, PrepareCall, ResumeCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from halfway.domain.principal import Principal
     from halfway.service.ports import Observer, OwnerHint, Owners, Peers
     from halfway.service.shards.shard_table import ShardTable
 
@@ -42,9 +44,39 @@ class NoOwners:
 class NoPeers:
     """The port `Peers` of an instance that asks no other."""
 
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:  # noqa: ARG002
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:  # noqa: ARG002
         """Refuse every call."""
         raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
+
+
+class _ForwardedAnswers(Answers[Any]):
+    """Answers that come from another instance where this one does not serve the shard."""
+
+    __slots__ = ("_ask", "_asking")
+
+    def __init__(self, count: int, ask: Callable[[int, NotServedError], asyncio.Task[Any]]) -> None:
+        super().__init__(count)
+        self._ask = ask
+        self._asking: dict[int, asyncio.Task[Any]] = {}
+
+    def answer(self, place: int, result: Any) -> None:
+        if not isinstance(result, NotServedError) or place in self._asking or not self.waits_for(place):
+            super().answer(place, result)
+        else:
+            asking = self._asking[place] = self._ask(place, result)
+            asking.add_done_callback(partial(self._answered, place))
+
+    def abandon(self) -> None:
+        super().abandon()
+        for asking in self._asking.values():
+            asking.cancel()
+
+    def _answered(self, place: int, asking: asyncio.Task[Any]) -> None:
+        if asking.cancelled():
+            self.answer(place, ConnectionAbortedError("the caller is gone"))
+            return
+        error = asking.exception()
+        self.answer(place, asking.result() if error is None else error)
 
 
 class Forwarder:
@@ -57,44 +89,42 @@ class Forwarder:
         self._peers = peers
         self._observer = observer
         self._alone = isinstance(peers, NoPeers)
-        self._turn = 0
+        self._next_owner = 0
 
-    async def instead(self, error: NotServedError, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+    def answers(
+        self, requests: Sequence[Any], call: Callable[..., PeerCall], deadline: float, principal: Principal
+    ) -> Answers[Any]:
+        """Return answers to requests; what is answered that its shard is not served here, its owner is asked instead.
+
+        `call` makes the call of one request.
+        """
+        if self._alone:
+            return Answers(len(requests))
+
+        def ask(place: int, error: NotServedError) -> asyncio.Task[Any]:
+            asked = self._forward(error, call(request=requests[place]), deadline=deadline, principal=principal)
+            return asyncio.get_running_loop().create_task(asked)
+
+        return _ForwardedAnswers(len(requests), ask)
+
+    async def or_forward(
+        self, here: Awaitable[T], call: Callable[[], PeerCall], deadline: float, principal: Principal
+    ) -> T:
+        """Return the answer of a call that is done here, or the owner's if the shard is not served here."""
+        try:
+            return await here
+        except NotServedError as error:
+            forwarded: T = await self._forward(error, call(), deadline=deadline, principal=principal)
+            return forwarded
+
+    async def _forward(self, error: NotServedError, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
         """Have a call done by the owner of the shard that `error` names, by any owner if it names none."""
         owner = self._any() if error.shard is None else self._owners.find(error.shard)
         if owner is None:
             raise error
-        return await self.ask(owner, call, deadline=deadline, credential=credential)
+        return await self.ask(owner, call, deadline=deadline, principal=principal)
 
-    def or_instead(
-        self, begun: asyncio.Future[T], call: Callable[[], PeerCall], deadline: float, credential: str | None
-    ) -> asyncio.Future[T]:
-        """Return the answer of a call that was begun here, or the owner's if the shard is not served here.
-
-        If there are no other instances, it returns the same future: an instance that is alone pays nothing.
-        """
-        if (self._alone and not begun.done()) or (begun.done() and not _not_served(begun)):
-            return begun
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def settle(done: asyncio.Future[T]) -> None:
-            if answer.done() or not _not_served(done):
-                _pass_on(answer, done)
-                return
-            asking = asyncio.ensure_future(
-                self.instead(done.exception(), call(), deadline=deadline, credential=credential)  # type: ignore[arg-type] # it is one
-            )
-            answer.add_done_callback(lambda _: asking.cancel())
-            asking.add_done_callback(partial(_pass_on, answer))
-
-        answer.add_done_callback(lambda _: begun.cancel())
-        if begun.done():
-            settle(begun)
-        else:
-            begun.add_done_callback(settle)
-        return answer
-
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, credential: str | None) -> Any:
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
         """Have a call done by an owner.
 
         Raises:
@@ -108,7 +138,7 @@ class Forwarder:
         # A share of a short time, so that some is left for the owner.
         until = deadline - min(_HELD_BACK_S, max(0.0, deadline - began) / 4)
         try:
-            return await self._peers.ask(owner, call, deadline=until, credential=credential)
+            return await self._peers.ask(owner, call, deadline=until, principal=principal)
         except PeerLostError as error:
             result = error.code
             raise _unknown(call, error) from None
@@ -118,11 +148,15 @@ class Forwarder:
         finally:
             self._observer.forwarded(str(type(call).__struct_config__.tag), result, loop.time() - began)
 
+    def owner_of(self, shard: int) -> OwnerHint | None:
+        """Return who serves a shard, as far as it is known here."""
+        return self._owners.find(shard)
+
     def others(self) -> list[OwnerHint]:
         """Return every other known owner, beginning with a different one each time."""
         found = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self._owners.find(shard))))
-        self._turn += 1
-        at = self._turn % len(found) if found else 0
+        self._next_owner += 1
+        at = self._next_owner % len(found) if found else 0
         return [*found[at:], *found[:at]]
 
     def parts(self) -> tuple[list[int], dict[OwnerHint, list[int]]]:
@@ -148,24 +182,6 @@ class Forwarder:
 
     def _any(self) -> OwnerHint | None:
         return next(iter(self.others()), None)
-
-
-def _not_served(done: asyncio.Future[Any]) -> bool:
-    return not done.cancelled() and isinstance(done.exception(), NotServedError)
-
-
-def _pass_on(answer: asyncio.Future[T], done: asyncio.Future[T]) -> None:
-    """Answer as `done` was answered, unless the caller is gone."""
-    if done.cancelled():
-        answer.cancel()
-        return
-    error = done.exception()  # always retrieved, or asyncio reports that it never was
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(done.result())
-    else:
-        answer.set_exception(error)
 
 
 def _unknown(call: PeerCall, error: PeerLostError) -> HalfwayError:

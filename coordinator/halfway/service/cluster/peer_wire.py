@@ -9,6 +9,7 @@ import msgspec
 
 from halfway.domain import errors
 from halfway.domain.errors import HalfwayError, RetryableError, ShardUnavailableError
+from halfway.domain.principal import PEER, Principal, PrincipalKind
 from halfway.service.peer_calls import ANSWERS, PeerCall
 
 CONTENT_TYPE: Final = "application/msgpack"
@@ -16,11 +17,17 @@ _LENGTH_BYTES: Final = 4
 
 
 class CallFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a request: how long its caller waits, the caller's credential, and the call."""
+    """One call of a request: how long its caller waits, who the caller is, and the call."""
 
     within_ms: int
-    credential: str | None = None
+    principal: Principal = PEER
+    """Who calls, as the instance that was asked has found out; an older release does not say."""
     call: msgspec.Raw
+
+    @property
+    def caller(self) -> Principal:
+        """Who calls; PEER if the other instance has no access control, so that it can be turned on step by step."""
+        return PEER if self.principal.kind is PrincipalKind.ANYBODY else self.principal
 
 
 class RequestFrame(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +63,9 @@ _RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
 }
 
 
-def encode_call(call: PeerCall, *, within_ms: int, credential: str | None) -> bytes:
+def encode_call(call: PeerCall, *, within_ms: int, principal: Principal) -> bytes:
     """Return one encoded call, for `request_of`."""
-    return _ENCODER.encode(
-        CallFrame(within_ms=within_ms, credential=credential, call=msgspec.Raw(_ENCODER.encode(call)))
-    )
+    return _ENCODER.encode(CallFrame(within_ms=within_ms, principal=principal, call=msgspec.Raw(_ENCODER.encode(call))))
 
 
 def request_of(calls: list[bytes]) -> bytes:

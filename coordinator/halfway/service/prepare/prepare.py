@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from uuid_utils import uuid7
@@ -14,38 +13,78 @@ from halfway.domain.records import Half, fingerprint
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import State
 from halfway.service.prepare import rules
+from halfway.service.replies import settle
 from halfway.service.requests import Prepare, Prepared
 from halfway.service.shards.check_schedule import check_at, look_at
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from halfway.service.ports import Clock, HalfLog, Observer, TopicFacts, Topics
+    from halfway.service.answers import Answers
+    from halfway.service.ports import Clock, HalfLog, TopicFacts, Topics
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
+    from halfway.service.tally import Tally
 
 _AMBIGUOUS_KEPT: Final = 100_000
 
 
 class _Asked:
-    """A prepare on its way."""
+    """A prepare on its way, and what the log answers about its half (a `replies.Reply`)."""
 
-    __slots__ = ("answer", "began", "content", "credential", "deadline", "facts", "refreshed", "request")
+    __slots__ = (
+        "answers",
+        "began",
+        "content",
+        "deadline",
+        "facts",
+        "half",
+        "is_stored",
+        "place",
+        "preparer",
+        "refreshed",
+        "request",
+        "shard",
+    )
 
-    def __init__(self, request: Prepare, deadline: float, credential: str | None) -> None:
-        loop = asyncio.get_running_loop()
+    half: Half
+    shard: int
+
+    def __init__(
+        self,
+        preparer: Preparer,
+        answers: Answers[Prepared],
+        place: int,
+        request: Prepare,
+        deadline: float,
+        began: float,
+    ) -> None:
+        self.preparer = preparer
+        self.answers = answers
+        self.place = place
         self.request = request
         self.deadline = deadline
-        self.credential = credential
-        self.answer: asyncio.Future[Prepared] = loop.create_future()
-        self.began = loop.time()
+        self.began = began
         self.content = b""
         """The fingerprint of group and messages."""
+        self.is_stored = False
+        """Whether the log has answered, be it with an error."""
         self.refreshed = False
         """Whether the groups were read anew for it."""
         self.facts: Mapping[str, TopicFacts | None] | None = None
         """What Kafka told of its topics, if it was asked."""
+
+    def done(self) -> bool:
+        return self.is_stored  # the half is applied, whether the caller waits or not
+
+    def set_result(self, offset: int) -> None:
+        self.is_stored = True
+        self.preparer.stored(self, offset)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.is_stored = True
+        self.preparer.stored(self, error)
 
 
 class Preparer:
@@ -59,7 +98,7 @@ class Preparer:
         groups: Groups,
         topics: Topics,
         clock: Clock,
-        observer: Observer,
+        tally: Tally,
     ) -> None:
         """Keep the parts; nothing is started."""
         self._limits = limits
@@ -68,48 +107,69 @@ class Preparer:
         self._groups = groups
         self._topics = topics
         self._clock = clock
-        self._observer = observer
+        self._tally = tally
         self._reserved: dict[str | None, asyncio.Future[None]] = {}
         """Ids that are being produced: another prepare of them waits."""
         self._ambiguous: dict[str, object] = {}
         """Ids of prepares whose half may stand in the log, each with a mark of the last such prepare."""
+        self._storing: dict[tuple[int, float], list[tuple[Half, _Asked]]] = {}
+        """What this turn of the loop hands to the log, by shard and deadline."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, request: Prepare, *, deadline: float, credential: str | None) -> asyncio.Future[Prepared]:
-        """Store a half message; the answer comes once it is durable. A caller that goes away may cancel the future.
+    def begin(
+        self,
+        requests: Sequence[Prepare],
+        answers: Answers[Prepared],
+        *,
+        deadline: float,
+        admit: Callable[[int, Prepare], None],
+    ) -> None:
+        """Store half messages; each answer comes once its half is durable.
 
-        Only a prepare that waits for something other than the log takes a task of its own.
+        Those of one turn of the loop go to the log together. Only a prepare that waits for something other than the log
+        takes a task of its own. If the answers are abandoned, such a prepare goes no further. `admit` is
+        asked first, with the place: HalfwayError is the answer to a prepare that the caller may not make now.
 
-        Raises (through the future):
+        Answers:
             OutcomeUnknownError: it is not known whether it was stored: roll back, or send the same id again.
             IdReusedError: the id has other content.
             UnknownGroupError, ForbiddenError, PreparesRejectedError, TopicNotAllowedError, UnknownTopicError,
             InvalidRequestError, MessageTooLargeError, OverloadedError, NotServedError: nothing was stored.
 
         """
-        asked = _Asked(request, deadline, credential)
-        try:
-            wait = self._advance(asked)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            self._tell(asked, error)
-        else:
+        began, unresolved = asyncio.get_running_loop().time(), self._shards.unresolved
+        for place, request in enumerate(requests):
+            asked = _Asked(self, answers, place, request, deadline, began)
+            try:
+                admit(place, request)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+                answers.answer(place, error)
+                continue
+            try:
+                wait = self._advance(asked, unresolved)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+                self._tell(asked, error)
+                continue
             if wait is not None:
                 task = asyncio.get_running_loop().create_task(self._wait_and_advance(wait, asked))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        return asked.answer
 
     async def _wait_and_advance(self, wait: Awaitable[None] | None, asked: _Asked) -> None:
         try:
             while wait is not None:
                 await wait
-                if asked.answer.done():
-                    return  # the caller is gone
-                wait = self._advance(asked)
+                if not asked.answers.waits_for(asked.place):
+                    asked.answers.answer(asked.place, ConnectionAbortedError("the caller is gone"))
+                    return
+                wait = self._advance(asked, self._shards.unresolved)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell(asked, error)
+        except asyncio.CancelledError:
+            asked.answers.answer(asked.place, ConnectionAbortedError("halfway is stopped"))
+            raise
 
-    def _advance(self, asked: _Asked) -> Awaitable[None] | None:
+    def _advance(self, asked: _Asked, unresolved: int) -> Awaitable[None] | None:
         """Apply the rules in order, and store the half or answer.
 
         Returns what to wait for before the rules are applied again, None if the prepare is on its way or answered.
@@ -117,9 +177,9 @@ class Preparer:
         request, transaction_id = asked.request, asked.request.id
         if not asked.refreshed and self._may_be_new(request):
             return self._refreshed(asked)
-        rules.prepares_are_taken(self._limits)
-        group = self._groups.require(request.group, credential=asked.credential, action="prepare")
-        rules.id_is_legal(transaction_id)
+        rules.require_prepares_enabled(self._limits)
+        group = self._groups.taking_prepares(request.group)
+        rules.require_legal_id(transaction_id)
         if (other := self._reserved.get(transaction_id)) is not None:
             return _released(other, deadline=asked.deadline)
         asked.content = asked.content or fingerprint(request.group, request.messages, request.check_after_ms)
@@ -127,14 +187,14 @@ class Preparer:
         if transaction_id is not None and (known := shard.state.find(transaction_id)) is not None:
             self._tell(asked, self._repeated(known, request, asked.content))
             return None
-        rules.messages_are_within_limits(request, self._limits)
-        rules.check_comes_before_max_age(request, self._groups.policy(group.name).max_age_s)
-        rules.group_may_write_to_topics(request, group)
+        rules.require_messages_within_limits(request, self._limits)
+        rules.require_check_before_max_age(request, self._groups.policy(group.name).max_age_s)
+        rules.require_topics_of_group(request, group)
         facts = asked.facts or self._topics.known({message.topic for message in request.messages})
         if facts is None:
             return self._described(asked)
-        rules.topics_take_messages(request, facts)
-        rules.has_room(self._shards.pending, self._limits)
+        rules.require_topics_take_messages(request, facts)
+        rules.require_room(unresolved, self._limits)
         if transaction_id is not None and transaction_id in self._ambiguous:
             return self._settled(transaction_id, asked.deadline)
         self._store(shard, asked)
@@ -173,32 +233,24 @@ class Preparer:
             reserved.set_result(None)
 
     def _tell(self, asked: _Asked, result: Prepared | Exception) -> None:
-        """Answer, unless the caller is gone."""
+        """Answer."""
         if isinstance(result, Prepared):
             told = "prepared" if result.created else "repeated"
-            if not asked.answer.done():
-                asked.answer.set_result(result)
         else:
             told = result.code if isinstance(result, HalfwayError) else "internal"
-            if not asked.answer.done():
-                asked.answer.set_exception(result)
-            if isinstance(result, NotServedError):
-                return  # the owner of the shard counts it
-        name = asked.request.group
-        seconds = asyncio.get_running_loop().time() - asked.began
-        self._observer.prepared("" if self._groups.find(name) is None else name, told, seconds)
+        if not isinstance(result, NotServedError):  # else the owner of the shard counts it
+            name = asked.request.group
+            self._tally.prepared("" if self._groups.find(name) is None else name, told, asked.began)
+        asked.answers.answer(asked.place, result)
 
-    def _new_id(self, shard: int) -> str:
-        now = self._clock.now_ms()
+    def _new_id(self, shard: int, now: int) -> str:
         return server_id(shard, str(uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)))
 
     def _store(self, shard: Shard, asked: _Asked) -> None:
-        """Produce the half. It cannot be taken back: its result is applied even if the caller goes away."""
+        """Hand the half to the log. It cannot be taken back: its result is applied even if the caller goes away."""
         request, now = asked.request, self._clock.now_ms()
-        if request.id is not None:
-            self._reserved[request.id] = asyncio.get_running_loop().create_future()
-        half = Half(
-            id=self._new_id(shard.number) if request.id is None else request.id,
+        half = asked.half = Half(
+            id=self._new_id(shard.number, now) if request.id is None else request.id,
             group=request.group,
             messages=request.messages,
             prepared_at=now,
@@ -206,27 +258,41 @@ class Preparer:
             fingerprint=asked.content,
             check_after_ms=request.check_after_ms,
         )
-        try:
-            stored = self._half_log.append(shard.number, half, deadline=asked.deadline)
-        except BaseException:
-            self._free(request.id)
-            raise
+        if request.id is not None:
+            self._reserved[request.id] = asyncio.get_running_loop().create_future()
+        asked.shard = shard.number
         self._shards.preparing[half.group] += 1
-        stored.add_done_callback(partial(self._appended, shard.number, half, asked))
+        if not self._storing:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        self._storing.setdefault((shard.number, asked.deadline), []).append((half, asked))
 
-    def _appended(self, number: int, half: Half, asked: _Asked, stored: asyncio.Future[int]) -> None:
-        """Apply what was stored, as the tail would, and answer."""
-        self._shards.preparing[half.group] -= 1
-        if not self._shards.preparing[half.group]:
-            del self._shards.preparing[half.group]
-        try:
-            result: Prepared | Exception = self._answer(self._applied(number, half, stored.result()), half)
-        except OutcomeUnknownError as error:
-            self._note_ambiguous(half.id)
-            error.fields["id"] = half.id
-            result = error
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            result = error
+    def _hand_over(self) -> None:
+        """Give the log what this turn has for it."""
+        storing, self._storing = self._storing, {}
+        for (number, deadline), halves in storing.items():
+            try:
+                self._half_log.append(number, halves, deadline=deadline)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
+                settle((asked, error) for _, asked in halves)
+
+    def stored(self, asked: _Asked, outcome: int | BaseException) -> None:
+        """Apply what was stored at an offset, as the tail would, and answer; or answer with the error."""
+        half = asked.half
+        preparing = self._shards.preparing
+        preparing[half.group] -= 1
+        if not preparing[half.group]:
+            del preparing[half.group]
+        result: Prepared | Exception
+        if isinstance(outcome, int):
+            try:
+                result = self._answer(self._applied(asked.shard, half, outcome), half)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+                result = error
+        else:
+            result = outcome if isinstance(outcome, Exception) else OutcomeUnknownError("halfway was stopped")
+            if isinstance(result, OutcomeUnknownError):
+                self._note_ambiguous(half.id)
+                result.fields["id"] = half.id
         self._free(asked.request.id)
         self._tell(asked, result)
 
@@ -235,11 +301,11 @@ class Preparer:
         shard = self._shards.find(number)
         if shard is None:
             return None
-        shard.state.apply_half(offset, half.id, half)
+        shard.apply_own_half(offset, half.id, half)
         entry = shard.state.find(half.id)
         if isinstance(entry, Pending):
             if entry.fingerprint == half.fingerprint:
-                self._shards.payloads.put(half)
+                self._shards.payloads.put(half, entry.size)
             shard.agenda.put(half.id, look_at(self._groups, entry, self._clock.now_ms()))
         return entry
 

@@ -16,6 +16,7 @@ from halfway.domain.errors import (
     UnknownTopicError,
 )
 from halfway.domain.ids import CLIENT_ID, server_made
+from halfway.domain.records import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,13 +33,13 @@ HEADER_OVERHEAD_BYTES: Final = 10
 """What Kafka's framing adds to each header, at most."""
 
 
-def prepares_are_taken(limits: ServiceLimits) -> None:
+def require_prepares_enabled(limits: ServiceLimits) -> None:
     """Raise PreparesRejectedError if the operator has switched prepares off."""
     if limits.reject_prepares:
         raise PreparesRejectedError
 
 
-def id_is_legal(transaction_id: str | None) -> None:
+def require_legal_id(transaction_id: str | None) -> None:
     """Raise InvalidRequestError if a caller's own id has a wrong form."""
     if transaction_id is None:
         return
@@ -52,13 +53,13 @@ def id_is_legal(transaction_id: str | None) -> None:
         )
 
 
-def messages_are_within_limits(request: Prepare, limits: ServiceLimits) -> None:
+def require_messages_within_limits(request: Prepare, limits: ServiceLimits) -> None:
     """Raise InvalidRequestError for too many messages or none, MessageTooLargeError for too many bytes."""
     if not 0 < len(request.messages) <= limits.max_messages:
         raise InvalidRequestError(
             f"messages has {len(request.messages)} items: from 1 to {limits.max_messages}", field="messages"
         )
-    size = sum([message.size for message in request.messages])
+    size = size_of(request.messages)
     if size > limits.max_prepare_bytes:
         raise MessageTooLargeError(
             f"messages are {size} bytes together, more than the limit of {limits.max_prepare_bytes}: send less, "
@@ -68,7 +69,7 @@ def messages_are_within_limits(request: Prepare, limits: ServiceLimits) -> None:
         )
 
 
-def check_comes_before_max_age(request: Prepare, max_age_s: float) -> None:
+def require_check_before_max_age(request: Prepare, max_age_s: float) -> None:
     """Raise InvalidRequestError if the first check would come after policy has given up."""
     latest = round(max_age_s * 1000)
     if request.check_after_ms is not None and request.check_after_ms >= latest:
@@ -78,7 +79,7 @@ def check_comes_before_max_age(request: Prepare, max_age_s: float) -> None:
         )
 
 
-def group_may_write_to_topics(request: Prepare, group: Group) -> None:
+def require_topics_of_group(request: Prepare, group: Group) -> None:
     """Raise TopicNotAllowedError for a message to a topic that the group does not name."""
     for number, message in enumerate(request.messages):
         if message.topic not in group.topics:
@@ -89,19 +90,19 @@ def group_may_write_to_topics(request: Prepare, group: Group) -> None:
             )
 
 
-def topics_take_messages(request: Prepare, facts: Mapping[str, TopicFacts | None]) -> None:
+def require_topics_take_messages(request: Prepare, facts: Mapping[str, TopicFacts | None]) -> None:
     """Raise UnknownTopicError, InvalidRequestError or MessageTooLargeError if a topic would refuse its message."""
     for number, message in enumerate(request.messages):
-        _topic_takes(number, message, facts.get(message.topic))
+        _require_topic_takes(number, message, facts.get(message.topic))
 
 
-def has_room(pending: int, limits: ServiceLimits) -> None:
-    """Raise OverloadedError if as many transactions are pending as this instance may hold."""
-    if pending >= limits.max_pending:
-        raise OverloadedError(f"{limits.max_pending} transactions are pending here already: end some first")
+def require_room(unresolved: int, limits: ServiceLimits) -> None:
+    """Raise OverloadedError if as many transactions are pending or parked as this instance may hold."""
+    if unresolved >= limits.max_pending:
+        raise OverloadedError(f"{limits.max_pending} transactions are pending or parked here already: end some first")
 
 
-def _topic_takes(number: int, message: Message, facts: TopicFacts | None) -> None:
+def _require_topic_takes(number: int, message: Message, facts: TopicFacts | None) -> None:
     field = f"messages[{number}]"
     if facts is None:
         raise UnknownTopicError(

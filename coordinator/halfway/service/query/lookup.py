@@ -9,9 +9,10 @@ from halfway.domain.ids import server_made
 from halfway.domain.shard import ParkedEntry
 
 if TYPE_CHECKING:
+    from halfway.domain.principal import Permission, Principal
     from halfway.domain.records import Half
     from halfway.domain.shard import Entry, Unresolved
-    from halfway.service.ports import Clock, HalfLog
+    from halfway.service.ports import Authority, Clock, HalfLog
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.shard_table import Shard, ShardTable
 
@@ -19,23 +20,43 @@ if TYPE_CHECKING:
 class Lookup:
     """Looks an id up in the shard that owns it, after a read barrier if need be."""
 
-    def __init__(self, limits: ServiceLimits, shards: ShardTable, half_log: HalfLog, clock: Clock) -> None:
+    def __init__(
+        self, limits: ServiceLimits, authority: Authority, shards: ShardTable, half_log: HalfLog, clock: Clock
+    ) -> None:
         """Keep the parts."""
+        self._authority = authority
         self._limits = limits
         self._shards = shards
         self._half_log = half_log
         self._clock = clock
 
-    def known(self, transaction_id: str) -> tuple[Shard, Entry] | None:
-        """Find an id in the shard that owns it, None if it is not known there or not served here now."""
+    def known(self, transaction_id: str, permission: Permission, principal: Principal) -> tuple[Shard, Entry] | None:
+        """Find an id as `locate` does; None if it takes a read barrier to tell, or if it is not served here now."""
+        self._authority.require(principal, permission)
         try:
             shard = self._shards.get(self._shards.number_of(transaction_id))
         except HalfwayError:
             return None
-        entry = shard.state.find(transaction_id)
+        entry = _seen(shard, transaction_id, principal.group)
         return None if entry is None else (shard, entry)
 
-    async def locate(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
+    async def locate(
+        self, transaction_id: str, permission: Permission, *, principal: Principal, deadline: float
+    ) -> tuple[Shard, Entry]:
+        """Find an id for a caller in the shard that owns it.
+
+        A transaction of another group is not there for a group's principal: the answer and its cost are those for
+        an id that nobody uses.
+
+        Raises:
+            ForbiddenError: the caller may do this to no transaction; whether this one exists is not told.
+            HalfwayError: as for `locate_any`.
+
+        """
+        self._authority.require(principal, permission)
+        return await self._locate(transaction_id, principal.group, deadline=deadline)
+
+    async def locate_any(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
         """Find an id in the shard that owns it.
 
         An id that is not known is looked for once more after a read barrier: the tail has then reached the end of
@@ -46,14 +67,17 @@ class Lookup:
             ShardUnavailableError: its shard is not served here now.
 
         """
+        return await self._locate(transaction_id, None, deadline=deadline)
+
+    async def _locate(self, transaction_id: str, group: str | None, *, deadline: float) -> tuple[Shard, Entry]:
         shard = self._shards.get(self._shards.number_of(transaction_id))
-        entry = shard.state.find(transaction_id)
+        entry = _seen(shard, transaction_id, group)
         if entry is not None:
             return shard, entry
         end = await self._half_log.half_end(shard.number, deadline=deadline)
         await self._shards.get(shard.number).tailed(end, deadline=deadline)
         shard = self._shards.get(shard.number)
-        entry = shard.state.find(transaction_id)
+        entry = _seen(shard, transaction_id, group)
         if entry is not None:
             return shard, entry
         made = server_made(transaction_id)
@@ -72,5 +96,11 @@ class Lookup:
             half = record.half
         else:
             half = await self._half_log.read_half(shard.number, entry.offset, entry.id, deadline=deadline)
-        self._shards.payloads.put(half)
+        self._shards.payloads.put(half, entry.size)
         return half
+
+
+def _seen(shard: Shard, transaction_id: str, group: str | None) -> Entry | None:
+    """Return what a caller that is bound to a group, if any, sees of an id."""
+    entry = shard.state.find(transaction_id)
+    return None if entry is None or group not in (None, entry.group) else entry

@@ -6,24 +6,75 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from halfway.domain.errors import HalfwayError, NotServedError
+from halfway.domain.principal import Permission, PrincipalKind
 from halfway.domain.shard import Entry, Pending
-from halfway.domain.transaction import Action, Cause, Outcome
+from halfway.domain.transaction import Action, Cause, Outcome, State
 from halfway.service.query.views import view
 from halfway.service.requests import End, EndResult, TransactionView
-from halfway.service.resolve.effects import ACTIONS, Act
+from halfway.service.resolve.effects import ACTIONS, Act, unconfirmed
+from halfway.service.resolve.resolver import note_late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from halfway.service.ports import Observer
+    from halfway.domain.principal import Principal
+    from halfway.service.answers import Answers
     from halfway.service.query.lookup import Lookup
     from halfway.service.resolve.commit_verdicts import CommitVerdicts
     from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard
+    from halfway.service.tally import Tally
 
 _ATTEMPT_DIGITS = 6
+
+
+class _Ended:
+    """One end of a caller, and what comes of it (a `replies.Reply`)."""
+
+    __slots__ = ("_answers", "_place", "_requests", "_told", "began", "by", "cause", "group", "request", "said_commit")
+
+    def __init__(
+        self, requests: CallerRequests, answers: Answers[EndResult], place: int, request: End, began: float
+    ) -> None:
+        self._requests = requests
+        self._answers = answers
+        self._place = place
+        self._told = False
+        self.began = began
+        self.request = request
+        self.group = ""
+        self.cause = request.cause
+        self.by: Principal | None = None
+        """Who ends it by hand."""
+        self.said_commit = False
+        """Whether its commit verdict is kept: that of a caller who may not end the transaction never is."""
+
+    def done(self) -> bool:
+        return self._told
+
+    def set_result(self, result: EndResult) -> None:
+        self._told = True
+        if result.changed and self.request.outcome is Outcome.UNKNOWN:
+            result = EndResult(id=result.id, state=result.state, changed=False)
+        self._requests.ended(self, None, "changed" if result.changed else "unchanged")
+        self._answers.answer(self._place, result)
+
+    def refuse(self, error: Exception) -> None:
+        """Answer a caller who may not do this: it is not counted."""
+        self._told = True
+        self._answers.answer(self._place, error)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._told = True
+        told = error if isinstance(error, Exception) else unconfirmed(self.request.id)
+        self._requests.ended(self, error, told.code if isinstance(told, HalfwayError) else "internal")
+        if not self._answers.waits_for(self._place):
+            note_late(self.request.id, error)
+        self._answers.answer(self._place, told)
 
 
 class CallerRequests:
@@ -36,7 +87,7 @@ class CallerRequests:
         resolver: Resolver,
         verdicts: CommitVerdicts,
         asks: Callable[[Entry], bool],
-        observer: Observer,
+        tally: Tally,
     ) -> None:
         """Keep the parts; `asks` says whether a check of a transaction is under way."""
         self._groups = groups
@@ -44,95 +95,96 @@ class CallerRequests:
         self._resolver = resolver
         self._verdicts = verdicts
         self._asks = asks
-        self._observer = observer
+        self._tally = tally
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin_end(self, request: End, *, deadline: float, credential: str | None) -> asyncio.Future[EndResult]:
-        """End a transaction for a caller; one that brings the id of a check it was sent has the cause `check`.
+    def begin(
+        self, requests: Sequence[End], answers: Answers[EndResult], *, deadline: float, principal: Principal
+    ) -> None:
+        """End transactions for a caller; an end that brings the id of a check it was sent has the cause `check`.
 
-        A caller that goes away may cancel the future: the end is finished nevertheless.
+        If the answers are abandoned, what was begun is finished nevertheless, and what waits to begin goes no further.
+        Only an end that has to wait for something other than the lane takes a task of its own.
         """
-        answer = self._begin_end(request, deadline=deadline, credential=credential)
-        if _says_commit(request):
-            answer.add_done_callback(partial(self._settle, request.id))
-        return answer
+        began = asyncio.get_running_loop().time()
+        for place, request in enumerate(requests):
+            ended = _Ended(self, answers, place, request, began)
+            if request.cause is Cause.OPERATOR or principal.kind is PrincipalKind.OPERATOR:
+                ended.by = principal
+            if not self._has_begun(ended, deadline, principal):
+                task = asyncio.get_running_loop().create_task(self._end(ended, deadline, principal))
+                self._tasks.add(task)
+                task.add_done_callback(partial(self._over, ended))
+                answers.if_abandoned(task.cancel)
 
-    def _begin_end(self, request: End, *, deadline: float, credential: str | None) -> asyncio.Future[EndResult]:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        known = None if request.outcome is Outcome.UNKNOWN else self._lookup.known(request.id)
-        if known is None:
-            return loop.create_task(self._end(request, deadline=deadline, credential=credential))
-        shard, entry = known
-        cause = request.cause
+    def _has_begun(self, ended: _Ended, deadline: float, principal: Principal) -> bool:
+        """Begin or refuse an end; False if it has to wait for something other than the lane."""
+        request = ended.request
         try:
-            act = self._act(request, shard, entry, credential)
-            cause = act.cause
-            answer = self._resolver.begin(shard, entry, act, deadline=deadline)
-        except HalfwayError as error:
-            answer = loop.create_future()
-            answer.set_exception(error)
-        if answer is None:
-            return loop.create_task(self._end(request, deadline=deadline, credential=credential))
-        answer.add_done_callback(partial(self._observe, request.outcome, entry.group, cause, began))
-        return answer
+            found = self._lookup.known(request.id, _permission(request), principal)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            ended.refuse(error)
+            return True
+        if found is None or request.outcome is Outcome.UNKNOWN:
+            return False
+        shard, entry = found
+        ended.group = entry.group
+        try:
+            act = self._act(shard, entry, ended)
+            return self._resolver.begin(shard, entry, act, deadline=deadline, reply=ended)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            ended.set_exception(error)
+            return True
 
-    async def _end(self, request: End, *, deadline: float, credential: str | None) -> EndResult:
-        """Do the same when it has to wait for something other than the lane."""
-        loop = asyncio.get_running_loop()
-        began, group, cause = loop.time(), "", request.cause
-        result: str | None = "changed"
+    def _over(self, ended: _Ended, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() and not ended.done():  # before it began
+            ended.set_exception(asyncio.CancelledError())
+
+    async def _end(self, ended: _Ended, deadline: float, principal: Principal) -> None:
+        """Do the same when it has to wait."""
+        request = ended.request
         try:
-            shard, entry = await self._lookup.locate(request.id, deadline=deadline)
-            group = entry.group
-            act = self._act(request, shard, entry, credential)
-            cause = act.cause
-            ended = await self._resolver.resolve(request.id, act, deadline=deadline)
+            shard, entry = await self._lookup.locate(
+                request.id, _permission(request), principal=principal, deadline=deadline
+            )
+            ended.group = entry.group
+            act = self._act(shard, entry, ended)
+            result = await self._resolver.resolve(request.id, act, deadline=deadline)
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
                 still.remark = request.remark
-            result = "changed" if ended.changed else "unchanged"
-        except NotServedError:
-            result = None  # the owner of the shard counts it
-            raise
-        except HalfwayError as error:
-            result = error.code
-            raise
+        except BaseException as error:
+            ended.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
         else:
-            if request.outcome is Outcome.UNKNOWN:
-                return EndResult(id=ended.id, state=ended.state, changed=False)
-            return ended
-        finally:
-            if result is not None:
-                self._observer.ended(group, request.outcome.value, cause.value, result, loop.time() - began)
+            ended.set_result(result)
 
-    def _observe(
-        self, outcome: Outcome, group: str, cause: Cause, began: float, answer: asyncio.Future[EndResult]
-    ) -> None:
-        error = None if answer.cancelled() else answer.exception()
-        if isinstance(error, NotServedError):
-            return  # the owner of the shard counts it
-        if isinstance(error, HalfwayError):
-            result = error.code
-        else:
-            result = "changed" if error is None and not answer.cancelled() and answer.result().changed else "unchanged"
-        seconds = asyncio.get_running_loop().time() - began
-        self._observer.ended(group, outcome.value, cause.value, result, seconds)
+    def ended(self, ended: _Ended, error: BaseException | None, counted: str) -> None:
+        """Count an end, and record the commit verdict of a fetched check if its commit was not written."""
+        request = ended.request
+        if ended.said_commit:
+            self._verdicts.settle(request.id, error)
+        if ended.by is not None and counted == "changed":
+            event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
+            self._tally.activity.acted(request.id, event.value, ended.by)
+        if not isinstance(error, NotServedError):  # else the owner of the shard counts it
+            self._tally.ended(ended.group, request.outcome, ended.cause, counted, ended.began)
 
-    def _settle(self, transaction_id: str, answer: asyncio.Future[EndResult]) -> None:
-        """Record the commit verdict of a fetched check if its commit was not written."""
-        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
-        self._verdicts.settle(transaction_id, error)
-
-    def _act(self, request: End, shard: Shard, entry: Entry, credential: str | None) -> Act:
-        self._groups.allow(entry.group, credential=credential, action="end")
+    def _act(self, shard: Shard, entry: Entry, ended: _Ended) -> Act:
+        request = ended.request
         if _says_commit(request) and (request.check_id or "").rpartition(":")[0] == entry.id:
             self._verdicts.keep(entry, shard.number, entry.checks)
+            ended.said_commit = True
         checked = request.check_id is not None and self._was_sent(request.check_id, entry)
         if checked and isinstance(entry, Pending):
             entry.leased_until = 0
+        ended.cause = Cause.CHECK if checked else request.cause
         return Act(
             action=ACTIONS[request.outcome],
-            cause=Cause.CHECK if checked else request.cause,
+            cause=ended.cause,
             remark=request.remark,
+            prepared_at=request.prepared_at,
         )
 
     def _was_sent(self, given: str, entry: Entry) -> bool:
@@ -142,15 +194,37 @@ class CallerRequests:
         number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= _ATTEMPT_DIGITS else 0
         return name == entry.id and 1 <= number <= entry.checks + under_way
 
-    async def resume(self, transaction_id: str, *, deadline: float, credential: str | None) -> TransactionView:
-        """Take a parked transaction back among the prepared; one that is prepared is unchanged."""
-        shard, entry = await self._lookup.locate(transaction_id, deadline=deadline)
-        self._groups.allow(entry.group, credential=credential, action="resume")
-        await self._resolver.resolve(transaction_id, Act(action=Action.RESUME, cause=Cause.OPERATOR), deadline=deadline)
+    async def resume(
+        self,
+        transaction_id: str,
+        *,
+        remark: str | None = None,
+        prepared_at: int | None = None,
+        deadline: float,
+        principal: Principal,
+    ) -> TransactionView:
+        """Take a parked transaction back among the prepared; one that is prepared is unchanged.
+
+        Raises:
+            IdReplacedError: the id belongs to a transaction that was not prepared at `prepared_at`.
+
+        """
+        shard, entry = await self._lookup.locate(
+            transaction_id, Permission.RESUME, principal=principal, deadline=deadline
+        )
+        act = Act(action=Action.RESUME, cause=Cause.OPERATOR, remark=remark, prepared_at=prepared_at)
+        done = await self._resolver.resolve(transaction_id, act, deadline=deadline)
+        if done.changed:
+            self._tally.activity.acted(transaction_id, "resumed", principal)
         now = shard.state.find(transaction_id)
-        return view(self._groups, entry if now is None else now)
+        shown = view(self._groups, entry if now is None else now)
+        return msgspec.structs.replace(shown, changed=done.changed)
 
 
 def _says_commit(request: End) -> bool:
     """Whether an end answers a check with commit, be that check noted or not."""
     return request.check_id is not None and request.outcome is Outcome.COMMIT
+
+
+def _permission(request: End) -> Permission:
+    return Permission.END_BY_HAND if request.cause is Cause.OPERATOR else Permission.END

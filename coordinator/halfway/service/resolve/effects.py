@@ -7,7 +7,14 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from halfway.domain.errors import EndUnconfirmedError, HalfwayError, NotWrittenError, OvertakenError, RetryableError
+from halfway.domain.errors import (
+    EndUnconfirmedError,
+    HalfwayError,
+    IdReplacedError,
+    NotWrittenError,
+    OvertakenError,
+    RetryableError,
+)
 from halfway.domain.records import Half, OpKind
 from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending, Unresolved
 from halfway.domain.transaction import Action, Cause, Outcome, transition
@@ -53,6 +60,8 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     checks: int | None = None
     checked_at: int | None = None
     commit_verdict: bool = False
+    prepared_at: int | None = None
+    """Of the transaction that is meant, ms since the epoch: an id may belong to another one by now; None for any."""
     still: Callable[[Unresolved], bool] | None = None
 
     @property
@@ -67,6 +76,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def settled(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
         """Judge by the transitions of docs/protocol.md."""
+        demand_same(entry, self.prepared_at)
         target = transition(entry.id, entry.state, self.action)
         if isinstance(entry, Ended):
             own = entry.at in tried and entry.cause is self.cause
@@ -139,6 +149,12 @@ class Bury(msgspec.Struct, frozen=True, gc=False):
     def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
         """Return the tombstone."""
         return lane_writes.buried(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
+
+
+def demand_same(entry: Entry, prepared_at: int | None) -> None:
+    """Raise IdReplacedError if an entry is not of the transaction that was prepared then; None stands for any."""
+    if prepared_at is not None and entry.prepared_at != prepared_at:
+        raise IdReplacedError(entry.id, state=entry.state.value)
 
 
 def unconfirmed(transaction_id: str) -> RetryableError:

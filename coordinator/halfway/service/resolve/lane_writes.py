@@ -183,5 +183,5 @@ def _op(kind: OpKind, entry: Unresolved, half: Half | None, told: OpFields) -> O
         commit_verdict=told.commit_verdict or entry.commit_verdict,
         # The last op of an id must hold all totals, so a writer without a remark keeps the one that stands.
         remark=told.remark if kind.final else told.remark or entry.remark,
-        messages=() if half is None or not kind.final else tuple(MessageDigest.of(one) for one in half.messages),
+        messages=() if half is None or not kind.final else tuple([MessageDigest.of(one) for one in half.messages]),
     )

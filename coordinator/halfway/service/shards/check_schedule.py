@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 def jitter(entry: Pending) -> float:
-    """Return this attempt's place in the jitter, in [0, 1): the same for every look, so that a due time holds."""
+    """Return this attempt's place in the jitter, in [0, 1): the same for every look, so that a due time holds.
+
+    The first check has none.
+    """
+    if not entry.attempts:
+        return 0.0
     return crc32(f"{entry.id}:{entry.attempts}".encode()) / 2**32
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+from yarl import URL
+
 from halfway.domain.errors import (
+    ForbiddenError,
     GroupInUseError,
     HalfwayError,
     InvalidRequestError,
     OverloadedError,
     UnknownGroupError,
 )
+from halfway.domain.principal import Permission, Principal
 from halfway.domain.records import Group
 from halfway.service.peer_calls import Counted
 from halfway.service.requests import GroupPage, GroupSpec, GroupView
@@ -28,6 +33,7 @@ HOLD_S: Final = 10.0
 """How long a group that is being deleted takes no prepares: longer than to write and to read the deletion may take."""
 _TAKE_AGAIN: Final = -1.0
 """In place of `HOLD_S`: take its prepares again."""
+_SHOWN_TOPICS: Final = 20
 _PAGE_CHARACTERS: Final = 4 * 1024 * 1024
 """Of topics and URLs on one page, beyond those of its last group."""
 
@@ -58,19 +64,30 @@ class Groups:
         """Groups that are being deleted, here or elsewhere: until when they take no prepares, and when made."""
         self._policies: dict[str, tuple[Group, CheckPolicy]] = {}
 
-    def require(self, name: str, *, credential: str | None, action: str) -> Group:
-        """Return a group that the caller may act for; UnknownGroupError or ForbiddenError otherwise."""
+    def registered(self, name: str) -> Group:
+        """Return a group; UnknownGroupError if it is not registered as far as this instance knows."""
         group = self._store.get(name)
-        self._authority.require(credential, group, action=action)
-        if group is None or (self._held and action == "prepare" and self._is_held(group)):
+        if group is None:
             raise UnknownGroupError(name)
         return group
 
-    async def required(self, name: str, *, credential: str | None, action: str, deadline: float) -> Group:
-        """Return a group as `require` does; one that is not known is looked for as far as the log goes now."""
+    def taking_prepares(self, name: str) -> Group:
+        """Return a group that is registered and not being deleted; UnknownGroupError otherwise."""
+        group = self.registered(name)
+        if self._held and self._is_held(group):
+            raise UnknownGroupError(name)
+        return group
+
+    async def allowed(self, name: str, permission: Permission, *, principal: Principal, deadline: float) -> Group:
+        """Return a group that the caller may do this to; ForbiddenError does not tell whether it is registered."""
+        self._authority.require(principal, permission, name)
+        return await self.at_the_end_of_the_log(name, deadline=deadline)
+
+    async def at_the_end_of_the_log(self, name: str, *, deadline: float) -> Group:
+        """Return a group as `registered` does; one that is not known is looked for as far as the log goes now."""
         if self._store.get(name) is None:
             await self._store.refresh(deadline=deadline)
-        return self.require(name, credential=credential, action=action)
+        return self.registered(name)
 
     async def refresh(self, *, deadline: float) -> None:
         """Return once this instance knows the groups that were written before this call."""
@@ -83,9 +100,9 @@ class Groups:
             return False
         return True
 
-    def allow(self, name: str, *, credential: str | None, action: str) -> None:
-        """Raise ForbiddenError if the caller may not act for a group, registered or not."""
-        self._authority.require(credential, self._store.get(name), action=action)
+    def all(self) -> Sequence[Group]:
+        """Return every group, by name, as far as it is known here."""
+        return self._store.all()
 
     def find(self, name: str) -> Group | None:
         """Return a group, None if it is not registered."""
@@ -106,25 +123,42 @@ class Groups:
         chosen = self._limits.default_policy.overridden(group.policy)
         return chosen.no_faster_than(self._limits.min_check_interval_s)
 
-    async def put(self, spec: GroupSpec, *, deadline: float, credential: str | None) -> GroupView:
+    async def put(self, spec: GroupSpec, *, deadline: float, principal: Principal) -> GroupView:
         """Register a group or change it.
 
         Raises:
             InvalidRequestError: a policy that could outlive the op topic, or whose times contradict each other; an
                 endpoint that the operator does not allow.
+            ForbiddenError: the caller may not change this group, or not its topics.
             OverloadedError: it is new, and there are as many as may be.
 
         """
-        await self._store.refresh(deadline=deadline)
-        before = self._store.get(spec.name)
-        self._authority.require(credential, before, action="put_group")
+        self._authority.require(principal, Permission.PUT_GROUP, spec.name)
+        decided: list[GroupView] = []
+
+        def decide(before: Group | None) -> Group:
+            after = self._decided(spec, before, principal)
+            decided.append(self._shown(after, created=before is None))
+            return after
+
+        await self._store.change(spec.name, decide, deadline=deadline)
+        return decided[-1]
+
+    def _decided(self, spec: GroupSpec, before: Group | None, principal: Principal) -> Group:
+        """Return a group as it is to be; errors as `put`. The caller's rights are those of this moment."""
+        self._authority.require(principal, Permission.PUT_GROUP, spec.name)
+        if before is None or not set(spec.topics) <= set(before.topics):
+            try:
+                self._authority.require(principal, Permission.GRANT_TOPICS, spec.name)
+            except ForbiddenError as error:
+                raise ForbiddenError(f"{error.detail}. Have an operator run: {_registering(spec)}") from None
         self._judge(spec)
         if before is None and len(self._store.all()) >= self._limits.max_groups:
             raise OverloadedError(
                 f"{self._limits.max_groups} groups are registered already: delete some, or raise HALFWAY_MAX_GROUPS"
             )
         now = self._clock.now_ms()
-        group = Group(
+        return Group(
             name=spec.name,
             mode=spec.mode,
             urls=spec.urls,
@@ -132,10 +166,7 @@ class Groups:
             policy=spec.policy,
             created_at=now if before is None else before.created_at,
             updated_at=now,
-            key_hashes=() if before is None else before.key_hashes,
         )
-        await self._store.put(group, deadline=deadline)
-        return self._shown(group, created=before is None)
 
     def _judge(self, spec: GroupSpec) -> None:
         for number, url in enumerate(spec.urls):
@@ -149,18 +180,10 @@ class Groups:
                 f"max_age_s {policy.max_age_s:g} could outlive the op topic's retention: at most {limit:g}",
                 field="policy.max_age_s",
             )
-        if policy.max_interval_s < policy.check_interval_s:
-            raise InvalidRequestError(
-                f"max_interval_s {policy.max_interval_s:g} is below check_interval_s {policy.check_interval_s:g}: "
-                "raise the one or lower the other",
-                field="policy.max_interval_s",
-            )
-        if policy.first_check_after_s >= policy.max_age_s:
-            raise InvalidRequestError(
-                f"first_check_after_s {policy.first_check_after_s:g} is not below max_age_s {policy.max_age_s:g}: "
-                "no check would ever be sent",
-                field="policy.first_check_after_s",
-            )
+        contradiction = policy.contradiction()
+        if contradiction is not None:
+            field, detail = contradiction
+            raise InvalidRequestError(detail, field=f"policy.{field}")
 
     def count(self, name: str, shards: Collection[int], *, hold_s: float) -> Counted:
         """Count a group's transactions in shards served here, and take no prepare of it for a time.
@@ -175,13 +198,13 @@ class Groups:
         pending, parked = self._shards.counts_of(name, shards)
         return Counted(pending=pending, parked=parked)
 
-    async def delete(self, name: str, count_all: CountAll, *, deadline: float, credential: str | None) -> None:
+    async def delete(self, name: str, count_all: CountAll, *, deadline: float, principal: Principal) -> None:
         """Remove a group that has no pending or parked transaction; GroupInUseError otherwise.
 
         `count_all` counts in every shard, of all owners. It is called again while no owner takes prepares of it:
         a transaction that is prepared in between must not be left without its group.
         """
-        await self.required(name, credential=credential, action="delete_group", deadline=deadline)
+        await self.allowed(name, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
         _demand_unused(name, await count_all(name, 0.0))
         try:
             _demand_unused(name, await count_all(name, HOLD_S))
@@ -190,18 +213,24 @@ class Groups:
                 await count_all(name, _TAKE_AGAIN)
             raise
         # If it is not known whether the group was deleted, the hold expires by itself.
-        await self._store.delete(name, deadline=min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2))
+        within = min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2)
+        await self._store.change(name, lambda _: None, deadline=within)
 
-    async def view(self, name: str, *, deadline: float, credential: str | None) -> GroupView:
+    async def view(self, name: str, *, deadline: float, principal: Principal) -> GroupView:
         """Show a group; UnknownGroupError if it is not registered."""
+        self._authority.require(principal, Permission.GET_GROUP, name)
         await self._store.refresh(deadline=deadline)
-        return self._shown(self.require(name, credential=credential, action="get_group"))
+        return self._shown_to(principal, self.registered(name))
 
-    async def views(self, *, limit: int, after: str | None, deadline: float, credential: str | None) -> GroupPage:
-        """Show up to `limit` groups by name, those after a name; fewer if they are large."""
-        self._authority.require(credential, None, action="list_groups")
+    async def views(self, *, limit: int, after: str | None, deadline: float, principal: Principal) -> GroupPage:
+        """Show up to `limit` groups that the caller may see, by name, those after a name; fewer if they are large."""
+        self._authority.require(principal, Permission.LIST_GROUPS, principal.group)
         await self._store.refresh(deadline=deadline)
-        found = [group for group in self._store.all() if after is None or group.name > after]
+        found = [
+            group
+            for group in self._store.all()
+            if (after is None or group.name > after) and principal.group in (None, group.name)
+        ]
         shown: list[Group] = []
         size = 0
         for group in found[:limit]:
@@ -210,9 +239,16 @@ class Groups:
             if size > _PAGE_CHARACTERS:
                 break
         return GroupPage(
-            groups=tuple(self._shown(group) for group in shown),
+            groups=tuple(self._shown_to(principal, group) for group in shown),
             next=shown[-1].name if len(shown) < len(found) else None,
         )
+
+    def _shown_to(self, principal: Principal, group: Group) -> GroupView:
+        """Show a group; who may not change its endpoints sees only their hosts: the rest of a URL may hold a secret."""
+        shown = self._shown(group)
+        if self._authority.may(principal, Permission.PUT_GROUP, group.name):
+            return shown
+        return msgspec.structs.replace(shown, urls=tuple(f"{URL(url).origin()}/…" for url in group.urls))
 
     def _shown(self, group: Group, *, created: bool = False) -> GroupView:
         return GroupView(
@@ -225,6 +261,13 @@ class Groups:
             updated_at=group.updated_at,
             created=created,
         )
+
+
+def _registering(spec: GroupSpec) -> str:
+    """Return the command with which an operator registers a group, without its URLs: they may hold a secret."""
+    checks = "--check-url <its check URL>" if spec.urls else "--pull"
+    topics = " ".join(f"--topic {topic}" for topic in spec.topics[:_SHOWN_TOPICS])
+    return f"halfway groups put {spec.name} {checks} {topics}{' …' if len(spec.topics) > _SHOWN_TOPICS else ''}"
 
 
 def _demand_unused(name: str, found: Counted) -> None:

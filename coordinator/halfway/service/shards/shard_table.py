@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -18,20 +18,25 @@ from halfway.domain.errors import (
     UnknownTransactionError,
 )
 from halfway.domain.ids import shard_of
-from halfway.domain.offsets import OffsetIndex
+from halfway.domain.indexes import IndexedHeap
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause
+from halfway.service.ports import Tombstone
 from halfway.service.shards.payload_cache import PayloadCache
+from halfway.service.shards.rotation import ShardRotation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from halfway.domain.records import Foreign, Half
+    from halfway.domain.records import Foreign, Half, Op
     from halfway.domain.shard import ShardState
     from halfway.service.ports import Clock, LaneWrite, Observer
     from halfway.service.requests import ServiceLimits
 
 log = structlog.get_logger(__name__)
+
+_OWN_KEPT: Final = 100_000
+"""Of own records that the tail has yet to pass, in one shard."""
 
 
 class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +60,39 @@ class Shard:
         """Take over the fold that an acquisition made; everything pending is looked at by the first scan."""
         self.number = number
         self.state = state
-        self.agenda = OffsetIndex()
+        self.agenda = IndexedHeap()
         self.leaving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
+        self._own: dict[int, str] = {}
+        """The ids of own records by offset, from when they are applied until the tail passes them."""
         self.agenda.put_all((entry.id for entry in state.pending()), 0)
+
+    def apply_own_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
+        """Apply a record of half[s] that this instance has written, so that the tail need not read it again."""
+        self.state.apply_half(offset, transaction_id, half)
+        self._note_own(offset, transaction_id)
+
+    def apply_own_end(self, offset: int, op: Op, tombstone: int) -> None:
+        """Apply an op and the tombstone in half[s] that this instance has written in one Kafka transaction."""
+        self.state.apply_end(offset, op, tombstone)
+        self._note_own(tombstone, op.id)
+
+    def _note_own(self, offset: int, transaction_id: str) -> None:
+        if offset >= self.state.half_tail and len(self._own) < _OWN_KEPT:  # else the tail reads it
+            self._own[offset] = transaction_id
+
+    def has_applied(self, offset: int, key: bytes | None) -> bool:
+        """Whether the record of half[s] at an offset is one that `apply_own_half` was given; asked once for each.
+
+        The tail's thread calls this.
+        """
+        own = self._own.pop(offset, None)
+        return own is not None and key == own.encode()
+
+    def forget_own(self, offset: int) -> None:
+        """Note that the tail has read a record, perhaps before it was applied here."""
+        self._own.pop(offset, None)
 
     def advance(self, position: int) -> None:
         """Note that the tail has reached `position`, and wake the calls that waited for it."""
@@ -93,6 +126,31 @@ class Shard:
         self._waiting.clear()
 
 
+class Claim:
+    """A hold on an id by the change that is being made to it; others may wait for its release."""
+
+    __slots__ = ("_waiter", "is_released")
+
+    def __init__(self) -> None:
+        """Hold."""
+        self.is_released = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def released(self) -> asyncio.Future[None]:
+        """Return a future that is done once the id is free; shield it, for others may wait for it too."""
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            if self.is_released:
+                self._waiter.set_result(None)
+        return self._waiter
+
+    def release(self) -> None:
+        """Wake those who wait."""
+        self.is_released = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
     """A commit that a check said and that is not written yet: of which shard, and how many checks were sent by then."""
 
@@ -108,17 +166,19 @@ class ShardTable:
     def __init__(self, limits: ServiceLimits, clock: Clock, observer: Observer) -> None:
         """Start with no shard."""
         self.payloads = PayloadCache(limits.payload_cache_bytes)
-        self.claims: dict[str, asyncio.Future[None]] = {}
+        self.claims: dict[str, Claim] = {}
         self.said_commit: dict[str, CommitVerdict] = {}
         """By id; policy resolves none of these."""
         self._limits = limits
         self._clock = clock
         self._observer = observer
         self._served: dict[int, Shard] = {}
+        self._taking: list[int] = []
+        """The numbers of those that are not being given up."""
         self.preparing: Counter[str] = Counter()
         """Prepares by group that are on their way to the log."""
         self._change = asyncio.Event()
-        self._next = 0
+        self._rotation = ShardRotation()
 
     # --- finding
 
@@ -161,11 +221,9 @@ class ShardTable:
 
     def choose(self) -> Shard:
         """Return one of the shards served here for a new transaction, in turn."""
-        numbers = [number for number, shard in self._served.items() if not shard.leaving]
-        if not numbers:
+        if not self._taking:
             raise NotServedError("this instance serves no shard now: try again")
-        self._next += 1
-        return self._served[numbers[self._next % len(numbers)]]
+        return self._served[self._rotation.choose(self._taking)]
 
     async def serving(self, number: int, *, deadline: float) -> Shard:
         """Wait for a shard to be served here; ShardUnavailableError past the deadline."""
@@ -178,9 +236,9 @@ class ShardTable:
         return shard
 
     @property
-    def pending(self) -> int:
-        """How many transactions are pending in the shards served here."""
-        return sum(shard.state.counts[0] for shard in self._served.values())
+    def unresolved(self) -> int:
+        """How many transactions are pending or parked in the shards served here."""
+        return sum([shard.state.unresolved_count for shard in self._served.values()])
 
     def stats(self) -> list[ShardStats]:
         """Return the figures of every shard served."""
@@ -196,6 +254,11 @@ class ShardTable:
                 totals[group] = (before[0] + pending, before[1] + parked)
         return totals
 
+    def counts_here(self, group: str, number: int) -> tuple[int, int]:
+        """Return pending and parked of a group in a shard; none if it is not served here."""
+        shard = self._served.get(number)
+        return (0, 0) if shard is None else shard.state.group_counts.get(group, (0, 0))
+
     def counts_of(self, group: str, numbers: Collection[int]) -> tuple[int, int]:
         """Return pending (also on their way) and parked of a group in shards served here; NotServedError otherwise."""
         pending, parked = self.preparing[group], 0
@@ -210,6 +273,7 @@ class ShardTable:
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve a shard from now on."""
         self._served[shard] = Shard(shard, state)
+        self._note_taking()
         pending, parked, ended = state.counts
         log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)
         change, self._change = self._change, asyncio.Event()
@@ -222,6 +286,7 @@ class ShardTable:
             return
         state = served.state
         for offset, transaction_id, half in records:
+            served.forget_own(offset)
             if half is None and transaction_id in self.claims:
                 # The tail sees no op, and it may be here before the lane's answer. Until the claiming change applies
                 # both, the id stays known: one that is being resolved must never be taken for unknown.
@@ -232,23 +297,26 @@ class ShardTable:
                 served.agenda.put(transaction_id, 0)
         served.advance(position)
 
-    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
-        """Whether a transaction is pending by the half record at an offset."""
+    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
+        """Whether the half record at an offset is this instance's own and applied."""
         served = self._served.get(shard)
-        entry = None if served is None else served.state.unresolved(transaction_id)
-        return isinstance(entry, Pending) and entry.offset == offset
+        return served is not None and served.has_applied(offset, key)
 
     def current(self, write: LaneWrite) -> bool:
         """Whether a write's id is still claimed and, if the write resolves it, pending or parked.
 
-        An act of policy is no longer current once a check has said commit.
+        An act of policy is no longer current once a check has said commit. A tombstone alone buries a stray: it is no
+        longer current once the id is prepared again, as it would bury the new transaction.
         """
         served = self._served.get(write.shard)
         if served is None or write.id not in self.claims:
             return False
         if write.op is not None and write.op.cause is Cause.POLICY and write.id in self.said_commit:
             return False
-        return write.op is None or served.state.unresolved(write.id) is not None
+        entry = served.state.unresolved(write.id)
+        if write.op is None:
+            return not (isinstance(write.half, Tombstone) and isinstance(entry, Pending))
+        return entry is not None
 
     async def revoked(self, shard: int) -> None:
         """Take no more ends of a shard and return once those in flight are finished; then it is gone."""
@@ -256,7 +324,8 @@ class ShardTable:
         if served is None:
             return
         served.leaving = True
-        while mine := [claim for key, claim in self.claims.items() if self.number_of(key) == shard]:
+        self._note_taking()
+        while mine := [claim.released() for key, claim in self.claims.items() if self.number_of(key) == shard]:
             await asyncio.wait(mine)
         if self._served.get(shard) is served:
             self.lost(shard)
@@ -264,9 +333,13 @@ class ShardTable:
     def lost(self, shard: int) -> None:
         """Drop a shard at once."""
         served = self._served.pop(shard, None)
+        self._note_taking()
         if served is not None:
             served.close()
             log.info("shard_dropped", shard=shard)
+
+    def _note_taking(self) -> None:
+        self._taking = [number for number, shard in self._served.items() if not shard.leaving]
 
 
 def not_served(number: int) -> NotServedError:

@@ -1,4 +1,4 @@
-"""Decides which prepares begin now, which wait for a place, and which are refused.
+"""Decides which operations are served now, and which prepares wait for a place or are refused.
 
 A transaction that was begun must be ended, or the work was wasted: only prepares are held up here, never ends.
 """
@@ -6,8 +6,33 @@ A transaction that was begun must be ended, or the work was wasted: only prepare
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 
 from halfway.domain.errors import OverloadedError, ShuttingDownError
+
+
+class Places:
+    """Bounds requests that are wholly received, and operations of streams, until they are answered."""
+
+    def __init__(self, most: int) -> None:
+        """Take the bound."""
+        self.most = most
+        self.taken = 0
+
+    def take(self, wanted: int) -> int:
+        """Take as many places as are free, and return how many; `leave` frees them."""
+        granted = min(wanted, self.most - self.taken)
+        self.taken += granted
+        return granted
+
+    def leave(self, places: int) -> None:
+        """Free places."""
+        self.taken -= places
+
+    def refusal(self) -> OverloadedError:
+        """Return the error of what finds no place."""
+        return OverloadedError(f"{self.taken} requests are in flight here already: try again later")
 
 
 class Admission:
@@ -34,6 +59,14 @@ class Admission:
         """How many wait for a place."""
         return len(self._waiting)
 
+    def take(self, wanted: int) -> int:
+        """Take as many places as are free if nobody waits, and return how many; `leave` frees each."""
+        if self._waiting or self._closed:
+            return 0
+        granted = min(wanted, max(0, self._places - self.prepares))
+        self.prepares += granted
+        return granted
+
     async def enter(self) -> None:
         """Take a place, waiting for it if need be; `leave` frees it.
 
@@ -44,8 +77,7 @@ class Admission:
         """
         if self._closed:
             raise ShuttingDownError
-        if self.prepares < self._places and not self._waiting:
-            self.prepares += 1
+        if self.take(1):
             return
         if self.prepares + len(self._waiting) >= self._most:
             raise OverloadedError(f"{len(self._waiting)} prepares wait for a place already: try again later")
@@ -84,6 +116,37 @@ class Admission:
             place, _ = self._waiting.popitem()
             if not place.done():
                 place.set_exception(ShuttingDownError())
+
+
+def held_s(most_s: float) -> float:
+    """Return for how long to hold one refusal back: between half of the time and all of it."""
+    return most_s * random.uniform(0.5, 1.0)  # noqa: S311 - nothing secret depends on it
+
+
+class HeldRefusals:
+    """Holds refusals of a group at its limit back for a time: callers that send the next one at once are slowed down.
+
+    Without it, refusing such callers would take the time that the other groups need. The times differ, or the callers
+    would all come back at one moment, and everybody else would wait behind them.
+    """
+
+    def __init__(self, *, wait_s: float, most: int) -> None:
+        """Take for how long at most, and how many of one group; further ones are answered at once."""
+        self._wait_s = wait_s
+        self._most = most
+        self._held: Counter[str] = Counter()
+
+    async def hold(self, group: str) -> None:
+        """Return after the time, or at once if many of this group are held."""
+        if self._held[group] >= self._most:
+            return
+        self._held[group] += 1
+        try:
+            await asyncio.sleep(held_s(self._wait_s))
+        finally:
+            self._held[group] -= 1
+            if not self._held[group]:
+                del self._held[group]
 
 
 def _given(place: asyncio.Future[None]) -> bool:

@@ -22,7 +22,7 @@ class Standing(Protocol):
         """Its offset now."""
 
 
-class PlaceOrder:
+class OffsetOrder:
     """Returns the ids that stand first in a log, for ids that are mostly noted in that order: 16 bytes each.
 
     `standing` is kept elsewhere. It maps an id to its offset now, at most one id per offset; an absent id is gone.
@@ -78,7 +78,7 @@ class PlaceOrder:
         self._start = 0
 
 
-class OffsetIndex:
+class IndexedHeap:
     """Keeps one number (an offset, a time) for each id and returns the lowest."""
 
     def __init__(self) -> None:

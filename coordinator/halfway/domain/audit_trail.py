@@ -1,0 +1,51 @@
+"""Who changed what: the events of the audit trail (docs/operating.md#the-audit-trail)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Audited(StrEnum):
+    """What a caller did by hand, or to a group or a key."""
+
+    REGISTER_GROUP = "register_group"
+    CHANGE_GROUP = "change_group"
+    DELETE_GROUP = "delete_group"
+    END_BY_HAND = "end_by_hand"
+    RESUME = "resume"
+    CHECK_NOW = "check_now"
+    START_JOB = "start_job"
+    STOP_JOB = "stop_job"
+    CREATE_KEY = "create_key"
+    ROTATE_KEY = "rotate_key"
+    REVOKE_KEY = "revoke_key"
+    READ_CHECK_SECRETS = "read_check_secrets"
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that somebody did or tried. It holds no key, no secret and no payload."""
+
+    id: str
+    """Of this event: a reader that finds it twice counts it once."""
+    at: int
+    """Milliseconds since the epoch."""
+    action: str
+    actor_kind: str
+    actor: str
+    """The name of the group, operator or reader; empty for the other kinds."""
+    key_id: str | None
+    """The public id of the key or certificate that was shown."""
+    subject: str
+    """What it was done to: the id of a transaction, the name of a group, the public id of a key."""
+    group: str | None
+    """The group that it concerns, if that is known."""
+    detail: str | None
+    """What changed."""
+    remark: str | None
+    """What the caller said about it."""
+    result: str
+    """`done`, an error code, or `interrupted` if nobody waited for the result."""
+    instance: str
+    """Where the caller asked."""

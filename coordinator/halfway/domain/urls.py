@@ -1,0 +1,45 @@
+"""Which URLs halfway can call at all; what an operator allows of them is for `checkback/destinations.py` to say."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from yarl import URL
+
+_NOT_PRINTED: Final = re.compile(r"[\x00-\x20\x7f]")
+
+
+def url_refusal(text: str) -> str | None:
+    """Return why a URL cannot be called, None if it can. The reason is shown to users: it holds no secret."""
+    if _NOT_PRINTED.search(text) is not None:
+        return "a URL has no spaces and no control characters"
+    try:
+        url = URL(text)
+        port = url.port
+    except ValueError:
+        return "the URL cannot be read"
+    if url.scheme not in ("http", "https"):
+        return f"the URL's scheme is {url.scheme!r}, not http or https"
+    if not url.host or not port:
+        return "the URL has no host, or port 0"
+    if url.user is not None or url.password is not None:
+        return "the URL has a user name or password in it"
+    return None
+
+
+def base_url_refusal(text: str) -> str | None:
+    """Return why a URL cannot be called with paths put behind it, None if it can."""
+    refusal = url_refusal(text)
+    if refusal is None and (URL(text).raw_query_string or URL(text).raw_fragment):
+        return "the URL has a query or a fragment"
+    return refusal
+
+
+def proxy_refusal(text: str) -> str | None:
+    """Return why a URL names no HTTP proxy, None if it does; it may hold a user name and a password."""
+    try:
+        anonymous = str(URL(text).with_user(None))
+    except ValueError:
+        return "it cannot be read"
+    return base_url_refusal(anonymous)

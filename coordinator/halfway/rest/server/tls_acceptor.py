@@ -1,0 +1,139 @@
+"""Accepts connections of a port that speaks TLS: handshakes are bounded in time and number.
+
+asyncio's own server tells of a connection only once its handshake is done, and lets one take a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    import ssl
+
+log = structlog.get_logger(__name__)
+
+HANDSHAKE_S: Final = 5.0
+"""A handshake may take this long."""
+_SHUTDOWN_S: Final = 1.0
+"""How long a client may take to answer that its connection is closed; its descriptor is held meanwhile."""
+_NOT_ACCEPTED_S: Final = 0.5
+"""To wait if no descriptor is free."""
+
+
+class TlsAcceptor:
+    """Listens, and hands a connection over once its handshake is done."""
+
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+        *,
+        most: int,
+        demand_room: Callable[[asyncio.Protocol], bool],
+        within_s: float = HANDSHAKE_S,
+    ) -> None:
+        """Keep the factory of connections; nothing is opened.
+
+        At most `most` handshakes are under way: for one too many, the oldest is ended. `demand_room` is called with
+        each newcomer; if it returns False, the oldest handshake is ended too.
+        """
+        self._make = make
+        self._context = context
+        self._most = most
+        self._demand_room = demand_room
+        self._within_s = within_s
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._under_way: dict[asyncio.Protocol, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        """Return how many handshakes are under way."""
+        return len(self._under_way)
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """The sockets that it listens on."""
+        return self._listeners
+
+    async def listen(self, host: str, port: int, backlog: int) -> None:
+        """Listen on every address of a host; OSError if one is taken or not permitted."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                self._listeners.append(_listening(family, address, backlog))
+        except BaseException:
+            self.close()
+            raise
+        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+
+    def made(self, connection: asyncio.Protocol) -> None:
+        """Note that the handshake of a connection is done."""
+        self._under_way.pop(connection, None)
+
+    def close(self) -> None:
+        """Accept no more; handshakes that are under way end."""
+        for task in (*self._accepting, *self._under_way.values()):
+            task.cancel()
+        for listener in self._listeners:
+            listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                log.warning("connection_not_accepted", error=str(error))
+                await asyncio.sleep(_NOT_ACCEPTED_S)
+                continue
+            self._begin(accepted)
+            await asyncio.sleep(0)  # while many wait, others get their turn too
+
+    def _begin(self, accepted: socket.socket) -> None:
+        connection = self._make()
+        task = asyncio.create_task(self._shake(accepted, connection))
+        self._under_way[connection] = task
+
+        def done(task: asyncio.Task[None]) -> None:
+            if self._under_way.pop(connection, None) is not None or task.cancelled():
+                accepted.close()  # nobody else does if the task was cancelled before it began
+
+        task.add_done_callback(done)
+        if not self._demand_room(connection) or len(self._under_way) > self._most:
+            eldest = next(iter(self._under_way))
+            self._under_way.pop(eldest).cancel()
+
+    async def _shake(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):  # TimeoutError and SSLError are of its kind
+            await loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=self._within_s,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+
+
+def _listening(family: int, address: tuple[object, ...], backlog: int) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        made.listen(backlog)
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,297 @@
+"""Collects the operations of all streams in one turn of the event loop; the service gets one list of each kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import structlog
+
+from halfway.domain.errors import GroupLimitedError, HalfwayError
+from halfway.rest.requests.admission import held_s
+from halfway.rest.responses.errors import InternalError
+from halfway.rest.stream import frames
+
+if TYPE_CHECKING:
+    from halfway.domain.principal import Principal
+    from halfway.rest.requests.admission import Admission, Places
+    from halfway.rest.requests.bodies import Bodies
+    from halfway.rest.stream.frames import Answer, Asked
+    from halfway.service.answers import Answers
+    from halfway.service.coordinator import Coordinator
+    from halfway.service.requests import End, Prepare
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+_Numbered = tuple[int, *tuple[Any, ...]]
+
+_AT_ONCE: Final = 250
+"""Operations of one kind that are handed over before other work of the event loop goes on."""
+
+
+class StreamObserver(Protocol):
+    """Counts the operations of streams."""
+
+    def streamed(self, operation: str, status: int, count: int) -> None:
+        """Count operations that were answered with a status."""
+
+
+class Asker(Protocol):
+    """A connection, as the accumulator sees it."""
+
+    principal: Principal
+    lost: bool
+
+    def answer(self, answer: Answer) -> None:
+        """Send an answer, unless the connection is lost."""
+
+    def accept(self, n: int) -> None:
+        """Answer an end that wants no confirmation; `settled` follows."""
+
+    def settled(self) -> None:
+        """Note that an accepted end is done."""
+
+
+class _Frame:
+    """The bytes of a frame, which count until its last operation is done."""
+
+    __slots__ = ("left", "size")
+
+    def __init__(self, size: int, left: int) -> None:
+        self.size = size
+        self.left = left
+
+
+class _Operation:
+    """One operation on its way."""
+
+    __slots__ = ("accepted", "asker", "confirm", "frame", "kind", "n", "request")
+
+    def __init__(self, asker: Asker, frame: _Frame, kind: str, n: int, request: Any, *, confirm: bool = True) -> None:
+        self.asker = asker
+        self.frame = frame
+        self.kind = kind
+        self.n = n
+        self.request = request
+        self.confirm = confirm
+        self.accepted = False
+        """Whether it was answered 202: what comes of it is not told."""
+
+
+class OperationAccumulator:
+    """Operations that wait for the end of this turn of the event loop."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        places: Places,
+        admission: Admission,
+        bodies: Bodies,
+        timeout_s: float,
+        hold_s: float,
+        observer: StreamObserver,
+    ) -> None:
+        """Take the bounds, which are those of requests.
+
+        A refusal of a group at its limit is held back for up to `hold_s`.
+        """
+        self._coordinator = coordinator
+        self._places = places
+        self._admission = admission
+        self._bodies = bodies
+        self._timeout_s = timeout_s
+        self._hold_s = hold_s
+        self._observer = observer
+        self._prepares: deque[_Operation] = deque()
+        self._ends: deque[_Operation] = deque()
+        self._scheduled = False
+        self._waiting: dict[Asker, set[asyncio.Task[None]]] = {}
+        """Prepares that wait for a place."""
+
+    def add(self, asker: Asker, asked: Asked, size: int) -> None:
+        """Do the prepares and ends of a frame of `size` bytes; the connection is told each answer."""
+        self._refuse(asker, asked)
+        wanted = len(asked.ends) + len(asked.prepares)
+        try:
+            self._bodies.hold(size)
+        except HalfwayError as error:
+            self._refuse_all(asker, asked.ends, "end", error)
+            self._refuse_all(asker, asked.prepares, "prepare", error)
+            return
+        granted = self._places.take(wanted)
+        frame = _Frame(size, granted)
+        if not granted:
+            self._bodies.free(size)
+        ends, prepares = asked.ends[:granted], asked.prepares[: max(0, granted - len(asked.ends))]
+        if granted < wanted:
+            refusal = self._places.refusal()
+            self._refuse_all(asker, asked.ends[len(ends) :], "end", refusal)
+            self._refuse_all(asker, asked.prepares[len(prepares) :], "prepare", refusal)
+        self._ends += [_Operation(asker, frame, "end", n, end, confirm=confirm) for n, end, confirm in ends]
+        admitted = self._admission.take(len(prepares))
+        for place, (n, prepare) in enumerate(prepares):
+            operation = _Operation(asker, frame, "prepare", n, prepare)
+            if place < admitted:
+                self._prepares.append(operation)
+            else:
+                self._wait(operation)
+        self._schedule()
+
+    def forget(self, asker: Asker) -> None:
+        """Begin no more for a connection that is lost: nobody would end a transaction that begins now."""
+        for task in self._waiting.pop(asker, ()):
+            task.cancel()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and (self._ends or self._prepares):
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._scheduled = False
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        for principal, ends in _by_principal(self._ends):
+            requests: list[End] = [one.request for one in ends]
+            ending = self._coordinator.begin_ends(requests, deadline=deadline, principal=principal)
+            self._follow(ending, ends, frames.ended, self._done)
+            self._accept(ends)
+        for principal, prepares in _by_principal(self._prepares):
+            operations = [one for one in prepares if not self._given_up(one)]
+            wanted: list[Prepare] = [one.request for one in operations]
+            preparing = self._coordinator.begin_prepares(wanted, deadline=deadline, principal=principal)
+            self._follow(preparing, operations, frames.prepared, self._prepared)
+        self._schedule()
+
+    def _given_up(self, prepare: _Operation) -> bool:
+        """Whether the connection of a prepare is lost: nobody would end a transaction that begins now."""
+        if not prepare.asker.lost:
+            return False
+        self._finish(prepare)
+        self._prepared(1)
+        return True
+
+    def _accept(self, operations: Sequence[_Operation]) -> None:
+        """Answer 202 to the ends that are on their way and want no confirmation."""
+        accepted = 0
+        for one in operations:
+            if not one.confirm and one.request is not None:
+                one.accepted = True
+                one.asker.accept(one.n)
+                accepted += 1
+        if accepted:
+            self._observer.streamed("end", 202, accepted)
+
+    def _follow(
+        self,
+        answers: Answers[R],
+        operations: Sequence[_Operation],
+        shown: Callable[[int, R], Answer],
+        done: Callable[[int], None],
+    ) -> None:
+        """Tell the connections their answers as they come; `done` is called with how many were."""
+        results = answers.results
+
+        def told(places: Sequence[int]) -> None:
+            counts: Counter[int] = Counter()
+            for place in places:
+                one = operations[place]
+                self._finish(one)
+                if one.accepted:
+                    one.asker.settled()
+                    continue
+                result = results[place]
+                if isinstance(result, Exception):
+                    answer = frames.refused(one.n, _error(result))
+                else:
+                    answer = shown(one.n, result)  # type: ignore[arg-type] # a place that is told has its result
+                counts[answer.status] += 1
+                if isinstance(result, GroupLimitedError):
+                    # As in REST: who sends the next one at once is slowed down, or refusals take the others' time.
+                    asyncio.get_running_loop().call_later(held_s(self._hold_s), one.asker.answer, answer)
+                else:
+                    one.asker.answer(answer)
+            done(len(places))
+            for status, count in counts.items():
+                self._observer.streamed(operations[0].kind, status, count)
+
+        answers.listen(told)
+
+    def _finish(self, operation: _Operation) -> None:
+        operation.request = None
+        frame = operation.frame
+        frame.left -= 1
+        if not frame.left:
+            self._bodies.free(frame.size)
+
+    def _done(self, count: int) -> None:
+        self._places.leave(count)
+
+    def _prepared(self, count: int) -> None:
+        self._places.leave(count)
+        for _ in range(count):
+            self._admission.leave()
+
+    # --- prepares that wait for a place
+
+    def _wait(self, operation: _Operation) -> None:
+        asker = operation.asker
+        task = asyncio.get_running_loop().create_task(self._enter(operation))
+        waiting = self._waiting.setdefault(asker, set())
+        waiting.add(task)
+
+        def gone(task: asyncio.Task[None]) -> None:
+            waiting.discard(task)
+            if not waiting and self._waiting.get(asker) is waiting:
+                del self._waiting[asker]
+
+        task.add_done_callback(gone)
+
+    async def _enter(self, operation: _Operation) -> None:
+        try:
+            await self._admission.enter()
+        except BaseException as error:
+            self._finish(operation)
+            self._places.leave(1)
+            if not isinstance(error, HalfwayError):
+                raise
+            self._refuse_all(operation.asker, [(operation.n,)], operation.kind, error)
+        else:
+            self._prepares.append(operation)
+            self._schedule()
+
+    # --- what is not begun
+
+    def _refuse(self, asker: Asker, asked: Asked) -> None:
+        for kind, n, error in asked.refused:
+            self._refuse_all(asker, [(n,)], kind, error)
+
+    def _refuse_all(
+        self, asker: Asker, asked: Sequence[tuple[int, *tuple[Any, ...]]], kind: str, error: HalfwayError
+    ) -> None:
+        if not asked:
+            return
+        status, document = frames.told(error)
+        for one in asked:
+            asker.answer(frames.Answer(n=one[0], status=status, problem=document))
+        self._observer.streamed(kind, status, len(asked))
+
+
+def _by_principal(waiting: deque[_Operation]) -> list[tuple[Principal, list[_Operation]]]:
+    """Take what waits, up to a bound, by who asks for it."""
+    found: dict[Principal, list[_Operation]] = {}
+    for _ in range(min(len(waiting), _AT_ONCE)):
+        one = waiting.popleft()
+        found.setdefault(one.asker.principal, []).append(one)
+    return list(found.items())
+
+
+def _error(error: Exception) -> HalfwayError:
+    if isinstance(error, HalfwayError):
+        return error
+    log.error("stream_operation_failed", exc_info=error)
+    return InternalError()

@@ -1,0 +1,307 @@
+"""One connection of the stream: reads frames, writes answers and checks, and closes in order (docs/stream.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from aiohttp import WSMsgType
+
+from halfway.domain.errors import (
+    ForbiddenError,
+    HalfwayError,
+    OverloadedError,
+    ShuttingDownError,
+    UnauthenticatedError,
+)
+from halfway.domain.principal import Permission
+from halfway.rest.requests.bodies import SMALL_BYTES
+from halfway.rest.requests.structure import demand_few_members
+from halfway.rest.responses.errors import invalid
+from halfway.rest.stream import frames
+from halfway.rest.stream.frames import ServerFrame
+from halfway.rest.stream.subscription import Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from aiohttp import web
+
+    from halfway.domain.principal import Principal
+    from halfway.domain.transaction import Cause
+    from halfway.rest.requests.models import StreamChecks
+    from halfway.rest.stream.accumulator import OperationAccumulator
+    from halfway.rest.stream.frames import Answer, FrameReader
+    from halfway.service.coordinator import Coordinator
+    from halfway.service.requests import LeasedCheck
+
+GOING_AWAY: Final = 1001
+BINARY: Final = 1003
+BAD_FRAME: Final = 4400
+NOT_ALLOWED: Final = 4403
+MAX_GROUPS: Final = 100
+"""Groups whose checks one connection may get."""
+
+
+class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of the stream; seconds, bytes and counts."""
+
+    max_streams: int = 1000
+    max_in_flight: int = 1024
+    """Operations of one connection that are not answered yet."""
+    max_frame_bytes: int
+    max_frame_operations: int
+    timeout_s: float
+
+    heartbeat_s: float
+
+    @property
+    def hello(self) -> frames.Hello:
+        """The limits as the client is told them."""
+        return frames.Hello(
+            max_frame_bytes=self.max_frame_bytes,
+            max_frame_operations=self.max_frame_operations,
+            max_in_flight=self.max_in_flight,
+            timeout_s=self.timeout_s,
+            heartbeat_s=self.heartbeat_s,
+        )
+
+
+class Stream:
+    """One connection."""
+
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        *,
+        principal: Principal,
+        cause: Cause,
+        coordinator: Coordinator,
+        reader: FrameReader,
+        accumulator: OperationAccumulator,
+        limits: StreamLimits,
+        on_frame: Callable[[Stream], None],
+    ) -> None:
+        """Take a connection; `on_frame` is called with each frame that is read."""
+        self.principal = principal
+        self.lost = False
+        self.socket = socket
+        self.unread_bytes = 0
+        """What has arrived since the last frame was read."""
+        self._cause = cause
+        self._coordinator = coordinator
+        self._authority = coordinator.authority
+        self._reader = reader
+        self._accumulator = accumulator
+        self._limits = limits
+        self._on_frame = on_frame
+        self._open: set[int] = set()
+        """The numbers of the operations that are not answered yet."""
+        self._answers: list[Answer] = []
+        self._frames: list[bytes] = [ServerFrame(hello=limits.hello).encoded()]
+        """What is sent before the answers."""
+        self._work = asyncio.Event()
+        self._work.set()
+        self._flowing = asyncio.Event()
+        """Not set while the client does not read what it is sent."""
+        self._flowing.set()
+        self._room = asyncio.Event()
+        self._unconfirmed = 0
+        """Ends that were answered 202 and are not written yet."""
+        self._stopping = False
+        self._closing = False
+        self._close_with: int | None = None
+        self._subscriptions: dict[str, Subscription] = {}
+        self._subscribing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve the connection until either side closes it."""
+        writing = asyncio.get_running_loop().create_task(self._write())
+        try:
+            await self._read()
+            if self._close_with is not None or self._closing:
+                await writing
+        finally:
+            self.lost = True
+            self._accumulator.forget(self)
+            for subscription in self._subscriptions.values():
+                subscription.end()
+            for task in (writing, *self._tasks):
+                task.cancel()
+
+    def stop(self) -> None:
+        """Take no more operations, answer what is in flight, and close."""
+        if not self._stopping:
+            self._stopping = True
+            for subscription in self._subscriptions.values():
+                subscription.end()
+            self._say(ServerFrame(closing=frames.Closing(detail="this instance is stopping: connect to another one")))
+
+    # --- reading
+
+    async def _read(self) -> None:
+        while self._close_with is None and not self.lost:
+            if self._full:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            message = await self.socket.receive()
+            self._on_frame(self)
+            if message.type is WSMsgType.TEXT:
+                try:
+                    self._authority.require(self.principal, Permission.STREAM)
+                    await self._take(message.data)
+                except (UnauthenticatedError, ForbiddenError) as error:
+                    self._break_off(error, NOT_ALLOWED)
+                except HalfwayError as error:
+                    self._break_off(error, BAD_FRAME)
+            elif message.type is WSMsgType.BINARY:
+                self._break_off(invalid([("", "a binary message: send text")]), BINARY)
+            else:
+                return
+
+    @property
+    def _full(self) -> bool:
+        return len(self._open) + self._unconfirmed + len(self._answers) >= self._limits.max_in_flight
+
+    async def _take(self, data: bytes) -> None:
+        if len(data) > SMALL_BYTES:
+            await demand_few_members(data)
+        asked = self._reader.read(data, self._cause)
+        numbers = asked.numbers
+        known = len(self._open)
+        self._open.update(numbers)
+        if len(self._open) < known + len(numbers):
+            raise invalid([("n", "the number of an operation that is not answered yet: choose another")])
+        if self._stopping:
+            self._refuse(numbers, ShuttingDownError())
+            return
+        for _, end, _ in asked.ends:
+            if end.check_id is not None:
+                for subscription in self._subscriptions.values():
+                    subscription.answered(end.check_id)
+        self._accumulator.add(self, asked, len(data))
+        for n, wanted in asked.checks:
+            self._spawn(self._subscribe(n, wanted))
+
+    def _refuse(self, numbers: Sequence[int], error: HalfwayError) -> None:
+        for n in numbers:
+            self.answer(frames.refused(n, error))
+
+    # --- checks
+
+    async def _subscribe(self, n: int, wanted: StreamChecks) -> None:
+        async with self._subscribing:
+            try:
+                await self._subscribed(wanted)
+            except HalfwayError as error:
+                self.answer(frames.refused(n, error))
+            else:
+                self.answer(frames.subscribed(n, wanted))
+
+    async def _subscribed(self, wanted: StreamChecks) -> None:
+        subscription = self._subscriptions.get(wanted.group)
+        if subscription is None:
+            if len(self._subscriptions) >= MAX_GROUPS:
+                raise OverloadedError(f"this stream gets the checks of {MAX_GROUPS} groups already: open another")
+            subscription = Subscription(self._coordinator, self, wanted.group)
+        await subscription.want(wanted.max)
+        if wanted.max:
+            self._subscriptions[wanted.group] = subscription
+        else:
+            subscription.end()
+            self._subscriptions.pop(wanted.group, None)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the client is there and reads what it is sent."""
+        return not self.lost and not self._stopping and self._flowing.is_set()
+
+    async def reading(self) -> None:
+        """Return once the client has read what it was sent."""
+        await self._flowing.wait()
+
+    def push(self, checks: Sequence[LeasedCheck]) -> None:
+        """Send checks."""
+        self._frames.append(frames.pushed(checks))
+        self._work.set()
+
+    def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:
+        """Tell the client that there will be no more checks of a group."""
+        if isinstance(error, UnauthenticatedError):
+            self._break_off(error, NOT_ALLOWED)
+            return
+        if self._subscriptions.get(subscription.group) is subscription:
+            del self._subscriptions[subscription.group]
+        _, document = frames.told(error)
+        self._say(ServerFrame(ended=frames.Ended(group=subscription.group, problem=document)))
+
+    # --- writing
+
+    def answer(self, answer: Answer) -> None:
+        """Send an answer, unless the connection is lost."""
+        self._open.discard(answer.n)
+        if not self.lost:
+            self._answers.append(answer)
+            self._work.set()
+
+    def accept(self, n: int) -> None:
+        """Answer an end that wants no confirmation; `settled` follows."""
+        self._unconfirmed += 1
+        self.answer(frames.accepted(n))
+
+    def settled(self) -> None:
+        """Note that an accepted end is done."""
+        self._unconfirmed -= 1
+        self._room.set()
+
+    def _say(self, frame: ServerFrame) -> None:
+        self._frames.append(frame.encoded())
+        self._work.set()
+
+    def _break_off(self, error: HalfwayError, code: int) -> None:
+        """Tell the client why, and close; nothing more is read."""
+        if self._close_with is None:
+            _, document = frames.told(error)
+            self._say(ServerFrame(problem=document))
+            self._close_with = code
+            self._room.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._frames or self._answers:
+                    self._flowing.clear()
+                    for data in self._taken():
+                        await self.socket.send_frame(data, WSMsgType.TEXT)
+                    self._flowing.set()
+                self._room.set()
+                if (code := self._ends_with()) is not None:
+                    self._closing = True
+                    await self.socket.close(code=code)
+                    return
+                self._work.clear()
+                await self._work.wait()
+        except ConnectionError:
+            self.lost = True
+            self._room.set()
+
+    def _ends_with(self) -> int | None:
+        """Return the code to close with, None if the connection goes on."""
+        if self._close_with is None and self._stopping and not self._open:
+            return GOING_AWAY
+        return self._close_with
+
+    def _taken(self) -> Sequence[bytes]:
+        found, self._frames = self._frames, []
+        answers, self._answers = self._answers, []
+        if answers:
+            found.append(ServerFrame(answers=answers).encoded())
+        return found
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,111 @@
+"""All open streams: the bounds that they share, and how they begin and end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from aiohttp import web
+
+from halfway.domain.errors import OverloadedError
+from halfway.rest.handlers.calls import SUBPROTOCOL
+from halfway.rest.stream.frames import FrameReader
+from halfway.rest.stream.stream import Stream, StreamLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from halfway.domain.principal import Principal
+    from halfway.rest.handlers.calls import Call
+    from halfway.rest.requests.bodies import Bodies
+    from halfway.rest.stream.accumulator import OperationAccumulator
+
+log = structlog.get_logger(__name__)
+
+_CLOSE_S: Final = 2.0
+"""How long a client may take to answer a close frame."""
+
+
+class Streams:
+    """Every open stream of this instance."""
+
+    def __init__(self, accumulator: OperationAccumulator, bodies: Bodies, limits: StreamLimits) -> None:
+        """Take what does the operations of all streams, and what counts their bytes; nothing is open."""
+        self._accumulator = accumulator
+        self._bodies = bodies
+        self._limits = limits
+        self._open: dict[Stream, None] = {}
+
+    def __len__(self) -> int:
+        """Return how many are open."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Stream]:
+        """Give those that are open."""
+        return iter(self._open)
+
+    def demand_room(self, principal: Principal) -> None:
+        """Raise OverloadedError if no more may be opened, or no more by a group that has half of all."""
+        if len(self._open) >= self._limits.max_streams:
+            raise OverloadedError(f"{len(self._open)} streams are open here already: try again later")
+        if (group := principal.group) is None:
+            return
+        of_group = sum(stream.principal.group == group for stream in self._open)
+        if of_group >= max(1, self._limits.max_streams // 2):
+            raise OverloadedError(f"{of_group} streams of group {group!r} are open here already: others need the rest")
+
+    def make(self, call: Call) -> Stream:
+        """Make the stream of a handshake that was accepted; `serve` opens it."""
+        limits = self._limits
+        socket = web.WebSocketResponse(
+            timeout=_CLOSE_S,
+            protocols=(SUBPROTOCOL,),
+            compress=False,
+            max_msg_size=limits.max_frame_bytes,
+            heartbeat=limits.heartbeat_s,
+            decode_text=False,
+        )
+        return Stream(
+            socket,
+            principal=call.principal,
+            cause=call.cause,
+            coordinator=call.site.coordinator,
+            reader=FrameReader(call.site.validation, max_operations=limits.max_frame_operations),
+            accumulator=self._accumulator,
+            limits=limits,
+            on_frame=self.read,
+        )
+
+    async def serve(self, stream: Stream, request: web.BaseRequest) -> web.StreamResponse:
+        """Open a stream and serve it to its end."""
+        self._open[stream] = None
+        log.debug("stream_opened", principal=str(stream.principal), remote=request.remote)
+        try:
+            await stream.socket.prepare(request)
+            await stream.run()
+        finally:
+            del self._open[stream]
+            self.read(stream)
+            log.debug("stream_closed", principal=str(stream.principal), code=stream.socket.close_code)
+            if not stream.socket.closed and request.transport is not None:
+                request.transport.abort()
+        return stream.socket
+
+    def received(self, stream: Stream, size: int) -> bool:
+        """Count what has arrived for a stream, and return whether it may go on: False if all frames are too large."""
+        stream.unread_bytes += size
+        if self._bodies.arrive(stream.unread_bytes, size):
+            return True
+        log.warning("stream_cut_off", unread_bytes=stream.unread_bytes, of_all=self._bodies.arriving)
+        self.read(stream)
+        return False
+
+    def read(self, stream: Stream) -> None:
+        """Note that a stream has read what has arrived."""
+        self._bodies.arrived(stream.unread_bytes)
+        stream.unread_bytes = 0
+
+    def stop(self) -> None:
+        """Let every stream answer what is in flight, and close."""
+        for stream in self._open:
+            stream.stop()

@@ -1,0 +1,298 @@
+"""What happened here lately, in memory and bounded: rates, endpoints, failures (docs/rest.md#statistics)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from halfway.service.figures import Endpoint, FailingTopic, Lane, LaneFailure, RefusedWrite, Skipped, Tallied
+from halfway.service.journal import Journal
+from halfway.service.journal_records import HistoryEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from halfway.domain.principal import Principal
+    from halfway.service.ports import CheckReply, Clock, Observer
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+WINDOW_S: Final = 10
+"""Rates are the mean of so many seconds before the current one."""
+MOST_GROUPS: Final = 500
+"""Further groups have no rates of their own."""
+MOST_KEPT: Final = 100
+"""Of topics, writes and kinds of skipped records: the oldest go."""
+_ENDPOINTS: Final = 10
+
+
+class _Series:
+    """A count since the start, and how much of it is of each of the last seconds."""
+
+    __slots__ = ("_at", "_seconds", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._seconds = [0.0] * (WINDOW_S + 1)
+        self._at = 0
+
+    def add(self, amount: float, now: int) -> None:
+        self._advance(now)
+        self.total += amount
+        self._seconds[now % len(self._seconds)] += amount
+
+    def per_s(self, now: int) -> float:
+        self._advance(now)
+        return (sum(self._seconds) - self._seconds[now % len(self._seconds)]) / WINDOW_S
+
+    def _advance(self, now: int) -> None:
+        size = len(self._seconds)
+        for second in range(max(self._at + 1, now - size + 1), now + 1):
+            self._seconds[second % size] = 0.0
+        self._at = max(self._at, now)
+
+
+_Table = dict[tuple[str, ...], _Series]
+"""By the group, then what is counted."""
+
+
+class Activity:
+    """An `Observer` that remembers a little of what it passes on to another.
+
+    Everything is called on the loop's thread, but for `skipped_record` and `lane_failed`, which any thread may call.
+    """
+
+    def __init__(self, observer: Observer, clock: Clock) -> None:
+        """Pass everything on to `observer`."""
+        self._observer = observer
+        self._clock = clock
+        self.since = clock.now_ms()
+        self.journal = Journal(self.since)
+        """What was seen of each transaction."""
+        self._prepares: dict[str, _Series] = {}
+        self._ends: _Table = {}
+        self._checks: _Table = {}
+        self._commits, self._lane_ends, self._lane_s = _Series(), _Series(), _Series()
+        self._lane_failures = 0
+        self._lane_failure: LaneFailure | None = None
+        self._skipped: dict[tuple[str, str], Skipped] = {}
+        self._topics: dict[str, FailingTopic] = {}
+        self._writes: dict[str, RefusedWrite] = {}
+        self._endpoints: dict[str, dict[str, Endpoint]] = {}
+
+    @classmethod
+    def around(cls, observer: Observer, clock: Clock) -> Activity:
+        """Return an observer that remembers: itself if it does already."""
+        return observer if isinstance(observer, Activity) else cls(observer, clock)
+
+    # --- what the service tells beyond the port
+
+    def resolved(self, group: str, outcome: str, cause: str, count: int) -> None:
+        """Count outcomes that were written, by cause."""
+        _add(self._ends, (self._named(group), outcome, cause), count)
+
+    def acted(self, transaction_id: str, event: str, by: Principal | None = None) -> None:
+        """Keep an event of a transaction that op does not hold, or not whole."""
+        told = HistoryEvent(at=self._clock.now_ms(), event=event, by=None if by is None else str(by))
+        self.journal.note(transaction_id, told)
+
+    def refused(self, transaction_id: str, topic: str | None, code: str, detail: str, retry_after_s: float) -> None:
+        """Remember a write that could not be done, until it is done."""
+        now = self._clock.now_ms()
+        retry_at = now + round(retry_after_s * 1000)
+        self._writes.pop(transaction_id, None)
+        _put(
+            self._writes,
+            transaction_id,
+            RefusedWrite(
+                id=transaction_id, topic=topic, error_code=code, detail=detail, last_at=now, retry_at=retry_at
+            ),
+        )
+        if topic is not None:
+            before = self._topics.pop(topic, None)
+            told = FailingTopic(
+                topic=topic,
+                error_code=code,
+                detail=detail,
+                refused=1 if before is None else before.refused + 1,
+                first_at=now if before is None else before.first_at,
+                last_at=now,
+                retry_at=retry_at,
+                first_error_code=code if before is None else before.first_error_code,
+                first_detail=detail if before is None else before.first_detail,
+            )
+            _put(self._topics, topic, told)
+
+    @property
+    def fails(self) -> bool:
+        """Whether there is anything that could not be written."""
+        return bool(self._writes or self._topics)
+
+    def wrote(self, transaction_id: str, topics: Sequence[str]) -> None:
+        """Forget what failed before and is done now."""
+        self._writes.pop(transaction_id, None)
+        for topic in topics:
+            self._topics.pop(topic, None)
+
+    def asked(self, group: str, reply: CheckReply) -> None:
+        """Remember how each endpoint of a group answered last."""
+        known = self._endpoints.get(group)
+        if known is None:
+            if len(self._endpoints) >= MOST_GROUPS:
+                return
+            known = self._endpoints[group] = {}
+        now = self._clock.now_ms()
+        for one in reply.attempts:
+            known.pop(one.host, None)
+            known[one.host] = Endpoint(
+                host=one.host,
+                well=one.answered,
+                status=one.status,
+                detail=one.detail or None,
+                at=now,
+                duration_s=one.duration_s,
+            )
+            while len(known) > _ENDPOINTS:
+                del known[next(iter(known))]
+
+    # --- reading
+
+    def prepares(self, group: str | None = None) -> float:
+        """Return prepares a second, of one group or of all."""
+        now = _second()
+        return sum(one.per_s(now) for name, one in self._prepares.items() if group in (None, name))
+
+    def ends(self, group: str | None = None) -> list[Tallied]:
+        """Return outcomes by outcome and cause, of one group or of all."""
+        return _tallied(self._ends, group)
+
+    def checks(self, group: str | None = None) -> list[Tallied]:
+        """Return checks by verdict, of one group or of all."""
+        return _tallied(self._checks, group)
+
+    def endpoints(self, group: str) -> tuple[Endpoint, ...]:
+        """Return how the endpoints of a group answered last."""
+        return tuple(self._endpoints.get(group, {}).values())
+
+    @property
+    def lane(self) -> Lane:
+        """How the lane does."""
+        now = _second()
+        commits = self._commits.per_s(now)
+        return Lane(
+            commits_per_s=round(commits, 2),
+            ends_per_s=round(self._lane_ends.per_s(now), 2),
+            commit_s=round(self._lane_s.per_s(now) / commits, 4) if commits else 0.0,
+            failures=self._lane_failures,
+            last_failure=self._lane_failure,
+        )
+
+    @property
+    def failing(self) -> tuple[tuple[FailingTopic, ...], tuple[RefusedWrite, ...], tuple[Skipped, ...]]:
+        """What could not be written, and what could not be read."""
+        return tuple(self._topics.values()), tuple(self._writes.values()), tuple(self._skipped.values())
+
+    def _named(self, group: str) -> str:
+        return group if group in self._prepares or len(self._prepares) < MOST_GROUPS else ""
+
+    # --- halfway.service.ports.Observer
+
+    def prepared(self, group: str, result: str, seconds: float, *, count: int) -> None:
+        """Count prepares."""
+        if result == "prepared":
+            series = self._prepares.get(name := self._named(group))
+            if series is None:
+                series = self._prepares[name] = _Series()
+            series.add(count, _second())
+        self._observer.prepared(group, result, seconds, count=count)
+
+    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int) -> None:
+        """Pass on."""
+        self._observer.ended(group, outcome, cause, result, seconds, count=count)
+
+    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int) -> None:
+        """Pass on."""
+        self._observer.resolved_after(group, outcome, seconds, count=count)
+
+    def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
+        """Count a check."""
+        _add(self._checks, (self._named(group), verdict), 1)
+        self._observer.checked(group, verdict, sent=sent, seconds=seconds)
+
+    def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
+        """Observe one Kafka transaction of the lane."""
+        now = _second()
+        self._commits.add(1, now)
+        self._lane_ends.add(ends, now)
+        self._lane_s.add(seconds, now)
+        self._observer.lane_committed(ends, payload_bytes, seconds)
+
+    def lane_failed(self, reason: str) -> None:
+        """Count the end of an incarnation."""
+        self._lane_failures += 1
+        self._lane_failure = LaneFailure(at=self._clock.now_ms(), reason=reason)
+        self._observer.lane_failed(reason)
+
+    def skipped_record(self, topic: str, reason: str) -> None:
+        """Count a record that could not be used."""
+        before = self._skipped.get((topic, reason))
+        count = 1 if before is None else before.count + 1
+        _put(
+            self._skipped,
+            (topic, reason),
+            Skipped(topic=topic, reason=reason, count=count, last_at=self._clock.now_ms()),
+        )
+        self._observer.skipped_record(topic, reason)
+
+    def forwarded(self, call: str, result: str, seconds: float) -> None:
+        """Pass on."""
+        self._observer.forwarded(call, result, seconds)
+
+    def refused_caller(self, reason: str) -> None:
+        """Pass on."""
+        self._observer.refused_caller(reason)
+
+    def shard_moved(self, seconds: float) -> None:
+        """Pass on."""
+        self._observer.shard_moved(seconds)
+
+    def audited(self, result: str) -> None:
+        """Pass on."""
+        self._observer.audited(result)
+
+    def horizon_shortened(self, shard: int, outcomes: int) -> None:
+        """Pass on."""
+        self._observer.horizon_shortened(shard, outcomes)
+
+
+def _second() -> int:
+    return int(time.monotonic())
+
+
+def _add(table: _Table, key: tuple[str, ...], amount: float) -> None:
+    series = table.get(key)
+    if series is None:
+        series = table[key] = _Series()
+    series.add(amount, _second())
+
+
+def _tallied(table: _Table, group: str | None) -> list[Tallied]:
+    """Return what a table counts, of one group or of all together."""
+    now = _second()
+    found: dict[tuple[str, ...], Tallied] = {}
+    for (name, *names), series in table.items():
+        if group in (None, name):
+            key = tuple(names)
+            before = found.get(key, Tallied(names=key, total=0, per_s=0.0))
+            total, per_s = before.total + round(series.total), before.per_s + series.per_s(now)
+            found[key] = Tallied(names=key, total=total, per_s=per_s)
+    return list(found.values())
+
+
+def _put(table: dict[K, V], key: K, value: V) -> None:
+    """Put a value last, and let the first go if there are too many."""
+    table.pop(key, None)
+    table[key] = value
+    while len(table) > MOST_KEPT:
+        del table[next(iter(table))]
