@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from halfway.pipeline.errors import AccessError
 _RDKAFKA: Final = "HALFWAY_KAFKA__"
 _JAVA: Final = "HALFWAY_PIPELINE_KAFKA__"
 _PREFIX: Final = "HALFWAY_KAFKA_PREFIX"
+_PREFIX_FORM: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FILE: Final = "HALFWAY_CONFIG_FILE"
 _HORIZON: Final = "HALFWAY_OUTCOME_HORIZON_S"
 _FIRST_CHECK: Final = "HALFWAY_POLICY__FIRST_CHECK_AFTER_S"
@@ -40,6 +42,10 @@ class KafkaAccess:
 
     java: Mapping[str, str] = field(repr=False)
     prefix: str = DEFAULT_PREFIX
+    librdkafka: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The same for librdkafka; empty where only the Java client's are known."""
+    reading: Mapping[str, str] = field(default_factory=dict)
+    """Further options of Spark's Kafka source."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -117,7 +123,9 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     if not java.get("bootstrap.servers"):
         raise AccessError("HALFWAY_KAFKA__BOOTSTRAP_SERVERS is not set: set it to host:port of a Kafka broker")
     prefix = environment.get(_PREFIX) or str(of_file.get("kafka_prefix", DEFAULT_PREFIX))
-    return KafkaAccess(java=java, prefix=prefix)
+    if _PREFIX_FORM.fullmatch(prefix) is None:
+        raise AccessError(f"{_PREFIX} is {prefix[:80]!r}: it must be up to 64 of A-Z a-z 0-9 . _ -")
+    return KafkaAccess(java=java, prefix=prefix, librdkafka={} if given else properties)
 
 
 def _of_file(file: Path | None) -> dict[str, Any]:

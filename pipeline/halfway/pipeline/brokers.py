@@ -23,7 +23,7 @@ _NOT_THERE: Final = ("UnknownTopicOrPartitionException", "InvalidTopicException"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cleanup:
+class Cleanup:
     """What a topic's configuration lets Kafka remove; a negative limit is none."""
 
     policy: str
@@ -32,6 +32,7 @@ class _Cleanup:
     kept_bytes: int
 
     def pin(self, topic: str, now: int, partitions: tuple[PartitionPin, ...]) -> TopicPin:
+        """Return a pin of a topic with this configuration."""
         by_age_alone = "delete" in self.policy and self.kept_ms >= 0 > self.kept_bytes
         return TopicPin(
             topic=topic,
@@ -131,7 +132,7 @@ class Brokers:
         answers = self._get(self._admin.listOffsets(wanted, options).all())
         return {name: (int(answers.get(key).offset()), int(answers.get(key).timestamp())) for name, key in keys.items()}
 
-    def _configured(self, topics: Iterable[str]) -> dict[str, _Cleanup]:
+    def _configured(self, topics: Iterable[str]) -> dict[str, Cleanup]:
         resource = self._kafka.common.config.ConfigResource
         kind = self._jvm.java.lang.Class.forName(
             "org.apache.kafka.common.config.ConfigResource$Type",
@@ -144,7 +145,7 @@ class Brokers:
         found = {}
         for topic, key in keys.items():
             config = answers.get(key)
-            found[topic] = _Cleanup(
+            found[topic] = Cleanup(
                 policy=str(config.get("cleanup.policy").value()),
                 tombstones_kept_ms=int(config.get("delete.retention.ms").value()),
                 kept_ms=int(config.get("retention.ms").value()),

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
-import logging
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any
 
 import click
 
-from halfway.pipeline import access, connector
-from halfway.pipeline.errors import PipelineError
-from halfway.pipeline.session import SparkOptions, session
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from pyspark.sql import SparkSession
-
-    from halfway.pipeline.sources import Source
-
-FOUND_ANOMALIES: Final = 1
-FAILED: Final = 2
-INTERRUPTED: Final = 130
-_COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
+from halfway.pipeline import access, choice, telling
+from halfway.pipeline.jobs.audit import ANOMALIES, QUARANTINE, AuditOptions, Summary
+from halfway.pipeline.parameters import (
+    BETWEEN,
+    CONFIG,
+    HORIZON,
+    KAFKA,
+    OBJECTIVE,
+    OFFSETS,
+    OUTPUT,
+    SECONDS,
+    SECONDS_OR_NONE,
+    SNAPSHOT,
+    SPARK,
+    several,
+)
+from halfway.pipeline.running import PARTS, reached, running, source_of, told
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,135 +40,41 @@ def pipeline() -> None:
     """
 
 
-def _options(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _COMMAND]:
-    def add(command: _COMMAND) -> _COMMAND:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-_SECONDS: Final = click.FloatRange(min=0, min_open=True, max=access.LONGEST_S)
-_spark = _options(
-    click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] where not submitted."),
-    click.option("--memory", envvar="HALFWAY_PIPELINE_MEMORY", help="Memory of a local Spark; 2g."),
-    click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
-    click.option(
-        "--connector-version",
-        envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
-        default=connector.DEFAULT_VERSION,
-        show_default=True,
-        help="Of Spark's Kafka connector.",
-    ),
-    click.option("--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="Its jars, with commas, in place of that."),
-)
-_config = click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) is above it.",
-)
-_output = click.option("--output", required=True, metavar="FOLDER", help="Where the tables go: a path or a URI.")
-_snapshot = click.option("--snapshot", metavar="FOLDER", help="Read an archive in place of Kafka.")
-_offsets = click.option("--offsets", metavar="FILE", help="Read exactly what an earlier run read: its offsets.json.")
-_horizon = click.option(
-    "--horizon-s",
-    type=_SECONDS,
-    help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
-)
-
-
-class _Interruption:
-    """Whether somebody has pressed Ctrl-C: while Python waits for the JVM that comes out as any error of py4j."""
-
-    def __init__(self) -> None:
-        self.seen = False
-
-    def watch(self) -> None:
-        """Notice it from now on, and do what was done on it before."""
-        before = signal.getsignal(signal.SIGINT)
-        if before is signal.SIG_IGN:
-            return
-
-        def notice(number: int, frame: FrameType | None) -> None:
-            self.seen = True
-            logging.disable()  # py4j would tell of a connection that was cut.
-            if callable(before):
-                before(number, frame)
-
-        signal.signal(signal.SIGINT, notice)
-
-
-@contextmanager
-def _running(
-    job: str,
-    *,
-    kafka: bool,
-    config: Path | None = None,
-    master: str | None,
-    memory: str | None,
-    conf: tuple[str, ...],
-    **connection: str,
-) -> Iterator[SparkSession]:
-    pairs = [pair.partition("=") for pair in conf]
-    if wrong := [name for name, sign, _ in pairs if not sign]:
-        raise click.UsageError(f"--conf {wrong[0]}: give it as KEY=VALUE")
-    options = SparkOptions(
-        master=master,
-        memory=memory,
-        connector_version=connection["connector_version"],
-        jars=[jar for jar in connection["jars"].split(",") if jar],
-        conf={name: value for name, _, value in pairs},
-    )
-    interruption = _Interruption()
-    interruption.watch()
-    try:
-        if kafka:
-            # What is wrong in the settings is told before Spark takes its time to start.
-            access.load(file=config)
-        access.times(file=config)
-        spark = session(f"halfway-{job}", options, kafka=kafka)
-        interruption.watch()  # Spark has put its own handler there.
-        try:
-            yield spark
-        finally:
-            spark.stop()
-    except PipelineError as error:
-        click.echo(f"halfway-pipeline {job}: {error}", err=True)
-        sys.exit(FAILED)
-    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the exit status that they would have is that of an anomaly
-        if interruption.seen:
-            click.echo(f"halfway-pipeline {job}: interrupted", err=True)
-            sys.exit(INTERRUPTED)
-        traceback.print_exc()
-        sys.exit(FAILED)
-
-
-def _source(spark: SparkSession, config: Path | None, snapshot: str | None, offsets: str | None) -> Source:
-    from halfway.pipeline.folders import Folder
-    from halfway.pipeline.pins import Pins
-    from halfway.pipeline.sources import KafkaSource, SnapshotSource
-
-    if snapshot is not None:
-        return SnapshotSource(spark, Folder(spark, snapshot))
-    pins = None
-    if offsets is not None:
-        folder, _, name = offsets.rpartition("/")
-        pins = Pins.from_json(Folder(spark, folder or ".").read(name))
-    return KafkaSource(spark, access.load(file=config), pins)
-
-
 @pipeline.command()
-@_options(_config, _output, _snapshot, _offsets, _horizon)
+@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, BETWEEN)
 @click.option(
     "--topic", "topics", multiple=True, help="Read this real topic too; those of ops and groups are read anyway."
 )
+@click.option("--grace-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="Judge nothing that is younger.")
 @click.option(
-    "--grace-s", type=click.FloatRange(min=0), default=5, show_default=True, help="Judge nothing that is younger."
+    "--clock-skew-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="By how much clocks may differ."
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "duckdb", "spark"]),
+    default="auto",
+    show_default=True,
+    envvar="HALFWAY_PIPELINE_ENGINE",
+    help="auto: DuckDB for up to ten million records of half and op, Spark for more, and where it is told how to run.",
+)
+@click.option(
+    "--continue",
+    "on",
+    is_flag=True,
+    help="Judge what is new since the last audit into the same folder with --continue.",
+)
+@click.option(
+    "--fail-on",
+    "fail_on",
+    multiple=True,
+    metavar="VERDICT[@GROUP][=COUNT]",
+    help="Exit 1 only from so many of a verdict on; can be repeated.",
+)
+@click.option("--metrics", metavar="FILE", help="Write figures for Prometheus' textfile collector.")
+@click.option("--webhook", metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies there, as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line: counts by verdict.")
-@_spark
-def audit(
+@KAFKA
+def audit(  # noqa: PLR0913, PLR0917 - one for each option
     config: Path | None,
     output: str,
     snapshot: str | None,
@@ -176,38 +82,114 @@ def audit(
     horizon_s: float | None,
     topics: tuple[str, ...],
     grace_s: float,
+    clock_skew_s: float,
+    engine: choice.Name,
+    fail_on: tuple[str, ...],
+    metrics: str | None,
+    webhook: str | None,
     *,
+    since: int | None,
+    until: int | None,
+    on: bool,
     as_json: bool,
     **spark_options: Any,
 ) -> None:
-    """Judge every transaction; exit 1 where an anomaly is found, 2 where the job could not be done."""
-    with _running("audit", kafka=snapshot is None, config=config, **spark_options) as spark:
-        from halfway.pipeline.folders import Folder
-        from halfway.pipeline.jobs import audit as job
+    """Judge every transaction.
 
-        horizon_s = horizon_s or access.times(file=config).outcome_horizon_s
-        options = job.AuditOptions(topics=topics, grace_ms=round(grace_s * 1000), horizon_ms=round(horizon_s * 1000))
-        summary = job.run(spark, _source(spark, config, snapshot, offsets), Folder(spark, output), options)
+    Exits 1 if an anomaly is found, 2 if it could not be done, 3 if there is none, but outcomes cannot be read.
+    """
+    _demand_fitting(
+        on=on, archive=snapshot is not None, again=offsets is not None, between=(since, until) != (None, None)
+    )
+    began = time.monotonic()
+    with told("audit"):
+        failures = telling.FailOn(fail_on)
+        if webhook is not None:
+            telling.demand_webhook(webhook)
+        kafka = reached(config, spark_options) if snapshot is None else None
+        seconds = horizon_s or access.times(file=config).outcome_horizon_s
+        places = choice.Places(output=output, snapshot=snapshot, offsets=offsets, access=kafka)
+        asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
+        name = choice.chosen(engine, places, spark_asked=asked)
+    options = AuditOptions(
+        topics=topics,
+        grace_ms=round(grace_s * 1000),
+        horizon_ms=round(seconds * 1000),
+        skew_ms=round(clock_skew_s * 1000),
+        since_ms=since,
+        until_ms=until,
+    )
+    with (
+        _quick(places, spark_options["memory"])
+        if name == "duckdb"
+        else _on_spark(places, config=config, **spark_options) as parts
+    ):
+        from halfway.pipeline.jobs import audit as job
+        from halfway.pipeline.jobs import incremental
+
+        run = incremental.run if on else job.run
+        summary = run(parts.engine, parts.source, parts.output, options)
+        if metrics is not None:
+            at = parts.source.pins.at
+            telling.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
+        if webhook is not None and (summary.anomalies or summary.not_judged):
+            found = parts.engine.read(summary.found)
+            telling.call_webhook(webhook, summary, parts.engine.rows(found))
     if as_json:
         click.echo(json.dumps({**summary.verdicts, "quarantined": summary.quarantined}))
     else:
-        say_table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
-        if summary.quarantined:
-            click.echo(f"{summary.quarantined:,} records could not be read: {output}/{job.QUARANTINE}")
-        if summary.anomalies:
-            click.echo(f"{summary.anomalies:,} anomalies: {output}/{job.ANOMALIES}")
-    sys.exit(FOUND_ANOMALIES if summary.anomalies else 0)
+        _say(summary, output)
+    sys.exit(failures.status(summary))
+
+
+def _demand_fitting(*, archive: bool, again: bool, on: bool = False, between: bool = False) -> None:
+    if archive and again:
+        raise click.UsageError("--offsets is about Kafka's topics, and --snapshot about an archive: give one of them")
+    if on and (archive or again):
+        raise click.UsageError("--continue reads what is new in Kafka: give it without --snapshot and --offsets")
+    if on and between:
+        raise click.UsageError("--continue judges what is new: give it without --since and --until")
+
+
+def _say(summary: Summary, output: str) -> None:
+    say_table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
+    if summary.quarantined:
+        click.echo(f"{summary.quarantined:,} records could not be read: {output}/{QUARANTINE}")
+    if summary.not_judged:
+        click.echo(f"{summary.not_judged:,} outcomes could not be read: is this release older than the coordinator?")
+    if summary.anomalies:
+        click.echo(f"{summary.anomalies:,} anomalies: {output}/{ANOMALIES}")
+
+
+@contextmanager
+def _quick(places: choice.Places, memory: str | None) -> Iterator[choice.Parts]:
+    with told("audit"), choice.quick(places, memory=memory) as parts:
+        yield parts
+
+
+@contextmanager
+def _on_spark(places: choice.Places, *, config: Path | None, **spark_options: Any) -> Iterator[choice.Parts]:
+    with running("audit", kafka=places.access is not None, config=config, **spark_options) as spark:
+        from halfway.pipeline.engines import SparkEngine
+        from halfway.pipeline.folders import Folder
+
+        engine = SparkEngine(spark)
+        source = source_of(spark, places.access, places.snapshot, places.offsets)
+        try:
+            yield choice.Parts(engine=engine, source=source, output=Folder(spark, places.output))
+        finally:
+            engine.close()
 
 
 @pipeline.command()
-@_options(_config, _output, _snapshot, _offsets, _horizon)
+@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON)
 @click.option(
     "--due-after-s",
-    type=_SECONDS,
+    type=SECONDS,
     help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, then 6.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line: a list of counts by group and age.")
-@_spark
+@KAFKA
 def sweep(
     config: Path | None,
     output: str,
@@ -220,7 +202,8 @@ def sweep(
     **spark_options: Any,
 ) -> None:
     """Count what is pending and due, by group and age, without decoding payloads."""
-    with _running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
+    _demand_fitting(archive=snapshot is not None, again=offsets is not None)
+    with running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import sweep as job
 
@@ -229,7 +212,8 @@ def sweep(
             due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
             horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
         )
-        rows = job.run(spark, _source(spark, config, snapshot, offsets), Folder(spark, output), options)
+        kafka = reached(config, spark_options) if snapshot is None else None
+        rows = job.run(spark, source_of(spark, kafka, snapshot, offsets), Folder(spark, output), options)
     if as_json:
         click.echo(json.dumps([{name: value for name, value in row.items() if name != "rank"} for row in rows]))
         return
@@ -241,21 +225,13 @@ def sweep(
 
 
 @pipeline.command()
-@_options(_config, _output, _horizon)
+@several(CONFIG, OUTPUT, HORIZON)
 @click.option("--once", is_flag=True, help="Read what is there now, then end.")
-@click.option("--every-s", type=click.FloatRange(min=0), default=10, show_default=True, help="Time between batches.")
+@click.option("--every-s", type=SECONDS_OR_NONE, default=10, show_default=True, help="Time between batches.")
 @click.option(
     "--max-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Of one batch at most."
 )
-@click.option(
-    "--format",
-    "table_format",
-    type=click.Choice(["parquet", "delta"]),
-    default="parquet",
-    show_default=True,
-    help="Of the tables of what has ended and of what could not be read.",
-)
-@_spark
+@KAFKA
 def ledger(
     config: Path | None,
     output: str,
@@ -264,11 +240,10 @@ def ledger(
     once: bool,
     every_s: float,
     max_records: int,
-    table_format: Literal["parquet", "delta"],
     **spark_options: Any,
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends; can be killed and started again."""
-    with _running("ledger", kafka=True, config=config, **spark_options) as spark:
+    with running("ledger", kafka=True, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import ledger as job
 
@@ -277,7 +252,6 @@ def ledger(
             once=once,
             every_s=every_s,
             max_records=max_records,
-            format=table_format,
             horizon_ms=round(horizon_s * 1000),
         )
 
@@ -295,7 +269,7 @@ def ledger(
                 f"{batch.ended:,} ended, {batch.pending:,} pending"
             )
 
-        kafka = access.load(file=config)
+        kafka = reached(config, spark_options)
         say(f"{', '.join(map(kafka.topic, job.KINDS))} into {output}")
         job.start(spark, kafka, Folder(spark, output), options, done=done, warn=say).awaitTermination()
         if once:
@@ -303,36 +277,80 @@ def ledger(
 
 
 @pipeline.command()
-@_output
+@several(CONFIG, OUTPUT, SNAPSHOT, BETWEEN)
 @click.option("--ledger", "ledger_folder", metavar="FOLDER", help="What halfway-pipeline ledger has written.")
 @click.option("--audit", "audit_folder", metavar="FOLDER", help="What halfway-pipeline audit has written.")
-@_spark
-def report(output: str, ledger_folder: str | None, audit_folder: str | None, **spark_options: Any) -> None:
+@click.option("--trail", is_flag=True, help="Show who did what by hand: from Kafka, or from the archive of --snapshot.")
+@click.option(
+    "--objective",
+    "objectives",
+    type=OBJECTIVE,
+    multiple=True,
+    metavar="[GROUP=]SECONDS",
+    help="Within what 99 of 100 of a group's transactions must end, or of all other groups'; can be repeated.",
+)
+@SPARK
+def report(  # noqa: PLR0913 - one for each option
+    config: Path | None,
+    output: str,
+    snapshot: str | None,
+    ledger_folder: str | None,
+    audit_folder: str | None,
+    objectives: tuple[tuple[str | None, int], ...],
+    *,
+    since: int | None,
+    until: int | None,
+    trail: bool,
+    **spark_options: Any,
+) -> None:
     """Make one HTML page, to be opened anywhere, and CSV files from the tables of ledger and audit."""
-    if ledger_folder is None and audit_folder is None:
-        raise click.UsageError("give --ledger, --audit or both")
-    with _running("report", kafka=False, **spark_options) as spark:
+    if ledger_folder is None and audit_folder is None and not trail:
+        raise click.UsageError("give --ledger, --audit, --trail or several of them")
+    if snapshot is not None and not trail:
+        raise click.UsageError("--snapshot is what --trail reads: give both or neither")
+    with running("report", kafka=trail and snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import report as job
 
-        of_ledger = None if ledger_folder is None else Folder(spark, ledger_folder)
-        of_audit = None if audit_folder is None else Folder(spark, audit_folder)
-        click.echo(job.run(spark, of_ledger, of_audit, Folder(spark, output)))
+        kafka = access.load(file=config) if trail and snapshot is None else None
+        sources = job.Sources(
+            ledger=None if ledger_folder is None else Folder(spark, ledger_folder),
+            audit=None if audit_folder is None else Folder(spark, audit_folder),
+            trail=source_of(spark, kafka, snapshot) if trail else None,
+        )
+        wanted = job.Wanted(since_ms=since, until_ms=until, objectives=dict(objectives))
+        click.echo(job.run(spark, sources, Folder(spark, output), wanted))
 
 
 @pipeline.command()
-@_options(_config, _output)
+@OUTPUT
+@click.option("--ledger", "ledger_folder", required=True, metavar="FOLDER", help="What halfway-pipeline ledger wrote.")
+@SPARK
+def export(output: str, ledger_folder: str, **spark_options: Any) -> None:
+    """Write a ledger's tables as of one batch as plain Parquet, `ended` by day, for what reads no Delta."""
+    with running("export", kafka=False, **spark_options) as spark:
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import ledger as job
+
+        job.export(spark, Folder(spark, ledger_folder), Folder(spark, output))
+
+
+@pipeline.command()
+@several(CONFIG, OUTPUT)
 @click.option(
     "--topic", "topics", multiple=True, help="Archive this real topic too; those of ops and groups are anyway."
 )
-@_spark
+@KAFKA
 def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
-    with _running("archive", kafka=True, config=config, **spark_options) as spark:
+    with running("archive", kafka=True, config=config, **spark_options) as spark:
+        from halfway.pipeline.engines import SparkEngine
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import archive as job
 
-        pins = job.run(_source(spark, config, None, None), Folder(spark, output), topics)
+        pins = job.run(
+            SparkEngine(spark), source_of(spark, reached(config, spark_options), None), Folder(spark, output), topics
+        )
     for name, pin in sorted(pins.topics.items()):
         click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")
 

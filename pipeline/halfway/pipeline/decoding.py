@@ -8,8 +8,6 @@ from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F
-
 from halfway import schemas
 
 if TYPE_CHECKING:
@@ -25,10 +23,16 @@ PLACE: Final = ("topic", "partition", "offset")
 OP: Final = (
     "`kind` string, `id` string, `group` string, `half_offset` bigint, `cause` string, `prepared_at` bigint, "
     "`at` bigint, `checks` int, `commit_verdict` boolean, `remark` string, "
-    "`messages` array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint>>"
+    "`messages` array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint, headers_hash: binary, "
+    "partition: int>>"
 )
 PARKED: Final = "`half` struct<id: string, group: string, prepared_at: bigint>, `reason` string, `parked_at` bigint"
+AUDIT: Final = (
+    "`id` string, `at` bigint, `action` string, `actor_kind` string, `actor` string, `key_id` string, "
+    "`subject` string, `group` string, `detail` string, `remark` string, `result` string, `instance` string"
+)
 GROUP: Final = "`name` string, `topics` array<string>, `policy` struct<first_check_after_s: double>"
+LAYOUT: Final = "`shards` int, `created_at` bigint"
 
 
 def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
@@ -52,7 +56,7 @@ def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
     def batches(incoming: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         read = reader(kind, versions)
         for batch in incoming:
-            yield _decoded(batch, read, names, arrow)
+            yield decoded(batch, read, names, arrow)
 
     return records.mapInArrow(batches, result)
 
@@ -68,49 +72,68 @@ def columns_of(ddl: str) -> StructType:
 
 def quarantined(decoded: DataFrame) -> DataFrame:
     """Return topic, partition, offset and error of the records that could not be decoded."""
-    return decoded.where(F.col("error").isNotNull()).select(*PLACE, "error")
+    return decoded.where("error is not null").select(*PLACE, "error")
 
 
-def faulty(told: DataFrame) -> DataFrame:
-    """Return topic, partition, offset and error of the records whose key and headers halfway cannot have written."""
-    return told.where(F.col("fault").isNotNull()).select(*PLACE, F.col("fault").alias("error"))
-
-
-def _decoded(
+def decoded(
     batch: pa.RecordBatch, read: Callable[[bytes | None], dict[str, Any]], names: list[str], arrow: pa.Schema
 ) -> pa.RecordBatch:
     import pyarrow as pa
 
-    columns: list[list[Any]] = [[] for _ in names]
+    rows: list[dict[str, Any]] = []
     errors: list[str | None] = []
-    nothing: dict[str, Any] = dict.fromkeys(names)
     for value in batch.column("value").to_pylist():
         try:
             fields, error = read(value), None
         # fastavro answers damaged bytes with whatever its parts raise: EOFError, IndexError, UnicodeDecodeError, ...
         except Exception as raised:  # noqa: BLE001
-            fields, error = nothing, f"{type(raised).__name__}: {raised}"[:_ERROR_CHARACTERS]
-        for column, name in zip(columns, names, strict=True):
-            column.append(fields[name])
+            fields, error = {}, _told(raised)
+        rows.append(fields)
         errors.append(error)
+    made = _columns(rows, errors, names, arrow)
     kept = [(name, batch.column(name)) for name in batch.schema.names if name != "value"]
-    made = [(name, pa.array(column, type=arrow.field(name).type)) for name, column in zip(names, columns, strict=True)]
-    everything = [*kept, *made, ("error", pa.array(errors, type=pa.string()))]
+    everything = [*kept, *zip(names, made, strict=True), ("error", pa.array(errors, type=pa.string()))]
     return pa.RecordBatch.from_arrays([column for _, column in everything], names=[name for name, _ in everything])
+
+
+def _columns(rows: list[dict[str, Any]], errors: list[str | None], names: list[str], arrow: pa.Schema) -> list[Any]:
+    """Return the columns; a row with a number that its column cannot hold gets an error in place of its fields.
+
+    Avro itself sets no bounds to a number, so whoever can write to the topic can write one that nothing can hold.
+    """
+    import pyarrow as pa
+
+    def columns(some: list[dict[str, Any]]) -> list[Any]:
+        # A field that the writer's schema lacks is null.
+        return [pa.array([row.get(name) for row in some], type=arrow.field(name).type) for name in names]
+
+    try:
+        return columns(rows)
+    except (pa.ArrowException, OverflowError, ValueError):
+        for number, row in enumerate(rows):
+            try:
+                columns([row])
+            except (pa.ArrowException, OverflowError, ValueError) as raised:
+                rows[number], errors[number] = {}, _told(raised)
+        return columns(rows)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
 
 
 @cache
 def reader(kind: str, versions: str) -> Callable[[bytes | None], dict[str, Any]]:
     """Return a function from a value to its fields, which raises for anything that is no record of this kind.
 
-    `versions` is a JSON list of schemas, the current one first: the workers need not find the files.
+    `versions` is a JSON list of schemas: the workers need not find the files. A record has the fields that it was
+    written with.
     """
     import fastavro
     from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
     # Logical types are left out, so that times stay plain ms; the fingerprint does not see them.
     parsed = [parse_schema(_plain(schema)) for schema in json.loads(versions)]
-    current = parsed[0]
     writers = {
         bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")): schema
         for schema in reversed(parsed)
@@ -126,7 +149,7 @@ def reader(kind: str, versions: str) -> Callable[[bytes | None], dict[str, Any]]
             raise ValueError(f"unknown schema fingerprint {data[2:_HEADER_BYTES].hex()} for a {kind} record")
         body = BytesIO(data)
         body.seek(_HEADER_BYTES)
-        fields = fastavro.schemaless_reader(body, writer, None if writer is current else current)
+        fields = fastavro.schemaless_reader(body, writer, None)
         if body.tell() != len(data) or not isinstance(fields, dict):
             raise ValueError(f"damaged {kind} record: {len(data) - body.tell()} bytes too many")
         return fields

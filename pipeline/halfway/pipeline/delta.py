@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 from halfway.pipeline.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame, SparkSession
 
 LOG: Final = "_delta_log"
@@ -22,17 +24,17 @@ def demand(uri: str) -> None:
     try:
         import deltalake  # noqa: F401 - whether it can be imported is the question
     except ImportError:
-        raise SourceError("Delta tables need the package deltalake: pip install 'halfway[delta]'") from None
+        raise SourceError("Delta tables need the package deltalake: pip install 'halfway[pipeline]'") from None
     scheme = uri.partition(":")[0]
     if scheme not in _SCHEMES:
         raise SourceError(f"Delta tables cannot be written to {scheme}: URIs, only to {', '.join(_SCHEMES)}")
 
 
-def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> int:
+def append(rows: DataFrame, uri: str, *, writer: str, batch: int, by: Sequence[str] = ()) -> int:
     """Append a batch and return its rows' number, 0 where this writer's batch stands there already.
 
     The number of the batch is committed with the rows (a `txn` action), so neither is there without the other. The
-    rows of a batch pass through the driver.
+    rows of a batch pass through the driver. A table that is made now is partitioned by the columns `by`.
     """
     from deltalake import CommitProperties, Transaction, write_deltalake
 
@@ -41,8 +43,17 @@ def append(rows: DataFrame, uri: str, *, writer: str, batch: int) -> int:
     if appended(uri, writer=writer) >= batch:
         return 0
     properties = CommitProperties(app_transactions=[Transaction(writer, batch)])
-    write_deltalake(uri, table, mode="append", commit_properties=properties)
+    write_deltalake(uri, table, mode="append", partition_by=list(by) or None, commit_properties=properties)
     return int(table.num_rows)
+
+
+def compact(uri: str) -> None:
+    """Make few files of many, and delete those that no reader can have open any more, after a week."""
+    from deltalake import DeltaTable
+
+    table = DeltaTable(uri)
+    table.optimize.compact()
+    table.vacuum(dry_run=False)
 
 
 def appended(uri: str, *, writer: str) -> int:
@@ -70,4 +81,6 @@ def read(spark: SparkSession, uri: str, *, writer: str | None = None, upto: int 
         table.load_as_version(table.version() - 1)
     schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
     files = table.file_uris()
-    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+    # What a table is partitioned by stands in the names of its folders, not in its files.
+    reader = spark.read.schema(schema).option("basePath", uri)
+    return reader.parquet(*files) if files else spark.createDataFrame([], schema)

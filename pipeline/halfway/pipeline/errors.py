@@ -21,3 +21,7 @@ class AccessError(PipelineError):
 
 class SourceError(PipelineError):
     """The topics, the archive or the table that a job reads are not there or not whole."""
+
+
+class TellingError(PipelineError):
+    """What was found cannot be told as it was asked."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from py4j.protocol import Py4JJavaError
 
@@ -15,6 +17,72 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PIECE: Final = 1 << 18
+
+
+class Files(Protocol):
+    """Small files beside tables."""
+
+    def path(self, *parts: str) -> str:
+        """Return the path or URI of something in it."""
+
+    def exists(self, *parts: str) -> bool:
+        """Whether it is there."""
+
+    def names(self, *parts: str) -> list[str]:
+        """Return what lies in a folder, nothing where there is none."""
+
+    def delete(self, *parts: str) -> None:
+        """Remove it with all that is in it; nothing happens where it is not there."""
+
+    def write(self, text: str, *parts: str) -> None:
+        """Write a small file whole, in place of one that is there."""
+
+    def read(self, *parts: str) -> str:
+        """Return a small file's text; SourceError where it is not there."""
+
+
+class LocalFolder:
+    """A folder of this machine, without a JVM."""
+
+    def __init__(self, path: str) -> None:
+        """Take the folder, as a path or as a URI with `file:`; nothing is made until something is written."""
+        self.uri = str(Path(path.removeprefix("file://").removeprefix("file:")))
+
+    def path(self, *parts: str) -> str:
+        """Return the path of something in it."""
+        return str(Path(self.uri, *parts))
+
+    def exists(self, *parts: str) -> bool:
+        """Whether it is there."""
+        return Path(self.uri, *parts).exists()
+
+    def names(self, *parts: str) -> list[str]:
+        """Return what lies in a folder."""
+        folder = Path(self.uri, *parts)
+        return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+
+    def delete(self, *parts: str) -> None:
+        """Remove it with all that is in it."""
+        there = Path(self.uri, *parts)
+        if there.is_dir():
+            shutil.rmtree(there)
+        else:
+            there.unlink(missing_ok=True)
+
+    def write(self, text: str, *parts: str) -> None:
+        """Write a small file whole."""
+        there = Path(self.uri, *parts)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = there.with_name(f".{there.name}.unfinished")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(there)
+
+    def read(self, *parts: str) -> str:
+        """Return a small file's text."""
+        there = Path(self.uri, *parts)
+        if not there.is_file():
+            raise SourceError(f"there is no {there}")
+        return there.read_text(encoding="utf-8")
 
 
 class Folder:

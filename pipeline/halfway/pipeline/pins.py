@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from halfway.pipeline.errors import SourceError
@@ -64,6 +64,34 @@ class Pins:
 
     at: int
     topics: Mapping[str, TopicPin]
+
+    def followed_by(self, pin: TopicPin) -> TopicPin:
+        """Return a pin of the same topic that begins where this one ends, or where the topic begins by now."""
+        before = self.topics.get(pin.topic)
+        ends = {} if before is None else {each.partition: each.end for each in before.partitions}
+        # A topic that was made anew is shorter than it was: then nothing of it has been read.
+        partitions = tuple(
+            replace(each, start=max(each.start, ends.get(each.partition, 0)))
+            if ends.get(each.partition, 0) <= each.end
+            else each
+            for each in pin.partitions
+        )
+        return replace(pin, partitions=partitions)
+
+    def without(self, *topics: str) -> Pins:
+        """Return all but some topics."""
+        return replace(self, topics={name: pin for name, pin in self.topics.items() if name not in topics})
+
+    def behind(self, topics: Sequence[str], now: Pins) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return by topic and partition what is committed behind these pins, up to others that were taken since."""
+        return {
+            name: {
+                each.partition: (each.end, ends.get(each.partition, each.end)) for each in self.topics[name].partitions
+            }
+            for name in topics
+            if name in self.topics and name in now.topics
+            for ends in [{each.partition: each.end for each in now.topics[name].partitions}]
+        }
 
     def to_json(self) -> str:
         """Return them as JSON."""

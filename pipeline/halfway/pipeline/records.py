@@ -4,116 +4,121 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F
-
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from halfway.pipeline.engines import Dialect, Engine, Frame
 
 COMMITTED: Final = "committed"
 ROLLED_BACK: Final = "rolled_back"
 FINAL: Final = (COMMITTED, ROLLED_BACK)
 """What `halfway-state` says on an op that is an outcome."""
-_NO_TRANSACTION: Final = ("barrier", "layout")
-_ID: Final = r"\A[A-Za-z0-9._~-]{1,128}\z"
-SERVER_MADE: Final = r"\A(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\z"
-"""Ids that halfway made: never used twice."""
-_PLACE: Final = r"\A([1-9][0-9]{0,8})/([1-9][0-9]{0,8})\z"
-_HASH_DIGITS: Final = 32
+LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: halfway writes no time that is later, and what is added to it can be reckoned with."""
+_ID: Final = "[A-Za-z0-9._~-]{1,128}"
+_SERVER_MADE: Final = "(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_PLACE: Final = "^([1-9][0-9]{0,8})/([1-9][0-9]{0,8})$"
+_UUID: Final = "^[0-9]+-([0-9a-f]{8})-([0-9a-f]{4})-"
 
 
-def header(name: str) -> Column:
-    """Return the last value of a header as text, null where there is none."""
-    return F.expr(f"cast(try_element_at(filter(headers, each -> each.key = '{name}'), -1).value as string)")
+def server_made(dialect: Dialect, text: str = "id") -> str:
+    """Return whether an id is one that halfway made: those are never used twice."""
+    return dialect.matches(text, _SERVER_MADE)
 
 
-def internal(records: DataFrame, kind: str | Column) -> DataFrame:
+def internal(engine: Engine, records: Frame, kind: str) -> Frame:
     """Return the records of half, op or parked with id, state, group, time (`at`, ms) and whether they are `alive`.
 
-    `kind` is that of the topic, which a record's own must be. Barriers are left out. A record that halfway cannot have
-    written has its `fault`; the others have null there.
+    `kind` is SQL for that of the topic, which a record's own must be. Barriers are left out. A record that halfway
+    cannot have written has its `fault`; the others have null there. `prepared_at` of a half is when its transaction was
+    prepared: `at` is later where it was re-anchored or resumed.
     """
-    told = records.select(
-        F.col("key").cast("string").alias("id"),
-        header("halfway-kind").alias("kind"),
-        header("halfway-state").alias("state"),
-        header("halfway-group").alias("group"),
-        F.unix_millis("timestamp").alias("at"),
-        F.col("value").isNotNull().alias("alive"),
-        "value",
-        "topic",
-        "partition",
-        "offset",
-    )
-    fault = (
-        F.when(F.col("kind").isNull(), "no header halfway-kind")
-        .when(F.col("kind") != kind, F.concat(F.lit("a record of the kind "), F.substring("kind", 1, 40)))
-        .when(F.col("id").isNull(), "no key")
-        .when(~F.col("id").rlike(_ID), "the key is no transaction id")
-        .when(F.col("state").isNull() | F.col("group").isNull(), "no header halfway-state or halfway-group")
-    )
-    of_transactions = F.coalesce(~F.col("kind").isin(*_NO_TRANSACTION), F.lit(True))
-    return told.where(of_transactions).withColumn("fault", fault)
+    d = engine.dialect
+    sql = f"""
+    select *, case
+        when kind is null then 'no header halfway-kind'
+        when kind <> {kind} then concat('a record of the kind ', substr(kind, 1, 40))
+        when id is null then 'no key'
+        when not {d.matches("id", _ID)} then 'the key is no transaction id'
+        when state is null or "group" is null then 'no header halfway-state or halfway-group'
+        end as fault
+    from (
+        select {d.text("key")} as id, {d.header("halfway-kind")} as kind, {d.header("halfway-state")} as state,
+            {d.header("halfway-group")} as "group", {d.millis('"timestamp"')} as "at",
+            {_prepared_at(d, d.text("key"))} as prepared_at, "value" is not null as alive, "value", topic, "partition",
+            "offset"
+        from $records
+    ) told
+    where coalesce(kind not in ('barrier', 'layout'), true)
+    """  # noqa: S608 - no input of anybody's stands in it
+    return engine.query(sql, records=records)
 
 
-def outcomes(ops: DataFrame) -> DataFrame:
+def outcomes(engine: Engine, ops: Frame) -> Frame:
     """Return the op records that are outcomes, faulty ones left out."""
-    return ops.where(F.col("fault").isNull() & F.col("state").isin(*FINAL))
+    final = ", ".join(f"'{state}'" for state in FINAL)
+    return engine.query(f"select * from $ops where fault is null and state in ({final})", ops=ops)  # noqa: S608
 
 
-def messages(records: DataFrame) -> DataFrame:
-    """Return the real messages that carry a transaction id: which transaction, which of its messages, which content.
+def messages(engine: Engine, records: Frame, prefix: str, since: int = 0) -> Frame:
+    """Return the real messages of a deployment: which transaction, which of its messages, which content.
 
-    `slot` and `total` are i and n of `halfway-message: i/n`, null where the header is missing or wrong. `content`
-    stands for key and value.
+    Those of another deployment name its prefix; what names none is of this one, if it was prepared since this one's
+    topics were made. `slot` and `total` are i and n of `halfway-message: i/n`, null where the header is missing or
+    wrong. `content` stands for key and value, `own_headers` for the headers that the producer chose.
     """
-    return (
-        records.select(
-            header("halfway-transaction-id").alias("id"),
-            header("halfway-message").alias("place"),
-            header("halfway-prepared-at").try_cast("bigint").alias("prepared_at"),
-            F.unix_millis("timestamp").alias("at"),
-            _digest("key").alias("key_hash"),
-            content(_digest("key"), _digest("value")).alias("content"),
-            "topic",
-            "partition",
-            "offset",
-        )
-        .where(F.col("id").isNotNull())
-        .withColumn("slot", F.regexp_extract("place", _PLACE, 1).try_cast("int"))
-        .withColumn("total", F.regexp_extract("place", _PLACE, 2).try_cast("int"))
-        .withColumn("prepared_at", F.coalesce("prepared_at", "at"))
-        .drop("place")
-    )
+    d = engine.dialect
+    key, value = d.sha256('"key"'), d.sha256('"value"')
+    sql = f"""
+    select id, prepared_at, "at", key_hash, {content("key_hash", "value_hash")} as content, own_headers, topic,
+        "partition", "offset", try_cast(regexp_extract(place, '{_PLACE}', 1) as int) as slot,
+        try_cast(regexp_extract(place, '{_PLACE}', 2) as int) as total
+    from (
+        select {d.header("halfway-transaction-id")} as id, {d.header("halfway-message")} as place,
+            least(coalesce({_prepared_at(d, d.header("halfway-transaction-id"))}, {d.millis('"timestamp"')}),
+                {d.millis('"timestamp"')}) as prepared_at,
+            {d.millis('"timestamp"')} as "at", {key} as key_hash, {value} as value_hash,
+            substr({d.sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset"
+        from $records
+        where coalesce({d.header("halfway-prefix")} = '{prefix}', true)
+    ) told
+    where id is not null and prepared_at >= {since}
+    """  # noqa: S608 - a prefix has no quotes
+    return engine.query(sql, records=records)
 
 
-def latest_of_keys(records: DataFrame) -> DataFrame:
+def latest_of_keys(engine: Engine, records: Frame) -> Frame:
     """Return for each topic and key (as `key_hash`) the time of its last record, null where that is not halfway's."""
-    own = header("halfway-transaction-id").isNotNull()
-    return (
-        records.where(F.col("key").isNotNull())
-        .select(
-            "topic",
-            _digest("key").alias("key_hash"),
-            F.when(own, F.unix_millis("timestamp")).alias("at"),
-            "partition",
-            "offset",
-        )
-        .groupBy("topic", "partition", "key_hash")
-        .agg(F.max_by("at", "offset").alias("at"))
-        .groupBy("topic", "key_hash")
-        .agg(F.when(F.count("at") == F.count(F.lit(1)), F.max("at")).alias("last_at"))
-    )
+    d = engine.dialect
+    sql = f"""
+    select topic, key_hash, case when count("at") = count(*) then max("at") end as last_at
+    from (
+        select topic, "partition", key_hash, case when max("offset") = max("offset") filter (where mine)
+                then max_by("at", "offset") filter (where mine) end as "at"
+        from (
+            select topic, "partition", "offset", {d.sha256('"key"')} as key_hash, {d.millis('"timestamp"')} as "at",
+                {d.header("halfway-transaction-id")} is not null as mine
+            from $records
+            where "key" is not null
+        ) one
+        group by topic, "partition", key_hash
+    ) last
+    group by topic, key_hash
+    """  # noqa: S608
+    return engine.query(sql, records=records)
 
 
-def content(key_hash: Column, value_hash: Column) -> Column:
-    """Return one number that stands for the hashes (hex, null for no key or no value) of a message."""
-    return F.xxhash64(F.coalesce(key_hash, F.lit("-")), F.coalesce(value_hash, F.lit("-")))
+def content(key_hash: str, value_hash: str) -> str:
+    """Return a text that stands for the hashes (hex, null for no key or no value) of a message."""
+    absent = "-" * 16
+    return f"concat(coalesce(substr({key_hash}, 1, 16), '{absent}'), coalesce(substr({value_hash}, 1, 16), '{absent}'))"
 
 
-def hexadecimal(hash_bytes: Column) -> Column:
-    """Return a hash of an op's digest as it is compared here."""
-    return F.lower(F.hex(hash_bytes))
+def made_at(d: Dialect, of_id: str = "id") -> str:
+    """Return the time in ms that an id tells which halfway made, null for any other."""
+    digits = f"concat(regexp_extract({of_id}, '{_UUID}', 1), regexp_extract({of_id}, '{_UUID}', 2))"
+    return f"case when {server_made(d, of_id)} then {d.number_of_hex(digits)} end"
 
 
-def _digest(column: str) -> Column:
-    return F.substring(F.sha2(F.col(column), 256), 1, _HASH_DIGITS)
+def _prepared_at(d: Dialect, of_id: str) -> str:
+    """Return the time that a header tells, or an id that halfway made; null where neither tells one that can be."""
+    told = f"try_cast({d.header('halfway-prepared-at')} as bigint)"
+    return f"coalesce(case when {told} between 0 and {LATEST_MS} then {told} end, {made_at(d, of_id)})"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HIDDEN_OPTIONS: Final = "(?i)url|jaas|password|secret|token|keystore"
 # Spark's own, and what it would show: logins and keys.
 _HIDDEN_SETTINGS: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|ssl[._]key|_pem|[.]pem"
-_GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+GATEWAY: Final = "PYSPARKGATEWAY_PORT"
 """Set by spark-submit for the Python program that it starts."""
 
 
@@ -41,7 +41,7 @@ def session(name: str, options: SparkOptions, *, kafka: bool = True) -> SparkSes
         ConnectorError: the Kafka connector cannot be had, where `kafka` says that it is needed.
 
     """
-    submitted = _GATEWAY in os.environ
+    submitted = GATEWAY in os.environ
     # At DEBUG py4j writes whatever is handed to the JVM, passwords too.
     logging.getLogger("py4j").setLevel(logging.INFO)
     if not submitted:
@@ -65,6 +65,8 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
         # A parked record holds a whole payload: batches are bounded in bytes too.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
         "spark.sql.sources.partitionOverwriteMode": "static",
+        # The default is a type without statistics, by which no reader can leave out a file.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Otherwise PySpark tells the JVM, with several calls, from which line of Python each column comes.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         # A stage without rows would be cut out of the plan, and what was counted in it would never be told.

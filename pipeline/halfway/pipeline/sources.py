@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.engines import Frame
     from halfway.pipeline.folders import Folder
 
 RECORD: Final = (
@@ -32,6 +33,7 @@ _PINS: Final = "offsets.json"
 _ABOUT: Final = "archive.json"
 _COMMITTED: Final = "committed"
 _UNSETTLED: Final = "unsettled"
+_LATER: Final = "later"
 
 
 class Source(Protocol):
@@ -54,11 +56,17 @@ class Source(Protocol):
     def anew(self) -> Source:
         """Return the same source with nothing pinned: what has been removed since can be told from both."""
 
-    def committed(self, topics: Sequence[str]) -> DataFrame:
+    def go_on(self, pins: Pins) -> None:
+        """Let what is pinned from now on begin where earlier pins end, for what is about transactions."""
+
+    def committed(self, topics: Sequence[str]) -> Frame:
         """Return what is committed in the pinned ones of these topics, with the columns RECORD."""
 
-    def unsettled(self, topics: Sequence[str]) -> DataFrame:
+    def unsettled(self, topics: Sequence[str]) -> Frame:
         """Return what stands behind the committed part, of open and aborted Kafka transactions too."""
+
+    def later(self, topics: Sequence[str], now: Pins) -> Frame:
+        """Return what was committed in these topics behind their pins, up to others that were taken since."""
 
 
 class KafkaSource:
@@ -69,6 +77,7 @@ class KafkaSource:
         self._spark = spark
         self._access = access
         self._again = pins is not None
+        self._begun = Pins(at=0, topics={})
         self._pins = pins or Pins(at=round(time.time() * 1000), topics={})
 
     @property
@@ -91,7 +100,12 @@ class KafkaSource:
             found = brokers.pin(wanted)
         finally:
             brokers.close()
-        self._pins = replace(self._pins, topics={**self._pins.topics, **{pin.topic: pin for pin in found}})
+        added = {pin.topic: self._begun.followed_by(pin) for pin in found}
+        self._pins = replace(self._pins, topics={**self._pins.topics, **added})
+
+    def go_on(self, pins: Pins) -> None:
+        """Begin where earlier pins end."""
+        self._begun = pins.without(self.prefix + "groups", self.prefix + "owners")
 
     def settle(self, topic: str) -> None:
         """Let the unsettled part of a pinned topic reach to its end as of now."""
@@ -123,6 +137,10 @@ class KafkaSource:
         }
         return self._read(ranges, "read_uncommitted")
 
+    def later(self, topics: Sequence[str], now: Pins) -> DataFrame:
+        """Return the records from the last stable offset to that of other pins."""
+        return self._read(self._pins.behind(topics, now), "read_committed")
+
     def _of(self, topics: Sequence[str]) -> list[TopicPin]:
         return [self._pins.topics[topic] for topic in topics if topic in self._pins.topics]
 
@@ -153,16 +171,17 @@ def kafka_options(access: KafkaAccess, level: str) -> dict[str, str]:
     """Return the options of Spark's Kafka source; some are secret, and the session hides those."""
     # What ends with the marker of a Kafka transaction is read to its end only when a fetch has found nothing more.
     options = {"kafka.fetch.max.wait.ms": "20"} | {f"kafka.{name}": value for name, value in access.java.items()}
-    return options | {"kafka.isolation.level": level, "includeHeaders": "true"}
+    return options | dict(access.reading) | {"kafka.isolation.level": level, "includeHeaders": "true"}
 
 
 class SnapshotSource:
     """An archive that `archive` wrote."""
 
-    def __init__(self, spark: SparkSession, folder: Folder) -> None:
+    def __init__(self, spark: SparkSession, folder: Folder, *, with_later: bool = False) -> None:
         """Open it; SourceError where the folder holds none, or one that was not finished."""
         self._spark = spark
         self._folder = folder
+        self._with_later = with_later
         self._pins = Pins.from_json(folder.read(_PINS))
         self._prefix = str(json.loads(folder.read(_ABOUT))["prefix"])
 
@@ -182,17 +201,27 @@ class SnapshotSource:
     def settle(self, topic: str) -> None:
         """Change nothing: an archive is what it is."""
 
+    def go_on(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
+        """Refuse: in an archive nothing is new."""
+        raise SourceError("an archive cannot be gone on with")
+
     def anew(self) -> Source:
-        """Return itself: an archive is what it is."""
-        return self
+        """Return it with what was written while it was made."""
+        return SnapshotSource(self._spark, self._folder, with_later=True)
 
     def committed(self, topics: Sequence[str]) -> DataFrame:
         """Return what was committed."""
-        return self._read(_COMMITTED, topics)
+        kept = self._read(_COMMITTED, topics)
+        return kept.unionAll(self._read(_LATER, topics)) if self._with_later else kept
 
     def unsettled(self, topics: Sequence[str]) -> DataFrame:
         """Return what was not settled."""
         return self._read(_UNSETTLED, topics)
+
+    def later(self, topics: Sequence[str], now: Pins) -> DataFrame:
+        """Return what was written while the archive was made, without values."""
+        del now
+        return self._read(_LATER, topics)
 
     def _read(self, part: str, topics: Sequence[str]) -> DataFrame:
         present = [name for name in topics if name in self._pins.topics and self._folder.exists(part, f"topic={name}")]
@@ -232,6 +261,10 @@ def archive(source: Source, topics: Sequence[str], folder: Folder) -> Pins:
     # A topic that was deleted meanwhile is left out: it proves nothing.
     kept = {name: _trimmed(source.pins.topics[name], pin) for name, pin in now.pins.topics.items() if name in topics}
     pins = replace(source.pins, topics=kept)
+    # Of what compaction removes, a later record of the key is the only trace.
+    compacted = [name for name, pin in kept.items() if pin.compacted]
+    without_values = source.later(compacted, now.pins).withColumn("value", F.lit(None).cast("binary"))
+    without_values.write.mode("overwrite").partitionBy("topic").parquet(folder.path(_LATER))
     folder.write(json.dumps({"prefix": source.prefix}) + "\n", _ABOUT)
     folder.write(pins.to_json(), _PINS)
     return pins

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.pipeline import sources
+from halfway.pipeline import records, sources
 from halfway.pipeline.jobs import reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from halfway.pipeline.engines import Engine
     from halfway.pipeline.folders import Folder
     from halfway.pipeline.pins import Pins
 
 
-def run(source: sources.Source, output: Folder, topics: Sequence[str]) -> Pins:
+def run(engine: Engine, source: sources.Source, output: Folder, topics: Sequence[str]) -> Pins:
     """Archive halfway's own topics, the real ones that outcomes and groups name, and those given; return the offsets.
 
     op's ends are taken before those of the others, as `audit` does, so that an archive can be audited like the topics.
     """
-    op, *others = (source.prefix + kind for kind in ("op", "half", "parked", "groups"))
+    op, *others = (source.prefix + kind for kind in ("op", "half", "parked", "groups", "owners", "audit"))
     source.pin([op])
     reading.demand(source, ["op"])
     source.pin(others)
-    outcomes = reading.decoded_outcomes(reading.InternalRecords(source.committed([op]), "op").records)
-    registered = reading.groups(source)
-    try:
-        real = reading.real_topics(outcomes, registered, source.prefix, topics)
-    finally:
-        registered.unpersist()
+    outcomes = reading.decoded_outcomes(engine, records.internal(engine, source.committed([op]), "'op'"))
+    real = reading.real_topics(engine, outcomes, reading.groups(engine, source), source.prefix, topics)
     source.pin(real)
     reading.demand_given(source, topics)
     source.settle(op)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark import StorageLevel
-from pyspark.sql import functions as F
-
-from halfway.pipeline import decoding, records
+from halfway.pipeline import records
+from halfway.pipeline.engines import union
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.transforms import verdict
+from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
-
-    from halfway.pipeline.folders import Folder
+    from halfway.pipeline.engines import Engine, Frame
+    from halfway.pipeline.folders import Files
     from halfway.pipeline.pins import Pins, TopicPin
     from halfway.pipeline.sources import Source
 
@@ -28,6 +26,8 @@ ANOMALIES: Final = "anomalies"
 QUARANTINE: Final = "quarantine"
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
+_NEVER: Final = 1 << 62
+_PLACE: Final = 'topic, "partition", "offset"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,10 @@ class AuditOptions:
     topics: Sequence[str] = ()
     grace_ms: int = 5_000
     horizon_ms: int = 900_000
+    skew_ms: int = 5_000
+    since_ms: int | None = None
+    """What was prepared earlier is judged, but not told; likewise from `until_ms` on."""
+    until_ms: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,114 +49,254 @@ class Summary:
 
     verdicts: Mapping[str, int]
     quarantined: int
+    by_group: Sequence[tuple[str, str, int]] = ()
+    """Verdict, group (empty where it is not known) and transactions."""
+    found: str = ""
+    """Where the anomalies are, as Parquet."""
 
     @property
     def anomalies(self) -> int:
         """Transactions that did not end as their producers meant."""
         return sum(self.verdicts.get(name, 0) for name in verdict.ANOMALIES)
 
+    @property
+    def not_judged(self) -> int:
+        """Transactions whose outcome cannot be read."""
+        return self.verdicts.get(verdict.NOT_JUDGED, 0)
 
-def run(spark: SparkSession, source: Source, output: Folder, options: AuditOptions) -> Summary:
-    """Judge every transaction up to now and write `verdicts`, `anomalies`, `quarantine` and the offsets that were read.
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """All that was read, and what is wrong in it."""
+
+    evidence: Evidence
+    limits: Limits
+    quarantine: Frame
+    provable_since: Mapping[str, int]
+    """By real topic, since when a missing message proves a loss."""
+
+
+def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
+    """Judge every transaction up to now; write `verdicts`, `anomalies`, `quarantine` and the offsets that were read."""
+    # Until it is written again, the folder holds no audit that was finished.
+    output.delete(SUMMARY)
+    read = evidence(engine, source, options)
+    judged = between(engine, verdict.verdicts(engine, read.evidence, read.limits), options.since_ms, options.until_ms)
+    engine.write(judged, output.path(VERDICTS))
+    engine.write(read.quarantine, output.path(QUARANTINE))
+    return _summed_up(engine, source, output)
+
+
+def between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:
+    """Return what was prepared from a time on and before another; of what is not known when, all."""
+    at = engine.dialect.millis("prepared_at")
+    bounds = [f"coalesce({at} >= {since_ms}, true)"] if since_ms is not None else []
+    bounds += [f"coalesce({at} < {until_ms}, true)"] if until_ms is not None else []
+    return engine.query(f"select * from $judged where {' and '.join(bounds)}", judged=judged) if bounds else judged  # noqa: S608
+
+
+def evidence(
+    engine: Engine, source: Source, options: AuditOptions, *, provable_before: Mapping[str, int] | None = None
+) -> Reading:
+    """Read everything, once; `provable_before` is what the run before could prove, where this one goes on from it.
 
     op's ends are taken first, so that whatever an op tells of must stand in the other topics when theirs are taken.
     What stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
     What Kafka has removed is asked last, when everything has been read, so that nothing can go unnoticed meanwhile.
     """
-    # Until it is written again, the folder holds no audit that was finished.
-    output.delete(SUMMARY)
     op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
     source.pin([op_topic])
     reading.demand(source, ["op"])
-    op = reading.InternalRecords(source.committed([op_topic]), "op")
-    with ExitStack() as held:
-        # On disk: kept in memory, they take away what sorting needs.
-        outcomes = reading.decoded_outcomes(op.records).persist(StorageLevel.DISK_ONLY)
-        held.callback(outcomes.unpersist)
-        source.pin([half_topic, parked_topic, source.prefix + "groups"])
-        reading.demand(source, ["half", "parked"])
-        half = reading.InternalRecords(source.committed([half_topic]), "half")
-        parked = reading.InternalRecords(source.committed([parked_topic]), "parked")
-        registered, kept = reading.groups(source), reading.decoded_parked(parked.records)
-        held.callback(registered.unpersist)
-        held.callback(kept.unpersist)
-        names = reading.real_topics(outcomes, registered, source.prefix, options.topics)
-        source.pin(names)
-        reading.demand_given(source, options.topics)
-        source.settle(op_topic)
-        messages = records.messages(source.committed(names)).persist(StorageLevel.DISK_ONLY)
-        held.callback(messages.unpersist)
-        first = _first_messages(messages)
-        now = source.anew()
-        now.pin([op_topic, *names])
-        unreadable = outcomes.where(F.col("error").isNotNull()).select(F.col("key").alias("id"), "written_at")
-        judged = verdict.verdicts(
-            ops=verdict.of_ops(outcomes.where(F.col("error").isNull())),
-            halves=half.records,
-            # That it is parked is told without decoding it.
-            parked=kept,
-            messages=messages,
-            # An op that cannot be read tells that there is an outcome, not what it names.
-            unsettled=_unsettled(source, op_topic, names).unionAll(unreadable),
-            topics=_facts(spark, now.pins, names, first),
-            latest_of_keys=_latest_of_keys(now, names),
-            limits=_limits(source, now.pins.topics.get(op_topic), options),
+    final = ", ".join(f"'{state}'" for state in records.FINAL)
+    op = engine.keep(
+        engine.query(
+            f"select * from $told where fault is not null or state in ({final})",  # noqa: S608
+            told=records.internal(engine, source.committed([op_topic]), "'op'"),
         )
-        judged.write.mode("overwrite").parquet(output.path(VERDICTS))
-        wrong = [topic.faulty() for topic in (op, half, parked)]
-        wrong += [decoding.quarantined(frame) for frame in (outcomes, kept, registered)]
-        quarantine = reading.all_of(wrong)
-        assert quarantine is not None  # noqa: S101 - three of them are always there
-        quarantine.write.mode("overwrite").parquet(output.path(QUARANTINE))
-    return _summed_up(spark, source, output)
-
-
-def _summed_up(spark: SparkSession, source: Source, output: Folder) -> Summary:
-    written = spark.read.parquet(output.path(VERDICTS))
-    anomalies = written.where(F.size("anomalies") > 0)
-    anomalies.coalesce(1).write.mode("overwrite").parquet(output.path(ANOMALIES))
-    counts = {row["verdict"]: int(row["count"]) for row in written.groupBy("verdict").count().collect()}
-    summary = Summary(
-        verdicts={name: counts.get(name, 0) for name in (*verdict.FINE, *verdict.ANOMALIES)},
-        quarantined=spark.read.parquet(output.path(QUARANTINE)).count(),
     )
-    output.write(source.pins.to_json(), OFFSETS)
-    told = {**summary.verdicts, "quarantined": summary.quarantined, "judged_at": source.pins.at}
-    output.write(json.dumps(told) + "\n", SUMMARY)
+    outcomes = engine.keep(reading.decoded_outcomes(engine, op))
+    source.pin([half_topic, parked_topic, source.prefix + "groups", source.prefix + "owners"])
+    reading.demand(source, ["half", "parked"])
+    half = engine.keep(
+        engine.query(
+            f'select id, "group", "at", prepared_at, alive, fault, {_PLACE} from $told',  # noqa: S608
+            told=records.internal(engine, source.committed([half_topic]), "'half'"),
+        )
+    )
+    told = engine.keep(records.internal(engine, source.committed([parked_topic]), "'parked'"))
+    parked = engine.keep(
+        reading.decoded_parked(engine, engine.query("select * from $told where fault is null", told=told))
+    )
+    registered = engine.keep(reading.groups(engine, source))
+    named = reading.real_topics(engine, outcomes, registered, source.prefix, options.topics)
+    # What was read before is read on, whether or not anything names it in this part.
+    names = sorted({*named, *(provable_before or ())})
+    source.pin(names)
+    reading.demand_given(source, options.topics)
+    source.settle(op_topic)
+    messages = engine.keep(
+        records.messages(
+            engine, source.committed(names), source.prefix, reading.created_at(engine, source) - options.skew_ms
+        )
+    )
+    # All has been read when this is known: what has gone by now may have gone before it was read.
+    engine.rows(engine.query("select count(*) as read from $messages", messages=messages))
+    now = source.anew()
+    now.pin([op_topic, *names])
+    first = _first_messages(engine, messages, now.pins)
+    provable = _provable_since(source.pins, now.pins, names, first, provable_before)
+    ends, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
+    found = Evidence(
+        ops=ends,
+        named=of_commits,
+        halves=engine.query("select * from $half where fault is null", half=half),
+        # That it is parked is told without decoding it.
+        parked=parked,
+        messages=messages,
+        unsettled=_unsettled(engine, source, names),
+        unreadable=engine.query(
+            'select "key" as id, written_at as "at" from $read where error is not null', read=outcomes
+        ),
+        topics=_facts(engine, now.pins, provable),
+        later=_later(engine, source, now.pins, op_topic),
+        latest_of_keys=_latest_of_keys(engine, now, names),
+    )
+    faulty = [
+        engine.query(f"select {_PLACE}, fault as error from $told where fault is not null", told=frame)  # noqa: S608
+        for frame in (op, half, told)
+    ]
+    damaged = [
+        engine.query(f"select {_PLACE}, error from $read where error is not null", read=frame)  # noqa: S608
+        for frame in (outcomes, parked, registered)
+    ]
+    return Reading(
+        evidence=found,
+        limits=_limits(source, now.pins.topics.get(op_topic), options),
+        quarantine=union(engine, [*faulty, *damaged]),
+        provable_since=provable,
+    )
+
+
+def _summed_up(engine: Engine, source: Source, output: Files) -> Summary:
+    written = engine.read(output.path(VERDICTS))
+    names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
+    anomalies = engine.query(f"select * from $written where verdict in ({names})", written=written)  # noqa: S608
+    engine.write(anomalies, output.path(ANOMALIES), files=1)
+    counted = engine.query(
+        """select verdict, coalesce("group", '') as "group", count(*) as count from $written group by 1, 2""",
+        written=written,
+    )
+    by_group = sorted((row["verdict"], row["group"], int(row["count"])) for row in engine.rows(counted))
+    counts: Counter[str] = Counter()
+    for name, _, count in by_group:
+        counts[name] += count
+    wrong = engine.query("select count(*) as count from $read", read=engine.read(output.path(QUARANTINE)))
+    summary = Summary(
+        verdicts={name: counts[name] for name in verdict.VERDICTS},
+        by_group=by_group,
+        found=output.path(ANOMALIES),
+        quarantined=int(engine.rows(wrong)[0]["count"]),
+    )
+    tell(engine, source, output, summary)
     return summary
 
 
-def _unsettled(source: Source, op_topic: str, names: Sequence[str]) -> DataFrame:
-    ended = records.outcomes(records.internal(source.unsettled([op_topic]), "op")).select("id", "at")
-    return ended.unionAll(records.messages(source.unsettled(names)).select("id", "at"))
+def tell(engine: Engine, source: Source, output: Files, summary: Summary) -> None:
+    """Write what was read and what was found; the summary comes last."""
+    output.write(source.pins.to_json(), OFFSETS)
+    told: dict[str, Any] = {
+        **summary.verdicts,
+        "quarantined": summary.quarantined,
+        "judged_at": source.pins.at,
+        "engine": engine.name,
+    }
+    output.write(json.dumps(told) + "\n", SUMMARY)
 
 
-def _first_messages(messages: DataFrame) -> dict[str, dict[int, int]]:
-    """Return by topic and partition the time of the first message; all of them are read for it, and kept."""
+def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:
+    """Return the ids of what stands in Kafka transactions that were not finished, with its time.
+
+    One that ends or resumes a transaction shows in its topics one after the other: half can lack yet what parked or op
+    has already.
+    """
+    kinds = {kind: records.internal(engine, source.unsettled([source.prefix + kind]), f"'{kind}'") for kind in _KINDS}
+    frames = [records.outcomes(engine, kinds["op"])]
+    frames += [engine.query("select * from $told where fault is null", told=kinds[kind]) for kind in ("half", "parked")]
+    frames.append(records.messages(engine, source.unsettled(names), source.prefix))
+    return union(engine, [engine.query('select id, "at" from $frame', frame=frame) for frame in frames])
+
+
+_KINDS: Final = ("op", "half", "parked")
+
+
+def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
+    """Return what was written to op since: compaction may remove the outcome of an id that is used again."""
+    written = records.internal(engine, source.later([op_topic], now), "'op'")
+    return engine.query('select id, "at" from $written where fault is null', written=written)
+
+
+def _first_messages(engine: Engine, messages: Frame, now: Pins) -> dict[str, dict[int, int]]:
+    """Return by topic and partition the time of the first message that is there still.
+
+    What was read before it, but has gone, tells nothing: its neighbours may have gone before they were read.
+    """
+    starts = [(topic, each.partition, each.start) for topic, pin in now.topics.items() for each in pin.partitions]
+    sql = """
+    select read.topic as topic, read."partition" as "partition", min_by(read."at", read."offset") as "at"
+    from $messages read join $starts starts
+        on read.topic = starts.topic and read."partition" = starts."partition" and read."offset" >= starts."start"
+    group by read.topic, read."partition"
+    """
+    frame = engine.table(starts, "topic string, partition int, start bigint")
     found: dict[str, dict[int, int]] = {}
-    for row in messages.groupBy("topic", "partition").agg(F.min_by("at", "offset").alias("at")).collect():
+    for row in engine.rows(engine.query(sql, messages=messages, starts=frame)):
         found.setdefault(row["topic"], {})[row["partition"]] = row["at"]
     return found
 
 
-def _facts(spark: SparkSession, now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]]) -> DataFrame:
-    """A topic that does not exist (any more) proves nothing about any time."""
-    rows = []
+def _provable_since(
+    read: Pins,
+    now: Pins,
+    names: Sequence[str],
+    first: Mapping[str, Mapping[int, int]],
+    before: Mapping[str, int] | None,
+) -> dict[str, int]:
+    """A topic that does not exist (any more) proves nothing about any time.
+
+    What the runs before have read needs no proof: only what has gone unread since can be missed.
+    """
+    found = {}
     for name in names:
         pin = now.topics.get(name)
-        never = (1 << 62, False)
-        rows.append((name, *((pin.provable_since(first.get(name, {})), pin.compacted) if pin is not None else never)))
-    return spark.createDataFrame(rows, "topic string, provable_since bigint, compacted boolean")
+        if pin is None:
+            found[name] = _NEVER
+            continue
+        if before is not None and name in before:
+            begun = {each.partition: each.start for each in read.topics[name].partitions} if name in read.topics else {}
+            unread = tuple(
+                replace(each, start=0) if each.start <= begun.get(each.partition, 0) else each
+                for each in pin.partitions
+            )
+            pin = replace(pin, partitions=unread)
+        found[name] = max(pin.provable_since(first.get(name, {})), (before or {}).get(name, 0))
+    return found
 
 
-def _latest_of_keys(source: Source, names: Sequence[str]) -> DataFrame | None:
-    compacted = [name for name in names if name in source.pins.topics and source.pins.topics[name].compacted]
-    return records.latest_of_keys(source.committed(compacted)) if compacted else None
+def _facts(engine: Engine, now: Pins, provable: Mapping[str, int]) -> Frame:
+    rows = [(name, since, name in now.topics and now.topics[name].compacted) for name, since in provable.items()]
+    return engine.table(rows, "topic string, provable_since bigint, compacted boolean")
 
 
-def _limits(source: Source, op: TopicPin | None, options: AuditOptions) -> verdict.Limits:
-    return verdict.Limits(
+def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame | None:
+    compacted = [name for name in names if name in now.pins.topics and now.pins.topics[name].compacted]
+    return records.latest_of_keys(engine, now.committed(compacted)) if compacted else None
+
+
+def _limits(source: Source, op: TopicPin | None, options: AuditOptions) -> Limits:
+    return Limits(
         cut=source.pins.at - options.grace_ms,
+        now=source.pins.at,
         op_whole_since={} if op is None else op.whole_since,
         horizon_ms=options.horizon_ms,
+        slack_ms=options.skew_ms,
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, delta, records
+from halfway.pipeline.engines import SparkEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import COLUMNS, KafkaSource, kafka_options
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
     from halfway.pipeline.folders import Folder
     from halfway.pipeline.pins import TopicPin
 
-Format = Literal["parquet", "delta"]
 ENDED: Final = "ended"
 PENDING: Final = "pending"
 QUARANTINE: Final = "quarantine"
 CHECKPOINT: Final = "_checkpoint"
 """Beside the tables, so that nobody keeps the one and loses the other."""
 KINDS: Final = ("half", "op", "parked")
-_BATCH: Final = re.compile(r"\Abatch=(\d+)(?:-(\d+))?\Z")
+DAY: Final = "ended_date"
+"""The column by which `ended` is partitioned."""
+COMPACTED_AFTER: Final = 100
+"""Batches: at 10 s a batch, each quarter of an hour."""
 _DONE: Final = "_SUCCESS"
-WIDTHS: Final = (100, 10_000)
-"""Finished batches are merged into folders of so many: at 10 s a batch, of a quarter of an hour and of a day."""
-LARGE_BYTES: Final = 16 << 20
-"""Folders that hold more on average are not worth being merged."""
-_FILE_BYTES: Final = 256 << 20
+_BATCH: Final = re.compile(r"batch=(\d+)")
 _SMALL_BATCH: Final = 250_000
+_FEW: Final = 2_000_000
+"""Records whose ids, 38 bytes each as a rule, can be sent to every core."""
 _STREAM: Final = "metadata"
 _LOOKS: Final = 10
 _PENDING_COLUMNS: Final = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
@@ -54,7 +55,6 @@ class LedgerOptions:
     every_s: float = 10
     max_records: int = 1_000_000
     """Records of one batch at most."""
-    format: Format = "parquet"
     horizon_ms: int = 900_000
     """What is prepared so long after an outcome of its id is another transaction."""
 
@@ -83,8 +83,8 @@ def start(
 
     Each batch stands in the tables once, whenever the job was killed: Spark's checkpoint repeats a batch that was not
     finished with the same records, or with fewer where Kafka has removed some meanwhile. So what a table has of it
-    whole stays: in Parquet a batch has folders of its own, and overwrites only what is unfinished there; a Delta table
-    knows the last batch that was appended, and is not given it again.
+    whole stays: a Delta table knows the last batch that was appended, and is not given it again; of `pending` a batch
+    has a folder of its own, and overwrites only what is unfinished there.
 
     Raises:
         SourceError: the folder's tables cannot be gone on with, or a topic is not there.
@@ -127,51 +127,52 @@ class Tables:
         """Take the folder; nothing is written before the first batch.
 
         Raises:
-            SourceError: the folder holds a ledger of the other format, tables and checkpoint that do not belong
-                together, or the format asked for cannot be written.
+            SourceError: the folder holds a ledger that was written in Parquet, tables and checkpoint that do not belong
+                together, or is one where Delta tables cannot be.
 
         """
         self._spark = spark
         self._output = output
         self._prefix = prefix
         self._horizon_ms = options.horizon_ms
-        self._delta = options.format == "delta"
         self._report = done
         self._started = False
-        if self._delta:
-            delta.demand(output.qualified(ENDED))
-        there = output.names(ENDED)
-        if any(map(_BATCH.match, there)) if self._delta else delta.LOG in there:
-            raise SourceError(f"{output.uri!r} holds a ledger of another format than {options.format}")
-        _demand_whole(output, in_delta=self._delta)
+        delta.demand(output.qualified(ENDED))
+        if output.names(ENDED) and delta.LOG not in output.names(ENDED):
+            raise SourceError(
+                f"{output.uri!r} holds a ledger in Parquet, as an earlier release wrote it: take another folder"
+            )
+        _demand_whole(output)
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Write one batch; doing it again, whole or after a part of it, leaves the same."""
         began = time.monotonic()
-        if not self._delta and (not self._started or number % WIDTHS[0] == 0):
-            self._merge(number)
         kept = self._without_payloads(batch).persist()
         try:
             count = kept.count()
-            files = 1 if count <= _SMALL_BATCH else 2
-            kind = F.substr("topic", F.lit(len(self._prefix) + 1))
-            op = reading.InternalRecords(kept.where(self._is_op()), "op")
-            others = reading.InternalRecords(kept.where(~self._is_op()), kind)
-            outcomes, has_errors = reading.noting(reading.decoded_outcomes(op.records), "error")
-            ended = self._add(transform.ledger(outcomes).coalesce(files), ENDED, number)
-            open_still = self._pending_after(number, others.records, records.outcomes(op.records).select("id", "at"))
-            pending = self._overwrite(open_still.coalesce(files), PENDING, number)
+            engine = SparkEngine(batch.sparkSession)
+            op = reading.InternalRecords(engine, kept.where(self._is_op()), "'op'")
+            others = reading.InternalRecords(
+                engine, kept.where(~self._is_op()), f"substr(topic, {len(self._prefix) + 1})"
+            )
+            outcomes, has_errors = reading.noting(reading.decoded_outcomes(engine, op.records), "error")
+            ended = self._add(transform.ledger(outcomes), ENDED, number)
+            open_still = self._pending_after(
+                number, others.records, records.outcomes(engine, op.records).select("id", "at"), few=count <= _FEW
+            )
+            pending = self._overwrite(open_still.coalesce(1 if count <= _SMALL_BATCH else 2), PENDING, number)
             undecoded = decoding.quarantined(outcomes) if has_errors() else None
             wrong = reading.all_of([op.faulty(), others.faulty(), undecoded])
             if wrong is not None:
-                self._add(wrong.coalesce(files), QUARANTINE, number)
+                self._add(wrong, QUARANTINE, number)
         finally:
             kept.unpersist()
         # The one before stays: the batch that follows may have to be done again from this one, and this from that.
-        for name in self._output.names(PENDING):
-            span = Span.of(name)
-            if span is not None and span.last < number - 1:
-                self._output.delete(PENDING, name)
+        for before in _batches(self._output.names(PENDING)):
+            if before < number - 1:
+                self._output.delete(PENDING, f"batch={before}")
+        if number and number % COMPACTED_AFTER == 0:
+            delta.compact(self._output.qualified(ENDED))
         self._started = True
         seconds = time.monotonic() - began
         self._report(Progress(batch=number, records=count, seconds=seconds, ended=ended, pending=pending))
@@ -184,7 +185,7 @@ class Tables:
     def _is_op(self) -> Column:
         return F.col("topic") == self._prefix + "op"
 
-    def _pending_after(self, number: int, told: DataFrame, outcomes: DataFrame) -> DataFrame:
+    def _pending_after(self, number: int, told: DataFrame, outcomes: DataFrame, *, few: bool) -> DataFrame:
         # The stream's own session: what is noted in it is told only to what runs in it.
         spark = told.sparkSession
         if number == 0:
@@ -197,8 +198,9 @@ class Tables:
                 )
             before = spark.read.schema(_PENDING_COLUMNS).parquet(self._output.path(PENDING, folder))
             if not self._started:
+                few = False
                 outcomes = outcomes.unionAll(self._outcomes_since(before))
-        return transform.pending(before, told, outcomes, horizon_ms=self._horizon_ms)
+        return transform.pending(before, told, outcomes, horizon_ms=self._horizon_ms, few=few)
 
     def _outcomes_since(self, pending: DataFrame) -> DataFrame:
         """Return the outcomes in the table that can be those of what is pending.
@@ -207,59 +209,22 @@ class Tables:
         """
         spark = pending.sparkSession
         oldest = pending.agg(F.min("since")).collect()[0][0]
-        table = None if oldest is None else self._ended(spark)
-        if table is None:
+        if oldest is None:
             return spark.createDataFrame([], "id string, at bigint")
-        recent = F.col("ended_at") > F.timestamp_millis(F.lit(oldest - self._horizon_ms))
-        return table.where(recent).select("id", F.unix_millis("ended_at").alias("at"))
-
-    def _ended(self, spark: SparkSession) -> DataFrame | None:
-        if self._delta:
-            return delta.read(spark, self._output.qualified(ENDED))
-        return _read(spark, self._output, ENDED, standing(_whole(self._output, ENDED)))
+        since = F.timestamp_millis(F.lit(oldest - self._horizon_ms))
+        recent = (F.col(DAY) >= F.to_date(since)) & (F.col("ended_at") > since)
+        ended = delta.read(spark, self._output.qualified(ENDED)).where(recent)
+        return ended.select("id", F.unix_millis("ended_at").alias("at"))
 
     def _add(self, table: DataFrame, name: str, number: int) -> int:
-        if self._delta:
-            # Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew.
-            stream = _stream(self._output)
-            return delta.append(table, self._output.qualified(name), writer=stream, batch=number)
-        if not self._started and self._output.exists(name, f"batch={number}", _DONE):
-            # What is noted while the rows are made has to be told all the same.
-            return _counted(table, lambda rows: rows.write.format("noop").mode("overwrite").save())
-        return self._overwrite(table, name, number)
+        # Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew.
+        stream = _stream(self._output)
+        by = (DAY,) if name == ENDED else ()
+        return delta.append(table, self._output.qualified(name), writer=stream, batch=number, by=by)
 
     def _overwrite(self, table: DataFrame, name: str, number: int) -> int:
         folder = self._output.path(name, f"batch={number}")
         return _counted(table, lambda rows: rows.write.mode("overwrite").parquet(folder))
-
-    def _merge(self, number: int) -> None:
-        """Merge what was finished before a batch into folders of many batches, so that there are never too many.
-
-        A merged folder counts when it is whole, in place of those that it contains. They are deleted a round later: a
-        reader that has found them has so much time, and what stands in both is read once. Before it goes on, a ledger
-        has done each round whole, so only the last two are looked at, again where it was killed then.
-        """
-        for width in WIDTHS:
-            rounds = number // width
-            if not rounds or (self._started and number % width):
-                continue
-            whole = _whole(self._output, ENDED)
-            merged = Span((rounds - 1) * width, rounds * width - 1)
-            spans = [span for span in standing(whole) if merged.contains(span)]
-            if spans:
-                self._merge_into(merged, spans)
-            settled = Span(merged.first - width, merged.first - 1)
-            for name in self._output.names(ENDED) if settled in whole else ():
-                small = Span.of(name)
-                if small is not None and settled.contains(small):
-                    self._output.delete(ENDED, name)
-
-    def _merge_into(self, merged: Span, spans: list[Span]) -> None:
-        size = sum(self._output.size(ENDED, span.name) for span in spans)
-        if size > len(spans) * LARGE_BYTES:
-            return
-        table = self._spark.read.parquet(*(self._output.path(ENDED, span.name) for span in spans))
-        table.coalesce(1 + size // _FILE_BYTES).write.mode("overwrite").parquet(self._output.path(ENDED, merged.name))
 
 
 def _counted(table: DataFrame, write: Callable[[DataFrame], None]) -> int:
@@ -276,14 +241,14 @@ def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] |
         SourceError: there is no such batch, though there are batches of both.
 
     """
-    in_delta = delta.LOG in output.names(ENDED)
-    stream = _stream(output) if in_delta and output.exists(CHECKPOINT, _STREAM) else None
+    if delta.LOG not in output.names(ENDED):
+        return None
+    stream = _stream(output) if output.exists(CHECKPOINT, _STREAM) else None
     for _ in range(_LOOKS):
         # In this order: what is found in `ended` first is in `pending` then, unless it has been replaced meanwhile.
-        whole = [] if in_delta else _whole(output, ENDED)
-        newest = delta.newest(output.qualified(ENDED), writer=stream) if in_delta else _newest(whole)
-        ready = [span.last for span in _whole(output, PENDING)]
-        if not ready or newest < 0:
+        newest = delta.newest(output.qualified(ENDED), writer=stream)
+        ready = _whole(output, PENDING)
+        if not ready:
             return None
         batch = max((number for number in ready if number <= newest), default=None)
         if batch is not None:
@@ -291,68 +256,38 @@ def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] |
     else:
         raise SourceError(f"{output.uri!r} has no batch that stands both in {ENDED} and in {PENDING}")
     pending = spark.read.schema(_PENDING_COLUMNS).parquet(output.path(PENDING, f"batch={batch}"))
-    if in_delta:
-        return delta.read(spark, output.qualified(ENDED), writer=stream, upto=batch), pending
-    ended = _read(spark, output, ENDED, [span for span in standing(whole) if span.last <= batch])
-    return None if ended is None else (ended, pending)
+    return delta.read(spark, output.qualified(ENDED), writer=stream, upto=batch), pending
+
+
+def export(spark: SparkSession, output: Folder, into: Folder) -> None:
+    """Write `ended`, partitioned by day, and `pending` as of one batch as plain Parquet, in place of what is there.
+
+    Raises:
+        SourceError: the folder holds no ledger.
+
+    """
+    found = tables(spark, output)
+    if found is None:
+        raise SourceError(f"{output.uri!r} holds no ledger: run halfway-pipeline ledger first")
+    ended, pending = found
+    # First: a ledger that runs keeps what is pending as of a batch for two more batches.
+    pending.write.mode("overwrite").parquet(into.path(PENDING))
+    ended.write.mode("overwrite").partitionBy(DAY).parquet(into.path(ENDED))
 
 
 def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
     """Return the records that could not be read, None where there are none."""
-    if delta.LOG in output.names(QUARANTINE):
-        return delta.read(spark, output.qualified(QUARANTINE))
-    return _read(spark, output, QUARANTINE, _whole(output, QUARANTINE))
+    there = delta.LOG in output.names(QUARANTINE)
+    return delta.read(spark, output.qualified(QUARANTINE)) if there else None
 
 
-@dataclass(frozen=True, order=True)
-class Span:
-    """The batches of one folder: one, or all from a first to a last."""
-
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, name: str) -> Span | None:
-        """Tell it from a folder's name, None where that is no name of a batch."""
-        found = _BATCH.match(name)
-        return None if found is None else cls(int(found[1]), int(found[2] or found[1]))
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return f"batch={self.first}" if self.first == self.last else f"batch={self.first}-{self.last}"
-
-    @property
-    def width(self) -> int:
-        """How many batches it has."""
-        return self.last - self.first + 1
-
-    def contains(self, other: Span) -> bool:
-        """Whether it has all that another has, and more."""
-        return self != other and self.first <= other.first and other.last <= self.last
+def _whole(output: Folder, table: str) -> list[int]:
+    """Return the batches whose folders were written to their end."""
+    return _batches(output.holding(table, "batch=*", _DONE))
 
 
-def standing(whole: Iterable[Span]) -> list[Span]:
-    """Return, of the folders that are whole, those that are to be read: each batch once, in order."""
-    found: list[Span] = []
-    for span in sorted(whole, key=lambda each: (each.first, -each.last)):
-        if not found or span.first > found[-1].last:
-            found.append(span)
-    return found
-
-
-def _whole(output: Folder, table: str) -> list[Span]:
-    """Return the folders that were written to their end."""
-    spans = map(Span.of, output.holding(table, "batch=*", _DONE))
-    return [span for span in spans if span is not None]
-
-
-def _newest(spans: Iterable[Span]) -> int:
-    return max((span.last for span in spans), default=-1)
-
-
-def _read(spark: SparkSession, output: Folder, table: str, spans: list[Span]) -> DataFrame | None:
-    return spark.read.parquet(*(output.path(table, span.name) for span in spans)) if spans else None
+def _batches(names: list[str]) -> list[int]:
+    return [int(found[1]) for found in map(_BATCH.fullmatch, names) if found is not None]
 
 
 def _stream(output: Folder) -> str:
@@ -364,7 +299,7 @@ def _numbers(output: Folder, log: str) -> list[int]:
     return [int(name) for name in output.names(CHECKPOINT, log) if name.isdigit()]
 
 
-def _demand_whole(output: Folder, *, in_delta: bool) -> None:
+def _demand_whole(output: Folder) -> None:
     """Raise SourceError where tables and checkpoint are not those that were written together."""
     there = [name for name in (ENDED, PENDING, QUARANTINE) if output.names(name)]
     begun = max(_numbers(output, "offsets"), default=-1)
@@ -374,23 +309,13 @@ def _demand_whole(output: Folder, *, in_delta: bool) -> None:
         raise SourceError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")
     if begun < 0:
         return
-    pending = _newest(_whole(output, PENDING))
-    ended = delta.appended(output.qualified(ENDED), writer=_stream(output)) if in_delta else _without_gap(output, ENDED)
+    pending = max(_whole(output, PENDING), default=-1)
+    ended = delta.appended(output.qualified(ENDED), writer=_stream(output))
     if not begun - 1 <= pending <= ended <= begun:
         raise SourceError(
             f"{output.uri!r} holds a {CHECKPOINT} of {begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "
             f"{pending + 1}: {remedy}"
         )
-
-
-def _without_gap(output: Folder, table: str) -> int:
-    """Return the last batch before which, in folders that are whole, none is missing; -1 where the first one is."""
-    last = -1
-    for span in standing(_whole(output, table)):
-        if span.first != last + 1:
-            break
-        last = span.last
-    return last
 
 
 def _removed_unread(output: Folder, op: TopicPin) -> int:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import TYPE_CHECKING
-
-from pyspark.sql import DataFrame, Observation
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline import decoding, records
 from halfway.pipeline.errors import SourceError
@@ -14,9 +10,15 @@ from halfway.pipeline.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pyspark.sql import Column
+    from pyspark.sql import DataFrame
 
+    from halfway.pipeline.engines import Engine, Frame
     from halfway.pipeline.sources import Source
+
+_PLACE: Final = 'topic, "partition", "offset"'
+_LAYOUT_KEY: Final = "!layout"
+_LARGEST: Final = 1 << 40
+"""More bytes than any message has."""
 
 
 def demand(source: Source, kinds: Sequence[str]) -> None:
@@ -37,16 +39,18 @@ def demand_given(source: Source, topics: Sequence[str]) -> None:
 class InternalRecords:
     """Records of half, op or parked, and whether there are some that halfway cannot have written."""
 
-    def __init__(self, read: DataFrame, kind: str | Column) -> None:
-        """Describe what is told of records that have the kind of their topic; nothing is read yet."""
-        self._told = records.internal(read, kind)
+    def __init__(self, engine: Engine, read: DataFrame, kind: str) -> None:
+        """Describe what is told of records that have the kind of their topic (SQL); nothing is read yet."""
+        self._told: DataFrame = records.internal(engine, read, kind)
         told, self._has_faults = noting(self._told, "fault")
-        self.records = told.where(F.col("fault").isNull())
+        self.records = told.where("fault is null")
         """Those that can be used."""
 
     def faulty(self) -> DataFrame | None:
         """Return the others, None where there are none; call it after the records have been used."""
-        return decoding.faulty(self._told) if self._has_faults() else None
+        if not self._has_faults():
+            return None
+        return self._told.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
 
 
 def noting(frame: DataFrame, column: str) -> tuple[DataFrame, Callable[[], bool]]:
@@ -54,79 +58,114 @@ def noting(frame: DataFrame, column: str) -> tuple[DataFrame, Callable[[], bool]
 
     That is found out while the frame is used, without another reading; it can be asked only afterwards.
     """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
     noted = Observation()
     there = F.count_if(F.col(column).isNotNull()).alias("there")
     return frame.observe(noted, there), lambda: bool(noted.get.get("there", 1))
 
 
-def decoded_outcomes(ops: DataFrame) -> DataFrame:
+def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:
     """Return the outcomes among op records decoded.
 
-    One whose value tells of another id, or of no outcome, has an `error` like one that could not be decoded.
+    One whose value tells of another id, of no outcome, or of a time or size that cannot be, has an `error` like one
+    that could not be decoded.
     """
-    outcomes = records.outcomes(ops).select(
-        F.col("id").alias("key"), F.col("at").alias("written_at"), "value", *decoding.PLACE
+    ended = engine.query(
+        f'select id as "key", "at" as written_at, "value", {_PLACE} from $ops',  # noqa: S608
+        ops=records.outcomes(engine, ops),
     )
-    decoded = decoding.decode(outcomes, "op", decoding.OP)
-    final = F.lower("kind").isin(*records.FINAL)
-    error = (
-        F.when(F.col("error").isNotNull(), F.col("error"))
-        .when(F.col("id") != F.col("key"), F.lit("the value tells of another id than the key"))
-        .when(~final, F.concat(F.lit("the header tells of an outcome, the value says "), "kind"))
-    )
-    return decoded.withColumn("error", error)
+    final = ", ".join(f"'{state}'" for state in records.FINAL)
+    sql = f"""
+    select "key", written_at, {_PLACE}, kind, id, "group", half_offset, cause, prepared_at, "at", checks,
+        commit_verdict, remark, messages, case
+            when error is not null then error
+            when id <> "key" then 'the value tells of another id than the key'
+            when lower(kind) not in ({final}) then concat('the header tells of an outcome, the value says ', kind)
+            when prepared_at not between 0 and {records.LATEST_MS} or "at" not between 0 and {records.LATEST_MS}
+                then 'a time that cannot be'
+            when {engine.dialect.any("messages", f"one.size not between 0 and {_LARGEST}")} then 'a size that cannot be'
+            end as error
+    from $decoded
+    """  # noqa: S608
+    return engine.query(sql, decoded=engine.decode(ended, "op", decoding.OP))
 
 
-def decoded_parked(parked: DataFrame) -> DataFrame:
-    """Return the records of parked with `prepared_at` and `reason`, tombstones too; damaged ones have an `error`.
-
-    They are kept, like the groups: there are few, and they are used more than once.
-    """
-    told = parked.select("id", "at", "group", "alive", "value", *decoding.PLACE)
-    named = told.where("alive").select(
-        *(F.col(name).alias(f"_{name}") if name in ("id", "group") else name for name in told.columns)
+def decoded_parked(engine: Engine, parked: Frame) -> Frame:
+    """Return the records of parked with `prepared_at` and `reason`, tombstones too; damaged ones have an `error`."""
+    alive = engine.query(
+        f"""select id as parked_id, "at", "group" as parked_group, "value", {_PLACE} from $parked where alive""",  # noqa: S608
+        parked=parked,
     )
-    alive = decoding.decode(named.drop("alive"), "parked", decoding.PARKED).select(
-        F.col("_id").alias("id"),
-        "at",
-        F.col("_group").alias("group"),
-        F.lit(True).alias("alive"),
-        *decoding.PLACE,
-        F.col("half.prepared_at").alias("prepared_at"),
-        "reason",
-        "error",
-    )
-    gone = told.where(~F.col("alive")).select(
-        "id",
-        "at",
-        "group",
-        "alive",
-        *decoding.PLACE,
-        F.lit(None).cast("bigint").alias("prepared_at"),
-        F.lit(None).cast("string").alias("reason"),
-        F.lit(None).cast("string").alias("error"),
-    )
-    return alive.unionAll(gone).persist()
+    sql = f"""
+    select parked_id as id, "at", parked_group as "group", true as alive, {_PLACE},
+        case when half.prepared_at between 0 and {records.LATEST_MS} then half.prepared_at end as prepared_at, reason,
+        error
+    from $decoded
+    union all
+    select id, "at", "group", false, {_PLACE}, cast(null as bigint), cast(null as string), cast(null as string)
+    from $parked where not alive
+    """  # noqa: S608
+    return engine.query(sql, decoded=engine.decode(alive, "parked", decoding.PARKED), parked=parked)
 
 
-def groups(source: Source) -> DataFrame:
+def groups(engine: Engine, source: Source) -> Frame:
     """Return the registered groups with their topics and policy, damaged ones with an `error`; there are few."""
-    topic = source.prefix + "groups"
-    told = source.committed([topic]).select(F.col("key").cast("string").alias("key"), "value", *decoding.PLACE)
-    last = told.groupBy("key").agg(F.max_by(F.struct("value", *decoding.PLACE), "offset").alias("last"))
-    present = last.select("last.*").where(F.col("value").isNotNull()).coalesce(1)
-    return decoding.decode(present, "group", decoding.GROUP).persist()
+    present = engine.query(
+        f"""select "value", {_PLACE} from (
+            select *, row_number() over (partition by "key" order by "offset" desc) as newest from $read
+        ) last where newest = 1 and "value" is not null""",  # noqa: S608
+        read=source.committed([source.prefix + "groups"]),
+    )
+    return engine.decode(present, "group", decoding.GROUP)
 
 
-def real_topics(outcomes: DataFrame, registered: DataFrame, prefix: str, given: Sequence[str]) -> list[str]:
+def created_at(engine: Engine, source: Source) -> int:
+    """Return when the topics were created, in ms; 0 where that is not known."""
+    owners = source.committed([source.prefix + "owners"])
+    told = engine.query(
+        f"""select "value", {_PLACE} from $owners where {engine.dialect.text('"key"')} = '{_LAYOUT_KEY}'""",  # noqa: S608
+        owners=owners,
+    )
+    found = engine.rows(engine.decode(told, "layout", decoding.LAYOUT))
+    times = [row["created_at"] for row in found if row["error"] is None]
+    return min((time for time in times if 0 <= time <= records.LATEST_MS), default=0)
+
+
+def audit_trail(records: DataFrame) -> DataFrame:
+    """Return the events among records of the topic `audit`, each once; what is no event has an `error`."""
+    from pyspark.sql import functions as F
+
+    told = records.select("value", *decoding.PLACE)
+    decoded = decoding.decode(told, "audit", decoding.AUDIT)
+    return (
+        decoded.withColumn("_event", F.coalesce("id", F.concat_ws("-", *decoding.PLACE)))
+        .dropDuplicates(["_event"])
+        .drop("_event")
+    )
+
+
+def real_topics(engine: Engine, outcomes: Frame, registered: Frame, prefix: str, given: Sequence[str]) -> list[str]:
     """Return the real topics that outcomes or groups name, and those given."""
-    of_ops = outcomes.select(F.explode("messages.topic").alias("topic"))
-    of_groups = registered.select(F.explode("topics").alias("topic"))
-    named = {row["topic"] for row in of_ops.unionAll(of_groups).distinct().collect()}
+    d = engine.dialect
+    sql = f"""
+    select distinct topic from (
+        select one.topic as topic from (select {d.numbered("messages", "number", "one")} from $outcomes) of_ops
+        union all
+        select topic from (select {d.numbered("topics", "number", "topic")} from $registered) of_groups
+    ) named
+    """  # noqa: S608
+    named = {row["topic"] for row in engine.rows(engine.query(sql, outcomes=outcomes, registered=registered))}
     return sorted(name for name in named | set(given) if not name.startswith(prefix))
 
 
 def all_of(frames: Sequence[DataFrame | None]) -> DataFrame | None:
     """Return the union of those that there are."""
     present = [frame for frame in frames if frame is not None]
-    return reduce(DataFrame.unionAll, present) if present else None
+    if not present:
+        return None
+    together = present[0]
+    for frame in present[1:]:
+        together = together.unionAll(frame)
+    return together

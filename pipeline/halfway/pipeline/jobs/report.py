@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -14,19 +14,21 @@ from pyspark.sql import functions as F
 
 from halfway.pipeline import plots
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, ledger
-from halfway.pipeline.transforms.rollup import CAUSES, OUTCOMES, rollup
-from halfway.pipeline.transforms.verdict import ANOMALIES, FINE
+from halfway.pipeline.jobs import audit, ledger, reading
+from halfway.pipeline.records import LATEST_MS
+from halfway.pipeline.transforms.rollup import CAUSES, OBJECTIVE_SHARE, OUTCOMES, rollup, within
+from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from halfway.pipeline.folders import Folder
+    from halfway.pipeline.sources import Source
 
 PAGE: Final = "report.html"
-_SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0}
+_SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0, "trail": 100}
 """Rows on the page; a table's CSV file has all of them."""
 _SHOWN_PARTS: Final = 5
 """Of one anomaly's evidence, and of the places of one message, on the page."""
@@ -50,29 +52,73 @@ class Table:
     count: int
 
 
-def run(spark: SparkSession, ledger_folder: Folder | None, audit_folder: Folder | None, output: Folder) -> str:
-    """Write `report.html` and the CSV files beside it, and return the page's path; either folder may be None."""
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where a report's tables come from: folders of `ledger` and `audit`, and the topic of the audit trail."""
+
+    ledger: Folder | None = None
+    audit: Folder | None = None
+    trail: Source | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What of it is told: from a time on and before another (ms, of the outcome), and groups' objectives in ms."""
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+    objectives: Mapping[str | None, int] = field(default_factory=dict)
+
+    def holds(self, *times: str) -> Column:
+        """Return whether the first of some timestamps that is known is wanted; if none is, it is."""
+        at = F.coalesce(*(F.unix_millis(time) for time in times))
+        since = F.lit(self.since_ms).cast("bigint")
+        until = F.lit(self.until_ms).cast("bigint")
+        return F.coalesce(at >= since, F.lit(True)) & F.coalesce(at < until, F.lit(True))
+
+
+def run(spark: SparkSession, sources: Sources, output: Folder, wanted: Wanted = Wanted()) -> str:
+    """Write `report.html` and the CSV files beside it, of what there is a source of, and return the page's path."""
     figures: dict[str, str] = {}
     tables: dict[str, Table] = {}
     facts: dict[str, Any] = {"made_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")}
-    if audit_folder is not None:
-        facts["audit"] = _of_audit(spark, audit_folder, output, tables)
-    if ledger_folder is not None:
-        found = ledger.tables(spark, ledger_folder)
+    if sources.audit is not None:
+        facts["audit"] = _of_audit(spark, sources.audit, output, tables, wanted)
+    if sources.ledger is not None:
+        found = ledger.tables(spark, sources.ledger)
         if found is None:
-            raise SourceError(f"{ledger_folder.uri!r} holds no ledger: run halfway-pipeline ledger first")
+            raise SourceError(f"{sources.ledger.uri!r} holds no ledger: run halfway-pipeline ledger first")
         ended, pending = found
         # At once: a ledger that runs keeps what is pending as of a batch for two more batches.
         _open_still(pending, output, facts, tables)
-        ended.persist()
+        ended = ended.where(wanted.holds("ended_at")).persist()
         try:
-            facts["ledger"] = _of_ledger(ended, output, tables, figures)
+            facts["ledger"] = _of_ledger(ended, output, tables, figures, wanted.objectives)
         finally:
             ended.unpersist()
-        unread = ledger.quarantine(spark, ledger_folder)
+        unread = ledger.quarantine(spark, sources.ledger)
         facts["ledger"]["quarantined"] = 0 if unread is None else unread.count()
+    if sources.trail is not None:
+        tables["trail"] = _trail(sources.trail, output, wanted)
     output.write(_page(facts, figures, tables), PAGE)
     return output.path(PAGE)
+
+
+def _trail(source: Source, output: Folder, wanted: Wanted) -> Table:
+    """Tell who did what by hand, the newest first."""
+    topic = source.prefix + "audit"
+    source.pin([topic])
+    reading.demand(source, ["audit"])
+    events = reading.audit_trail(source.committed([topic])).where("error is null")
+    at = F.when(F.col("at").between(0, LATEST_MS), F.timestamp_millis("at"))
+    told = events.select(
+        at.alias("at"),
+        F.trim(F.concat_ws(" ", "actor_kind", "actor")).alias("actor"),
+        *("key_id", "action", "subject", "group", "result", "detail", "remark"),
+    ).where(wanted.holds("at"))
+    rows = told.orderBy(F.desc("at"), "subject").withColumn("at", F.date_format("at", _MOMENT))
+    blank = rows.select(*(F.coalesce(name, F.lit("")).alias(name) for name in rows.columns))
+    return _table(output, "trail", tuple(blank.columns), blank.toLocalIterator())
 
 
 def _same(row: Any) -> tuple[Any, ...]:
@@ -110,7 +156,13 @@ def _inert(cell: Any) -> Any:
     return cell
 
 
-def _of_ledger(ended: DataFrame, output: Folder, tables: dict[str, Table], figures: dict[str, str]) -> dict[str, Any]:
+def _of_ledger(
+    ended: DataFrame,
+    output: Folder,
+    tables: dict[str, Table],
+    figures: dict[str, str],
+    objectives: Mapping[str | None, int],
+) -> dict[str, Any]:
     # Times leave Spark as text or seconds: as timestamps they would come in the local time of this machine.
     whole = ended.agg(
         F.count(F.lit(1)).alias("count"),
@@ -126,8 +178,11 @@ def _of_ledger(ended: DataFrame, output: Folder, tables: dict[str, Table], figur
     if not whole["count"]:
         return facts
     step = _step(whole["seconds"])
-    groups, causes = _by_group(ended, output), _by_cause(ended, output)
-    tables |= {"groups": groups, "causes": causes, "over_time": _over_time(ended, step, output)}
+    groups, causes = _by_group(ended, output, objectives), _by_cause(ended, output)
+    tables |= {"groups": groups, "causes": causes, "over_time": _over_time(ended, step, output, objectives)}
+    if objectives:
+        grouped = ended.groupBy("group").agg(*within(objectives))
+        facts["missed"] = grouped.where(F.col("share_within") < OBJECTIVE_SHARE).count()
     figures["over time"] = plots.stacked(*_outcomes(ended, step), step)
     figures["time to end"] = plots.histogram(*_latencies(ended, whole["longest"]), [whole["p50"], whole["p99"]])
     by_cause = {row[0]: row[1:] for row in causes.rows}
@@ -141,7 +196,7 @@ def _quantiles() -> list[Any]:
     return [F.percentile("latency_ms", F.lit(share)).alias(f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)]
 
 
-def _by_group(ended: DataFrame, output: Folder) -> Table:
+def _by_group(ended: DataFrame, output: Folder, objectives: Mapping[str | None, int]) -> Table:
     """Slowest first: those with the longest p99."""
     grouped = ended.groupBy("group").agg(
         F.count(F.lit(1)).alias("transactions"),
@@ -149,8 +204,9 @@ def _by_group(ended: DataFrame, output: Folder) -> Table:
         *_quantiles(),
         F.round(F.avg("checks"), 3).alias("checks_each"),
         F.round(F.count_if(F.col("cause") == "check") / F.count(F.lit(1)), 4).alias("share_by_check"),
+        *within(objectives),
     )
-    header = ("group", "transactions", *OUTCOMES, "p50_ms", "p95_ms", "p99_ms", "checks_each", "share_by_check")
+    header = ("group", "transactions", *OUTCOMES, "p50_ms", "p95_ms", "p99_ms", *grouped.columns[7:])
     return _table(output, "groups", header, grouped.orderBy(F.desc("p99"), "group").toLocalIterator())
 
 
@@ -164,8 +220,8 @@ def _step(seconds: int) -> str:
     return "minute" if seconds <= 60 * _POINTS else "hour" if seconds <= 3_600 * _POINTS else "day"
 
 
-def _over_time(ended: DataFrame, step: str, output: Folder) -> Table:
-    table = rollup(ended, step).withColumn(step, F.date_format(step, "yyyy-MM-dd HH:mm"))
+def _over_time(ended: DataFrame, step: str, output: Folder, objectives: Mapping[str | None, int]) -> Table:
+    table = rollup(ended, step, objectives).withColumn(step, F.date_format(step, "yyyy-MM-dd HH:mm"))
     return _table(output, "over_time", tuple(table.columns), table.orderBy(step, "group").toLocalIterator())
 
 
@@ -208,7 +264,9 @@ def _open(row: Any) -> tuple[Any, ...]:
     return row["group"], "pending" if row["state"] == "prepared" else row["state"], row["transactions"], row["oldest"]
 
 
-def _of_audit(spark: SparkSession, folder: Folder, output: Folder, tables: dict[str, Table]) -> dict[str, Any]:
+def _of_audit(
+    spark: SparkSession, folder: Folder, output: Folder, tables: dict[str, Table], wanted: Wanted
+) -> dict[str, Any]:
     if not folder.exists(audit.SUMMARY):
         if folder.exists(audit.VERDICTS):
             raise SourceError(
@@ -216,16 +274,23 @@ def _of_audit(spark: SparkSession, folder: Folder, output: Folder, tables: dict[
             )
         raise SourceError(f"{folder.uri!r} holds no audit: run halfway-pipeline audit first")
     summary = json.loads(folder.read(audit.SUMMARY))
-    verdicts = [(name, summary[name]) for name in (*ANOMALIES, *FINE)]
+    if wanted.since_ms is not None or wanted.until_ms is not None:
+        judged = spark.read.parquet(folder.path(audit.VERDICTS))
+        if "run" in judged.columns:
+            last = F.max_by(F.struct("verdict", "ended_at", "prepared_at"), "run").alias("last")
+            judged = judged.groupBy("id", "life").agg(last).select("last.*")
+        judged = judged.where(wanted.holds("ended_at", "prepared_at"))
+        summary |= dict.fromkeys(VERDICTS, 0) | {row[0]: row[1] for row in judged.groupBy("verdict").count().collect()}
+    verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, NOT_JUDGED, *FINE)]
     tables["verdicts"] = _table(output, "verdicts", ("verdict", "transactions"), verdicts)
     strength = F.array_position(F.array(*map(F.lit, ANOMALIES)), F.col("verdict"))
-    anomalies = spark.read.parquet(folder.path(audit.ANOMALIES)).orderBy(strength, "id")
+    anomalies = spark.read.parquet(folder.path(audit.ANOMALIES)).where(wanted.holds("ended_at", "prepared_at"))
     header = ("verdict", "id", "group", "topics", "messages_named", "messages_found", "evidence")
     tables["anomalies"] = _table(
         output,
         "anomalies",
         header,
-        anomalies.toLocalIterator(),
+        anomalies.orderBy(strength, "id").toLocalIterator(),
         cells=_anomaly,
         shown=lambda row: _anomaly(row, parts=_SHOWN_PARTS),
     )

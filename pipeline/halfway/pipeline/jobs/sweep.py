@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, records
+from halfway.pipeline.access import LONGEST_S
+from halfway.pipeline.engines import SparkEngine
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.transforms import sweep as transform
 
@@ -36,13 +38,19 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     for topic in topics:
         source.pin([topic])
     reading.demand(source, ["op", "half"])
-    op, half = (reading.InternalRecords(source.committed([source.prefix + kind]), kind) for kind in ("op", "half"))
-    registered = reading.groups(source)
-    open_still = transform.unresolved(half.records, records.outcomes(op.records), horizon_ms=options.horizon_ms)
+    engine = SparkEngine(spark)
+    op, half = (
+        reading.InternalRecords(engine, source.committed([source.prefix + kind]), f"'{kind}'")
+        for kind in ("op", "half")
+    )
+    registered = engine.keep(reading.groups(engine, source))
+    open_still = transform.unresolved(half.records, records.outcomes(engine, op.records), horizon_ms=options.horizon_ms)
     open_still.write.mode("overwrite").parquet(output.path(UNRESOLVED))
+    first = F.col("policy.first_check_after_s")
     due_after = registered.where(F.col("error").isNull()).select(
         F.col("name").alias("group"),
-        (F.col("policy.first_check_after_s") * 1000).cast("bigint").alias("due_after_ms"),
+        # Whoever writes to the topic can write any number: one that is no time leaves the default.
+        (F.when(first.between(0, LONGEST_S), first) * 1000).cast("bigint").alias("due_after_ms"),
     )
     counts = transform.sweep(
         spark.read.parquet(output.path(UNRESOLVED)),
@@ -57,6 +65,6 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
         output.delete(QUARANTINE)
     else:
         wrong.write.mode("overwrite").parquet(output.path(QUARANTINE))
-    registered.unpersist()
+    engine.close()
     written = spark.read.parquet(output.path(SWEEP)).orderBy(F.desc("rank"), "group")
     return [row.asDict() for row in written.collect()]

@@ -7,17 +7,36 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from collections.abc import Mapping
+
+    from pyspark.sql import Column, DataFrame
 
 OUTCOMES = ("committed", "rolled_back")
 CAUSES = ("producer", "check", "operator", "policy")
 
 
-def rollup(ledger: DataFrame, step: str = "minute") -> DataFrame:
+OBJECTIVE_SHARE = 0.99
+"""An objective is met if so many end within its time."""
+
+
+def within(objectives: Mapping[str | None, int]) -> list[Column]:
+    """Return aggregates by group: its objective in ms and the share that ended within it; none without objectives.
+
+    `objectives` has a time in ms for groups, and under None one for all others; a group without one has nulls.
+    """
+    if not objectives:
+        return []
+    own = [F.when(F.col("group") == group, F.lit(ms)) for group, ms in objectives.items() if group is not None]
+    limit = F.coalesce(*own, F.lit(objectives.get(None)).cast("bigint"))
+    share = F.try_divide(F.count_if(F.col("latency_ms") <= limit), F.count(limit))
+    return [F.first(limit).alias("objective_ms"), F.round(share, 4).alias("share_within")]
+
+
+def rollup(ledger: DataFrame, step: str = "minute", objectives: Mapping[str | None, int] | None = None) -> DataFrame:
     """Return one row for each group and step (UTC, of the outcome) in which something ended; its column has its name.
 
     Counts by outcome and by cause; exact p50, p95 and p99 of the time from prepare to outcome, in ms; checks for each
-    transaction; and the share that a check-back resolved.
+    transaction; the share that a check-back resolved; and with objectives what `within` gives.
     """
     p50, p95, p99 = (F.percentile("latency_ms", F.lit(share)) for share in (0.5, 0.95, 0.99))
     return ledger.groupBy("group", F.date_trunc(step, "ended_at").alias(step)).agg(
@@ -29,4 +48,5 @@ def rollup(ledger: DataFrame, step: str = "minute") -> DataFrame:
         p99.alias("p99_ms"),
         F.avg("checks").alias("checks_each"),
         (F.count_if(F.col("cause") == "check") / F.count(F.lit(1))).alias("share_by_check"),
+        *within(objectives or {}),
     )

@@ -15,13 +15,22 @@ OLDEST: Final = "over 12 h"
 
 
 def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
-    """Return half minus op: id, group, shard and `since` (ms, the last half record's time) of what has no outcome.
+    """Return half minus op: id, group, shard and `since` (ms, when it was prepared) of what has no outcome.
 
     The last half record of an id must not be a tombstone, and no outcome may stand for it, except one that is a horizon
     older than the half: then a client has used its id again.
     """
     nothing = F.lit(None)
-    of_half = halves.select("id", "group", "offset", "alive", "at", "partition", nothing.cast("bigint").alias("ended"))
+    of_half = halves.select(
+        "id",
+        "group",
+        "offset",
+        "alive",
+        # A half that was re-anchored has the time of that, however old its transaction is.
+        F.coalesce("prepared_at", "at").alias("at"),
+        "partition",
+        nothing.cast("bigint").alias("ended"),
+    )
     of_op = outcomes.select(
         "id",
         "group",

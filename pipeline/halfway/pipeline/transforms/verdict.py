@@ -1,59 +1,24 @@
-"""*verdict*: what became of every transaction, told by the topics alone."""
+"""*verdict*: what became of every transaction, told by the topics alone. Written once, for every engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
-
-from halfway.pipeline.decoding import columns_of
-from halfway.pipeline.records import COMMITTED, ROLLED_BACK, SERVER_MADE, content, hexadecimal
+from halfway.pipeline.records import COMMITTED, ROLLED_BACK, server_made
+from halfway.pipeline.transforms.evidence import events, place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import Column
+    from halfway.pipeline.engines import Dialect, Engine, Frame
+    from halfway.pipeline.transforms.evidence import Evidence, Limits
 
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")
+NOT_JUDGED: Final = "not_judged"
 ANOMALIES: Final = ("contradicted", "leaked", "lost", "torn", "doubled", "payload_changed")
 """Strongest first: a transaction with several gets the first as its verdict and lists all."""
-_DIGESTS: Final = "array<struct<topic: string, slot: int, total: int, content: bigint, key_hash: string>>"
-_EVENT: Final = (
-    "id string, source string, begin bigint, until bigint, at bigint, `group` string, outcome string, cause string, "
-    "prepared_at bigint, ended_at bigint, topic string, slot int, total int, content bigint, key_hash string, "
-    f"partition int, offset bigint, digests {_DIGESTS}"
-)
+VERDICTS: Final = (*FINE, NOT_JUDGED, *ANOMALIES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What time and settings allow to be told; times in ms.
-
-    `cut`: what happened later is not judged yet. `op_whole_since`: by shard, an older op may have been deleted by age.
-    `horizon_ms`: after it an id that a client brought can be used again. `slack_ms`: by how much clocks and the order
-    of a log may differ.
-    """
-
-    cut: int
-    op_whole_since: Mapping[int, int] = field(default_factory=dict)
-    horizon_ms: int = 900_000
-    slack_ms: int = 5_000
-
-
-def verdicts(
-    *,
-    ops: DataFrame,
-    halves: DataFrame,
-    parked: DataFrame,
-    messages: DataFrame,
-    unsettled: DataFrame,
-    topics: DataFrame,
-    latest_of_keys: DataFrame | None,
-    limits: Limits,
-) -> DataFrame:
+def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     """Return one row for each transaction with exactly one verdict.
 
     | verdict | rule |
@@ -63,283 +28,198 @@ def verdicts(
     | `parked` | no outcome; the last record in parked is not a tombstone |
     | `pending` | no outcome, and the last record in half is not a tombstone; or it is too young to be judged |
     | `expired_unknown` | there are traces, but the op, or a message that it names, may have been deleted by age |
+    | `not_judged` | its outcome cannot be read, or is a commit that names no message |
     | `contradicted` | op says committed and rolled back, or says its outcome twice |
     | `leaked` | a message without a commit that names it |
     | `lost` | committed, and none of its messages is there; or its half has gone, and no op tells of an outcome |
     | `torn` | committed, and some of its messages are not there, or they count themselves to another number |
     | `doubled` | committed, and a message (by `halfway-message`) stands more than once |
-    | `payload_changed` | committed, and a message has another key or value than was prepared |
+    | `payload_changed` | committed, and a message has another key, value, headers or partition than was prepared |
 
     Grace: an anomaly is one only when everything about the transaction is older than the cut and nothing of it stands
     in an unsettled part of a log. A message counts as missing only where its topic cannot have deleted it by age,
     and, in a compacted topic, where no later record has its key. A message without op is leaked, and a half that has
     gone without op is lost, only where the op cannot have been deleted by age, nor compacted away by a later use of
-    the same id. A transaction is an id and,
-    where a client brought the id, one use of it: what was prepared a horizon after an outcome is a new transaction,
-    as for the coordinator.
-
-    `ops` has the outcomes as `of_ops` gives them, `halves` and `parked` all records of these topics (`parked` with
-    `prepared_at` where it is known), `messages` what `records.messages` gives, `unsettled` ids with the time of the
-    record. `topics` says of each real topic since when a missing message proves a loss (`provable_since`) and whether
-    it is `compacted`; `latest_of_keys` is needed where one is.
+    the same id. A transaction is an id and, where a client brought the id, one use of it: what was prepared a horizon
+    after an outcome is a new transaction, as for the coordinator.
     """
-    events = _events(ops=ops, halves=halves, parked=parked, messages=messages, unsettled=unsettled)
-    slots = _slots(_with_lives(events, limits.horizon_ms), topics, latest_of_keys, limits)
-    return _judged(_transactions(slots), limits)
+    d = engine.dialect
+    lives = events(engine, evidence, limits)
+    slots = _slots(engine, lives, evidence, limits)
+    return engine.query(_judged(d, limits), transactions=engine.query(_transactions(d), slots=slots))
 
 
-def of_ops(decoded: DataFrame) -> DataFrame:
-    """Return decoded outcomes as `verdicts` takes them: what each names, in order, as topic, slot and content."""
-    digests = F.transform(
-        "messages",
-        lambda each, index: F.struct(
-            each["topic"].alias("topic"),
-            (index + 1).alias("slot"),
-            F.size("messages").alias("total"),
-            content(hexadecimal(each["key_hash"]), hexadecimal(each["value_hash"])).alias("content"),
-            hexadecimal(each["key_hash"]).alias("key_hash"),
-        ),
-    )
-    return decoded.select(
-        "id",
-        "group",
-        F.lower("kind").alias("outcome"),
-        "cause",
-        "prepared_at",
-        F.col("at").alias("ended_at"),
-        F.col("written_at").alias("at"),
-        "partition",
-        "offset",
-        F.when(F.lower("kind") == COMMITTED, digests).alias("digests"),
-    )
-
-
-def _events(
-    *, ops: DataFrame, halves: DataFrame, parked: DataFrame, messages: DataFrame, unsettled: DataFrame
-) -> DataFrame:
-    """Everything that is known of an id, one row each, with the time span that tells which use of the id it is about.
-
-    A tombstone and an unsettled record have no span: they say something about whatever stands there.
-    """
-    # An id has one group as long as anything stands of it. Aggregates of numbers alone need no sorting.
-    last_half = halves.groupBy("id", "group").agg(*(F.max_by(name, "offset").alias(name) for name in ("alive", "at")))
-    last_parked = parked.groupBy("id").agg(
-        F.max_by(F.struct("alive", "at", "group", "prepared_at"), "offset").alias("last")
-    )
-    named = {
-        "op": ops.withColumns({"begin": F.col("prepared_at"), "until": F.greatest("prepared_at", "ended_at")}),
-        "message": messages.withColumns({"begin": F.col("prepared_at"), "until": F.col("prepared_at")}),
-        "half": last_half.where("alive").withColumns({"begin": F.col("at"), "until": F.col("at")}),
-        "gone": last_half.where(~F.col("alive")).withColumn("begin", F.col("at")),
-        "parked": last_parked.where("last.alive")
-        .select("id", "last.*")
-        # Of one that cannot be decoded it is not known when it was prepared.
-        .withColumns(dict.fromkeys(("begin", "until"), F.coalesce("prepared_at", "at"))),
-        "unsettled": unsettled.withColumn("begin", F.col("at")),
+def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> Frame:
+    """One row for each message that an op names or that stands in a topic, and for each thing else that is known."""
+    of_op = "source = 'op'"
+    of_both = {
+        "prepared_at": "min",
+        "ended_at": "max",
+        "used_again": "bool_or",
+        "first_place": "min",
+        "last_place": "max",
     }
-    shape = columns_of(_EVENT)
-    shaped = (frame.withColumn("source", F.lit(source)).to(shape) for source, frame in named.items())
-    return reduce(DataFrame.unionAll, shaped)
-
-
-def _with_lives(events: DataFrame, horizon_ms: int) -> DataFrame:
-    """Number the uses of an id: a new one begins a horizon after everything before it, never for an id halfway made."""
-    of_id = Window.partitionBy("id")
-    in_order = of_id.orderBy(F.col("begin").asc_nulls_first())
-    before = F.max("until").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
-    begins = F.col("until").isNotNull() & (F.col("begin") >= before + horizon_ms) & ~F.col("id").rlike(SERVER_MADE)
-    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return (
-        events.withColumn("begins", F.coalesce(begins.cast("int"), F.lit(0)))
-        .withColumn("life", F.sum("begins").over(so_far))
-        .withColumn("used_again", F.sum("begins").over(of_id) > F.col("life"))
-        .drop("begins", "begin", "until")
+    alone = {
+        "group": '"group"',
+        "cause": "cause",
+        **{name: f"source = '{name}'" for name in ("half", "parked", "unsettled", "unreadable")},
+        "committed": f"{of_op} and outcome = '{COMMITTED}'",
+        "rolled_back": f"{of_op} and outcome = '{ROLLED_BACK}'",
+        "gone_at": """case when source = 'gone' then "at" end""",
+    }
+    compared = (
+        *(f"wanted{each}" for each in ("", "_headers", "_key", "_total", "_partition")),
+        *("highest", "highest_headers", "most_total", "most_partition"),
     )
-
-
-def _slots(events: DataFrame, topics: DataFrame, latest_of_keys: DataFrame | None, limits: Limits) -> DataFrame:
-    """One row for each message that an op names or that stands in a topic, and one for whatever else is known."""
-    named = events.withColumn("named", F.explode_outer("digests"))
-    expected = F.col("named").isNotNull()
-    found = F.col("source") == "message"
-    each = named.select(
-        "id",
-        "life",
-        F.coalesce("named.topic", "topic").alias("topic"),
-        F.coalesce("named.slot", "slot").alias("slot"),
-        *(
-            name
-            for name in events.columns
-            if name not in ("id", "life", "topic", "slot", "digests", "total", "content", "key_hash")
-        ),
-        F.when(expected, F.struct("offset", "named.content", "named.key_hash", "named.total")).alias("expectation"),
-        F.when(found, F.col("content")).alias("found_content"),
-        F.when(found, F.col("total")).alias("found_total"),
-        F.when(F.col("source") == "op", F.struct("partition", "offset")).alias("marker"),
-    )
-    op = F.col("source") == "op"
-    slots = each.groupBy("id", "life", "topic", "slot").agg(
-        F.max("expectation").alias("expectation"),
-        F.count("found_content").alias("found"),
-        F.min("found_content").alias("lowest"),
-        F.max("found_content").alias("highest"),
-        F.min("found_total").alias("least_total"),
-        F.max("found_total").alias("most_total"),
-        F.min("marker").alias("first_marker"),
-        F.max("marker").alias("last_marker"),
-        F.sort_array(F.collect_list(F.when(found, F.struct("partition", "offset")))).alias("places"),
-        F.bool_or(op & (F.col("outcome") == COMMITTED)).alias("committed"),
-        F.bool_or(op & (F.col("outcome") == ROLLED_BACK)).alias("rolled_back"),
-        F.bool_or(F.col("source") == "half").alias("half"),
-        F.bool_or(F.col("source") == "parked").alias("parked"),
-        F.bool_or(F.col("source") == "unsettled").alias("unsettled"),
-        F.bool_or("used_again").alias("used_again"),
-        F.max("group").alias("group"),
-        F.max(F.when(op, F.col("cause"))).alias("cause"),
-        F.min("prepared_at").alias("prepared_at"),
-        F.max("ended_at").alias("ended_at"),
-        F.max(F.when(op, F.col("at"))).alias("op_at"),
-        F.max(F.when(found, F.col("at"))).alias("message_at"),
-        F.max(F.when(F.col("source") == "half", F.col("at"))).alias("half_at"),
-        F.max(F.when(F.col("source") == "gone", F.col("at"))).alias("gone_at"),
-    )
-    slots = slots.join(F.broadcast(topics), "topic", "left")
-    superseded = F.lit(False)
-    if latest_of_keys is not None:
-        keys = latest_of_keys.withColumnRenamed("topic", "key_topic")
-        same = (F.col("key_topic") == F.col("topic")) & (keys["key_hash"] == F.col("expectation.key_hash"))
-        slots = slots.join(keys, same & F.col("compacted"), "left")
+    least = ("lowest", "lowest_headers", "least_total", "least_partition")
+    of_messages = {
+        **{name: f"{function}({name})" for name, function in of_both.items()},
+        **{name: f"max({name})" for name in compared},
+        **{name: f"min({name})" for name in least},
+        "expected": "bool_or(source = 'named')",
+        "found": "coalesce(sum(found), 0)",
+        "op_at": """max(case when source = 'named' then "at" end)""",
+        "message_at": """max(case when source = 'message' then "at" end)""",
+    }
+    together = ", ".join(f'{value} as "{name}"' for name, value in of_messages.items())
+    provable = f"""case when provable_since = 0 then true
+        else coalesce(op_at >= provable_since + {limits.slack_ms}, false) end"""
+    keys, superseded, frames = "", "false", {"lives": lives, "topics": evidence.topics}
+    if evidence.latest_of_keys is not None:
+        keys = f"""left join (
+                select topic as key_topic, {engine.dialect.number_of("key_hash")} as key_number, last_at
+                from $latest_of_keys
+            ) keys on key_topic = grouped.topic and key_number = wanted_key and compacted"""  # noqa: S608
         # Of somebody else's record the time proves nothing.
-        later = F.coalesce(F.col("last_at") >= F.col("ended_at") - limits.slack_ms, F.lit(True))
-        superseded = F.col("key_topic").isNotNull() & later
-    expected = F.col("expectation").isNotNull()
-    provable = F.col("op_at") >= F.col("provable_since") + limits.slack_ms
-    provable = F.when(F.col("provable_since") == 0, True).otherwise(F.coalesce(provable, F.lit(False)))
-    not_there = expected & (F.col("found") == 0) & ~superseded
-    wanted, total = F.col("expectation.content"), F.col("expectation.total")
-    return slots.withColumn(
-        "problem",
-        F.when(not_there & provable, "missing")
-        .when(not_there, "unproved")
-        .when(expected & (F.col("found") > 1), "doubled")
-        .when(expected & ((F.col("lowest") != wanted) | (F.col("highest") != wanted)), "changed")
-        .when(expected & ((F.col("least_total") != total) | (F.col("most_total") != total)), "miscounted")
-        .when(~expected & (F.col("found") > 0), "not named"),
-    ).withColumn("expected", expected)
+        superseded = f"key_topic is not null and coalesce(last_at >= ended_at - {limits.slack_ms}, true)"
+        frames["latest_of_keys"] = evidence.latest_of_keys
+    kept = ", ".join(of_both)
+    told = ", ".join(f'{value} as "{name}"' for name, value in alone.items())
+    nothing = ", ".join(f'{_NOTHING.get(name, "false")} as "{name}"' for name in alone)
+    sql = f"""
+    select id, life, topic, slot, {kept}, {nothing}, expected, found, op_at, message_at, case
+        when absent and {provable} then 'missing'
+        when absent then 'unproved'
+        when expected and found > 1 then 'doubled'
+        when expected and (lowest <> wanted or highest <> wanted) then 'changed'
+        when expected and (lowest_headers <> wanted_headers or highest_headers <> wanted_headers) then 'other headers'
+        when expected and (least_partition <> wanted_partition or most_partition <> wanted_partition)
+            then 'other partition'
+        when expected and (least_total <> wanted_total or most_total <> wanted_total) then 'miscounted'
+        when not expected and found > 0 then 'not named' end as problem
+    from (
+        select grouped.*, provable_since, expected and found = 0 and not ({superseded}) as absent
+        from (
+            select id, life, topic, slot, {together} from $lives where topic is not null
+            group by id, life, topic, slot
+        ) grouped
+        left join $topics facts on facts.topic = grouped.topic
+        {keys}
+    ) slots
+    union all
+    select id, life, topic, slot, {kept}, {told}, false, 0, case when {of_op} then "at" end, null, null
+    from $lives where topic is null
+    """  # noqa: S608
+    return engine.query(sql, **frames)
 
 
-def _transactions(slots: DataFrame) -> DataFrame:
-    """One row for each transaction, with what is wrong counted and shown."""
-
-    def count(condition: Column) -> Column:
-        return F.count_if(condition)
-
-    problem = F.col("problem")
-    flags = ("committed", "rolled_back", "half", "parked", "unsettled", "used_again")
-    evidence = F.struct("topic", "slot", problem.alias("problem"), F.col("found").cast("int").alias("found"), "places")
-    return slots.groupBy("id", "life").agg(
-        *(F.bool_or(flag).alias(flag) for flag in flags),
-        F.max("group").alias("group"),
-        F.max("cause").alias("cause"),
-        F.coalesce(F.min("prepared_at"), F.min("half_at")).alias("prepared_at"),
-        F.max("ended_at").alias("ended_at"),
-        F.max("op_at").alias("op_at"),
-        F.max("message_at").alias("message_at"),
-        F.max("half_at").alias("half_at"),
-        F.max("gone_at").alias("gone_at"),
-        F.sort_array(F.collect_set("topic")).alias("topics"),
-        count(F.col("expected")).cast("int").alias("expected"),
-        F.sum("found").cast("int").alias("found"),
-        count(problem == "missing").cast("int").alias("missing"),
-        count(problem == "unproved").cast("int").alias("unproved"),
-        count(problem == "doubled").cast("int").alias("doubled"),
-        count(problem == "changed").cast("int").alias("changed"),
-        count(problem == "miscounted").cast("int").alias("miscounted"),
-        count(problem == "not named").cast("int").alias("not_named"),
-        (F.min("first_marker") != F.max("last_marker")).alias("ended_again"),
-        F.sort_array(F.collect_list(F.when(problem.isNotNull(), evidence))).alias("evidence"),
-    )
+_NOTHING: Final = {
+    **dict.fromkeys(("group", "cause"), "cast(null as string)"),
+    "gone_at": "cast(null as bigint)",
+}
 
 
-def _judged(transactions: DataFrame, limits: Limits) -> DataFrame:
-    committed, rolled_back = F.col("committed"), F.col("rolled_back")
-    found = F.col("found") > 0
-    op_whole_since = _op_whole_since(limits)
-    could_have_op = (F.col("message_at") >= op_whole_since) & ~F.col("used_again")
-    leaked = F.when(rolled_back, found).otherwise(found & could_have_op)
-    lost = (F.col("expected") > 0) & (F.col("missing") == F.col("expected"))
+def _transactions(d: Dialect) -> str:
+    """Return one row for each transaction, with what is wrong counted and shown."""
+    flags = ("committed", "rolled_back", "half", "parked", "unsettled", "unreadable", "used_again")
+    greatest = ("group", "cause", "ended_at", "op_at", "message_at", "gone_at")
+    counted = {
+        "expected": "expected",
+        **{
+            name: f"problem = '{name.replace('_', ' ')}'"
+            for name in ("missing", "unproved", "doubled", "miscounted", "not_named")
+        },
+        "changed": "problem in ('changed', 'other headers', 'other partition')",
+    }
+    first, last = place(d, "first_place"), place(d, "last_place")
+    places = f"""case when found = 0 then {d.array}() when first_place = last_place then {d.array}({first})
+        else {d.array}({first}, {last}) end"""
+    evidence = d.struct(topic="topic", slot="slot", problem="problem", found="cast(found as int)", places=places)
+    columns = {
+        **{name: f"bool_or({name})" for name in flags},
+        **{name: f'max("{name}")' for name in greatest},
+        **{name: f"cast(count_if({condition}) as int)" for name, condition in counted.items()},
+        "prepared_at": "min(prepared_at)",
+        "topics": d.distinct("topic"),
+        "found": "cast(sum(found) as int)",
+        "ended_again": """min(case when topic is null then first_place end)
+            <> max(case when topic is null then last_place end)""",
+        "evidence": d.collected(evidence, "problem is not null"),
+    }
+    together = ", ".join(f'{value} as "{name}"' for name, value in columns.items())
+    return f"select id, life, {together} from $slots group by id, life"  # noqa: S608
+
+
+def _judged(d: Dialect, limits: Limits) -> str:
+    whole_since = _op_whole_since(d, limits)
+    lost = "expected > 0 and missing = expected"
     # A stray half of an ended id is buried within the horizon of its outcome.
-    vanished = F.col("gone_at") >= op_whole_since + limits.horizon_ms
-    vanished &= ~(committed | rolled_back | found | F.col("half") | F.col("parked") | F.col("used_again"))
+    vanished = f"""(coalesce(gone_at >= whole_since + {limits.horizon_ms}, false)
+        and not (committed or rolled_back or found > 0 or half or parked or used_again))"""
     findings = (
-        ("contradicted", committed & rolled_back),
-        ("leaked", F.when(committed, F.col("not_named") > 0).otherwise(leaked)),
-        ("lost", F.when(committed, lost).otherwise(vanished)),
-        ("torn", committed & ~lost & ((F.col("missing") > 0) | (F.col("miscounted") > 0))),
-        ("doubled", committed & (F.col("doubled") > 0)),
-        ("payload_changed", committed & (F.col("changed") > 0)),
-        ("contradicted", F.coalesce("ended_again", F.lit(False)) & ~(committed & rolled_back)),
+        ("contradicted", "(committed and rolled_back or coalesce(ended_again, false))"),
+        ("leaked", """(found > 0 and case when committed then not_named > 0 when rolled_back then true
+            else coalesce(message_at >= whole_since, false) and not used_again end)"""),
+        ("lost", f"(case when committed then {lost} else {vanished} end)"),
+        ("torn", f"(committed and not ({lost}) and (missing > 0 or miscounted > 0))"),
+        ("doubled", "(committed and doubled > 0)"),
+        ("payload_changed", "(committed and changed > 0)"),
+    )  # fmt: skip
+    anomalies = d.compact(*(f"case when {wrong} then '{name}' end" for name, wrong in findings))
+    first = " ".join(f"when {wrong} then '{name}'" for name, wrong in findings)
+    nowhere = d.struct(partition="cast(0 as bigint)", offset="cast(0 as bigint)")
+    gone = d.struct(
+        topic="'half'",
+        slot="cast(null as int)",
+        problem="'gone without an outcome'",
+        found="cast(0 as int)",
+        places=f"case when false then {d.array}({nowhere}) else {d.array}() end",
     )
-    anomalies = F.filter(
-        F.array(*(F.when(wrong, F.lit(name)) for name, wrong in findings)), lambda each: each.isNotNull()
-    )
-    newest = F.greatest("op_at", "message_at", "gone_at")
-    settled = ~F.col("unsettled") & (F.coalesce(newest, F.lit(0)) <= limits.cut)
-    wrong = F.size("anomalies") > 0
-    verdict = (
-        F.when(wrong & F.col("settled"), F.get("anomalies", F.lit(0)))
-        .when(wrong, "pending")
-        .when(committed & (F.col("unproved") > 0), "expired_unknown")
-        .when(committed, "committed_ok")
-        .when(rolled_back, "rolled_back_ok")
-        .when(F.col("parked"), "parked")
-        .when(F.col("unsettled"), "pending")
-        .when(F.col("half"), "pending")
-        .otherwise("expired_unknown")
-    )
-    return (
-        transactions.withColumns({"anomalies": anomalies, "settled": settled})
-        .withColumn("verdict", verdict)
-        .withColumn("anomalies", F.when(F.col("verdict").isin(*ANOMALIES), F.col("anomalies")).otherwise(F.array()))
-        .select(
-            "id",
-            "life",
-            "verdict",
-            "anomalies",
-            "group",
-            "cause",
-            "topics",
-            "expected",
-            "found",
-            "prepared_at",
-            "ended_at",
-            F.when(F.size("anomalies") > 0, F.when(vanished, _gone()).otherwise(F.col("evidence"))).alias("evidence"),
-        )
-    )
+    newest = "greatest(coalesce(op_at, 0), coalesce(message_at, 0), coalesce(gone_at, 0))"
+    names = ", ".join(f"'{name}'" for name in ANOMALIES)
+    shown = f"verdict in ({names})"
+    return f"""
+    select id, cast(life as int) as life, verdict,
+        case when {shown} then anomalies else {d.array}() end as anomalies, "group", cause, topics, expected, found,
+        {d.timestamp("prepared_at")} as prepared_at, {d.timestamp("ended_at")} as ended_at,
+        case when {shown} then case when vanished then {d.array}({gone}) else evidence end end as evidence
+    from (
+        select *, {vanished} as vanished, {anomalies} as anomalies, case
+            when unreadable or (committed and expected = 0 and not rolled_back) then '{NOT_JUDGED}'
+            when finding is not null and not unsettled and {newest} <= {limits.cut} then finding
+            when finding is not null then 'pending'
+            when committed and unproved > 0 then 'expired_unknown'
+            when committed then 'committed_ok'
+            when rolled_back then 'rolled_back_ok'
+            when parked then 'parked'
+            when unsettled or half then 'pending'
+            else 'expired_unknown' end as verdict
+        from (
+            select *, case {first} end as finding
+            from (select *, {whole_since} as whole_since from $transactions) dated
+        ) found
+    ) judged
+    """  # noqa: S608
 
 
-def _gone() -> Column:
-    """Return the evidence of a half that has gone without an outcome."""
-    places = F.array().cast("array<struct<partition: int, offset: bigint>>")
-    problem, slot = F.lit("gone without an outcome"), F.lit(None).cast("int")
-    of_half = F.struct(
-        F.lit("half").alias("topic"),
-        slot.alias("slot"),
-        problem.alias("problem"),
-        F.lit(0).alias("found"),
-        places.alias("places"),
-    )
-    return F.array(of_half)
-
-
-def _op_whole_since(limits: Limits) -> Column:
+def _op_whole_since(d: Dialect, limits: Limits) -> str:
     """Return the time from which on the op of an id cannot have been deleted by age.
 
     It is that of its shard, which an id that halfway made tells; that of the shard with the latest for other ids.
     """
     known = {shard: since + limits.slack_ms for shard, since in limits.op_whole_since.items() if since}
-    latest = F.lit(max(known.values(), default=0))
-    of_shard = latest
-    for shard, since in {**dict.fromkeys(limits.op_whole_since, 0), **known}.items():
-        of_shard = F.when(F.col("id").startswith(f"{shard}-"), since).otherwise(of_shard)
-    return F.when(F.col("id").rlike(SERVER_MADE), of_shard).otherwise(latest)
+    latest = max(known.values(), default=0)
+    if not known:
+        return "0"
+    cases = " ".join(f"when id like '{shard}-%' then {known.get(shard, 0)}" for shard in limits.op_whole_since)
+    return f"case when not {server_made(d)} then {latest} {cases} else {latest} end"

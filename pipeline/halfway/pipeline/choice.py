@@ -1,0 +1,111 @@
+"""Which engine an audit runs on: DuckDB where one machine is enough, Spark for what is larger and on a cluster."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.session import GATEWAY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.engines import Engine
+    from halfway.pipeline.folders import Files
+    from halfway.pipeline.sources import Source
+
+Name = Literal["auto", "duckdb", "spark"]
+MOST: Final = 10_000_000
+"""Records of half and op, which is more than three million transactions: above it an audit runs on Spark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where an audit reads and writes; `access` is None for an archive."""
+
+    output: str
+    snapshot: str | None
+    offsets: str | None
+    access: KafkaAccess | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What an audit runs with."""
+
+    engine: Engine
+    source: Source
+    output: Files
+
+
+def chosen(name: Name, places: Places, *, spark_asked: bool) -> Literal["duckdb", "spark"]:
+    """Return the engine: the one asked for, else DuckDB for what fits one machine.
+
+    Raises:
+        SourceError: DuckDB is asked for, and cannot do it.
+
+    """
+    hindrance = _hindrance(places)
+    if name == "duckdb":
+        if hindrance is not None:
+            raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
+        return "duckdb"
+    if name == "spark" or hindrance is not None or spark_asked or GATEWAY in os.environ:
+        return "spark"
+    return "duckdb" if _records(places) <= MOST else "spark"
+
+
+def _hindrance(places: Places) -> str | None:
+    if missing := [name for name in ("duckdb", "confluent_kafka") if find_spec(name) is None]:
+        return f"there is no {' and no '.join(missing)}"
+    for folder in (places.output, places.snapshot, places.offsets):
+        scheme, sign, _ = (folder or "").partition("://")
+        if sign and scheme != "file":
+            return f"{folder!r} is not on this machine"
+    if places.access is not None and not places.access.librdkafka:
+        return "properties of the Java client (HALFWAY_PIPELINE_KAFKA__…) mean nothing to it"
+    return None
+
+
+def _records(places: Places) -> int:
+    """Return how many records half and op have."""
+    from halfway.pipeline.folders import LocalFolder
+    from halfway.pipeline.pins import Pins
+    from halfway.pipeline.quick_sources import pin
+
+    if places.access is not None:
+        pins = pin(places.access, [places.access.topic("half"), places.access.topic("op")])
+    else:
+        kept = Pins.from_json(LocalFolder(str(places.snapshot)).read("offsets.json"))
+        pins = [one for name, one in kept.topics.items() if name.endswith(("half", "op"))]
+    return sum(each.end - each.start for one in pins for each in one.partitions)
+
+
+@contextmanager
+def quick(places: Places, *, memory: str | None) -> Iterator[Parts]:
+    """Open DuckDB, and let go of it and of what it wrote meanwhile."""
+    from halfway.pipeline.folders import LocalFolder
+    from halfway.pipeline.pins import Pins
+    from halfway.pipeline.quick import DuckEngine
+    from halfway.pipeline.quick_sources import QuickArchive, QuickKafka
+
+    engine = DuckEngine(memory=memory)
+    try:
+        source: Source
+        if places.access is None:
+            source = QuickArchive(engine, LocalFolder(str(places.snapshot)))
+        else:
+            pins = None
+            if places.offsets is not None:
+                there = Path(places.offsets)
+                pins = Pins.from_json(LocalFolder(str(there.parent)).read(there.name))
+            source = QuickKafka(engine, places.access, pins)
+        yield Parts(engine=engine, source=source, output=LocalFolder(places.output))
+    finally:
+        engine.close()

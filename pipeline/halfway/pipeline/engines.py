@@ -1,0 +1,328 @@
+"""What runs the rules: Spark, or DuckDB where one machine is enough. The rules are written once, in the SQL of both.
+
+Where the two call a thing differently, a `Dialect` says how. A table of either is a `Frame`, which nobody but its
+engine looks into.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from halfway.pipeline.decoding import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+Frame = Any
+"""A table of an engine: Spark's DataFrame, or the name of one of DuckDB's."""
+INPUT: Final = re.compile(r"\$([a-z_]+)")
+_NUMBERS: Final = count()
+
+
+class Dialect(Protocol):
+    """How an engine writes what the two write differently."""
+
+    array: str
+    """The function that makes an array of its arguments."""
+
+    def header(self, name: str) -> str:
+        """Return the last value of a header as text, null where there is none or it is no text."""
+
+    def text(self, binary: str) -> str:
+        """Return bytes as text, null where they are none."""
+
+    def millis(self, timestamp: str) -> str:
+        """Return a timestamp in ms since the epoch."""
+
+    def timestamp(self, millis: str) -> str:
+        """Return ms since the epoch as a timestamp in UTC."""
+
+    def matches(self, text: str, pattern: str) -> str:
+        """Whether the whole text matches a pattern, which has no quotes."""
+
+    def number_of_hex(self, text: str) -> str:
+        """Return the number that hexadecimal digits write."""
+
+    def sha256(self, binary: str) -> str:
+        """Return the first 32 hexadecimal digits of a hash, null for null."""
+
+    def number_of(self, text: str) -> str:
+        """Return a number that stands for a text in this run: 64 bits of a hash, null for null."""
+
+    def own_headers(self) -> str:
+        """Return the headers that are not halfway's as bytes to be hashed (docs/protocol.md#topics)."""
+
+    def struct(self, **fields: str) -> str:
+        """Return a struct of named expressions."""
+
+    def numbered(self, array: str, number: str, element: str) -> str:
+        """Return what, in a select, makes a row of each element: its number from 0, and the element."""
+
+    def collected(self, element: str, condition: str) -> str:
+        """Return the sorted array of an expression over the rows where a condition holds."""
+
+    def any(self, array: str, condition: str) -> str:
+        """Whether a condition on `one` holds for an element of an array."""
+
+    def distinct(self, element: str) -> str:
+        """Return the sorted array of the values of an expression, nulls left out."""
+
+    def size(self, array: str) -> str:
+        """Return how many elements an array has, null for null."""
+
+    def compact(self, *elements: str) -> str:
+        """Return an array without those elements that are null."""
+
+
+class SparkDialect:
+    """Spark's SQL."""
+
+    array = "array"
+
+    def header(self, name: str) -> str:
+        """Return the last value of a header as text."""
+        return f"cast(try_element_at(filter(headers, each -> each.key = '{name}'), -1).value as string)"
+
+    def text(self, binary: str) -> str:
+        """Return bytes as text."""
+        return f"cast({binary} as string)"
+
+    def millis(self, timestamp: str) -> str:
+        """Return a timestamp in ms since the epoch."""
+        return f"unix_millis({timestamp})"
+
+    def timestamp(self, millis: str) -> str:
+        """Return ms since the epoch as a timestamp."""
+        return f"timestamp_millis({millis})"
+
+    def matches(self, text: str, pattern: str) -> str:
+        """Whether the whole text matches a pattern."""
+        return rf"({text} rlike r'\A(?:{pattern})\z')"
+
+    def number_of_hex(self, text: str) -> str:
+        """Return the number that hexadecimal digits write."""
+        return f"try_cast(conv({text}, 16, 10) as bigint)"
+
+    def sha256(self, binary: str) -> str:
+        """Return the first 32 digits of a hash."""
+        return f"substr(sha2({binary}, 256), 1, 32)"
+
+    def number_of(self, text: str) -> str:
+        """Return a number that stands for a text."""
+        return f"case when {text} is not null then xxhash64({text}) end"
+
+    def own_headers(self) -> str:
+        """Return the headers that are not halfway's."""
+        own = "filter(headers, each -> not startswith(each.key, 'halfway-'))"
+        each = "concat(lower(hex(each.key)), '=', coalesce(lower(hex(each.value)), '-'))"
+        return f"cast(array_join(transform({own}, each -> {each}), ',') as binary)"
+
+    def struct(self, **fields: str) -> str:
+        """Return a struct of named expressions."""
+        parts = (f"'{name}', {value}" for name, value in fields.items())
+        return f"named_struct({', '.join(parts)})"
+
+    def numbered(self, array: str, number: str, element: str) -> str:
+        """Return what makes a row of each element."""
+        return f"posexplode({array}) as ({number}, {element})"
+
+    def collected(self, element: str, condition: str) -> str:
+        """Return the sorted array of an expression."""
+        return f"sort_array(collect_list(case when {condition} then {element} end))"
+
+    def any(self, array: str, condition: str) -> str:
+        """Whether a condition holds for an element."""
+        return f"exists({array}, one -> {condition})"
+
+    def distinct(self, element: str) -> str:
+        """Return the sorted array of the values of an expression."""
+        return f"sort_array(collect_set({element}))"
+
+    def size(self, array: str) -> str:
+        """Return how many elements an array has."""
+        return f"case when {array} is not null then size({array}) end"
+
+    def compact(self, *elements: str) -> str:
+        """Return an array without nulls."""
+        return f"array_compact(array({', '.join(elements)}))"
+
+
+class DuckDialect:
+    """DuckDB's SQL."""
+
+    array = "list_value"
+
+    def header(self, name: str) -> str:
+        """Return the last value of a header as text."""
+        return self.text(f"list_filter(headers, lambda each: each.key = '{name}')[-1].value")
+
+    def text(self, binary: str) -> str:
+        """Return bytes as text."""
+        return f"try(decode({binary}))"
+
+    def millis(self, timestamp: str) -> str:
+        """Return a timestamp in ms since the epoch."""
+        return f"epoch_ms({timestamp})"
+
+    def timestamp(self, millis: str) -> str:
+        """Return ms since the epoch as a timestamp."""
+        return f"make_timestamptz({millis} * 1000)"
+
+    def matches(self, text: str, pattern: str) -> str:
+        """Whether the whole text matches a pattern."""
+        return f"regexp_full_match({text}, '{pattern}')"
+
+    def number_of_hex(self, text: str) -> str:
+        """Return the number that hexadecimal digits write."""
+        return f"try_cast('0x' || {text} as bigint)"
+
+    def sha256(self, binary: str) -> str:
+        """Return the first 32 digits of a hash."""
+        return f"sha256({binary})[1:32]"
+
+    def number_of(self, text: str) -> str:
+        """Return a number that stands for a text."""
+        return f"case when {text} is not null then cast(hash({text}) >> 1 as bigint) end"
+
+    def own_headers(self) -> str:
+        """Return the headers that are not halfway's."""
+        own = "list_filter(headers, lambda each: not starts_with(each.key, 'halfway-'))"
+        each = "lower(hex(each.key)) || '=' || coalesce(lower(hex(each.value)), '-')"
+        return f"encode(array_to_string(list_transform({own}, lambda each: {each}), ','))"
+
+    def struct(self, **fields: str) -> str:
+        """Return a struct of named expressions."""
+        parts = (f'"{name}" := {value}' for name, value in fields.items())
+        return f"struct_pack({', '.join(parts)})"
+
+    def numbered(self, array: str, number: str, element: str) -> str:
+        """Return what makes a row of each element."""
+        return f"generate_subscripts({array}, 1) - 1 as {number}, unnest({array}) as {element}"
+
+    def collected(self, element: str, condition: str) -> str:
+        """Return the sorted array of an expression."""
+        return f"coalesce(list_sort(list({element}) filter (where {condition})), [])"
+
+    def any(self, array: str, condition: str) -> str:
+        """Whether a condition holds for an element."""
+        return f"coalesce(len(list_filter({array}, lambda one: {condition})) > 0, false)"
+
+    def distinct(self, element: str) -> str:
+        """Return the sorted array of the values of an expression."""
+        return f"coalesce(list_sort(list(distinct {element}) filter (where {element} is not null)), [])"
+
+    def size(self, array: str) -> str:
+        """Return how many elements an array has."""
+        return f"len({array})"
+
+    def compact(self, *elements: str) -> str:
+        """Return an array without nulls."""
+        return f"list_filter([{', '.join(elements)}], lambda each: each is not null)"
+
+
+class Engine(Protocol):
+    """Runs SQL over frames and makes frames."""
+
+    name: str
+    dialect: Dialect
+
+    def query(self, sql: str, **frames: Frame) -> Frame:
+        """Return what a select gives, in which `$name` stands for a frame; it may run only when it is used."""
+
+    def keep(self, frame: Frame) -> Frame:
+        """Return the same, read once however often it is used."""
+
+    def decode(self, records: Frame, kind: str, fields: str) -> Frame:
+        """Return records with the fields of their values, and `error` (decoding.decode)."""
+
+    def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
+        """Return a small frame of rows; columns as DDL."""
+
+    def rows(self, frame: Frame) -> list[dict[str, Any]]:
+        """Return all rows."""
+
+    def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
+        """Write Parquet in place of what stands there, return it; `files`: into so many, of a small frame."""
+
+    def read(self, *paths: str) -> Frame:
+        """Return what was written to one folder or several."""
+
+    def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
+        """Return what was written to the folders `run=N` of a table, with N as the column `run`."""
+
+    def close(self) -> None:
+        """Let go of what was kept."""
+
+
+def union(engine: Engine, frames: Iterable[Frame]) -> Frame:
+    """Return all rows of frames with the same columns."""
+    named: Mapping[str, Frame] = {f"part_{'x' * number}": frame for number, frame in enumerate(frames)}
+    together = " union all ".join(f"select * from ${name}" for name in named)  # noqa: S608 - names of this function
+    return engine.query(together, **named)
+
+
+class SparkEngine:
+    """Spark."""
+
+    name = "spark"
+    dialect: Dialect = SparkDialect()
+
+    def __init__(self, spark: SparkSession) -> None:
+        """Take a session."""
+        self.spark = spark
+        self._kept: list[DataFrame] = []
+        # So that an identifier is written alike everywhere.
+        spark.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")
+
+    def query(self, sql: str, **frames: Frame) -> Frame:
+        """Return what a select gives."""
+        views = {name: f"halfway_{next(_NUMBERS)}" for name in frames}
+        for name, view in views.items():
+            frames[name].createOrReplaceTempView(view)
+        try:
+            return self.spark.sql(INPUT.sub(lambda found: views[found[1]], sql))
+        finally:
+            for view in views.values():
+                self.spark.catalog.dropTempView(view)
+
+    def keep(self, frame: Frame) -> Frame:
+        """Keep it on disk: in memory, it would take away what sorting needs."""
+        from pyspark import StorageLevel
+
+        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return frame
+
+    def decode(self, records: Frame, kind: str, fields: str) -> Frame:
+        """Return records with the fields of their values."""
+        return decode(records, kind, fields)
+
+    def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
+        """Return a small frame."""
+        return self.spark.createDataFrame(list(rows), columns)
+
+    def rows(self, frame: Frame) -> list[dict[str, Any]]:
+        """Return all rows."""
+        return [row.asDict(recursive=True) for row in frame.collect()]
+
+    def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
+        """Write Parquet; what is returned is planned as a table, without all that led to it."""
+        (frame if files is None else frame.coalesce(files)).write.mode("overwrite").parquet(path)
+        return self.spark.read.schema(frame.schema).parquet(path)
+
+    def read(self, *paths: str) -> Frame:
+        """Return what was written."""
+        return self.spark.read.parquet(*paths)
+
+    def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
+        """Return what runs have written."""
+        return self.spark.read.option("basePath", path).parquet(*(f"{path}/run={run}" for run in runs))
+
+    def close(self) -> None:
+        """Let go of what was kept."""
+        for frame in self._kept:
+            frame.unpersist()
+        self._kept.clear()

@@ -1,0 +1,314 @@
+"""The job `audit --continue`: what is new is judged together with what is not settled yet, at the cost of what is new.
+
+A run reads each topic from where the one before it stopped, and keeps what it read as tables of its own (`events`). It
+judges the ids that something new is told of and those that had no final verdict, with everything that was ever read of
+them. Of what the runs before have left it reads what the last one carried over (`open`, `carried`: all about the ids
+that had no final verdict) and, for other ids, the runs that can have read something of them, which an id tells that
+halfway made.
+
+What is written is read again for what follows, so that Spark plans each step from tables, not from all steps before it.
+A run counts when the file that names it is written: one that was killed leaves folders that the next one deletes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from halfway.pipeline import records
+from halfway.pipeline.engines import union
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.pins import Pins
+from halfway.pipeline.transforms import verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from halfway.pipeline.engines import Engine, Frame
+    from halfway.pipeline.folders import Files
+    from halfway.pipeline.sources import Source
+
+STATE: Final = "continued.json"
+EVENTS: Final = "events"
+OPEN: Final = "open"
+CARRIED: Final = "carried"
+REPORTED: Final = "reported"
+ASKED: Final = "asked"
+_KEPT: Final = ("ops", "named", "halves", "parked", "messages", "unreadable")
+_CARRIED: Final = (*_KEPT, REPORTED, ASKED)
+_KEPT_MS: Final = 14 * 24 * 3_600_000
+"""Twice as long as op keeps outcomes: then nothing new can be told of what was read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One that counts; times in ms."""
+
+    number: int
+    at: int
+    """When it began."""
+    latest: int
+    """When halfway made the youngest of the ids that it has judged, -1 without any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What the runs before have left: themselves, offsets and counts."""
+
+    runs: Sequence[Run]
+    pins: Pins
+    by_group: Sequence[tuple[str, str, int]]
+    quarantined: int
+    provable_since: Mapping[str, int]
+
+    @classmethod
+    def read(cls, output: Files) -> State | None:
+        """Return it, None before the first run."""
+        if not output.exists(STATE):
+            return None
+        try:
+            told: dict[str, Any] = json.loads(output.read(STATE))
+            return cls(
+                runs=[Run(number=int(number), at=int(at), latest=int(latest)) for number, at, latest in told["runs"]],
+                pins=Pins.from_json(json.dumps(told["pins"])),
+                by_group=[(str(name), str(group), int(count)) for name, group, count in told["by_group"]],
+                quarantined=int(told["quarantined"]),
+                provable_since={str(name): int(since) for name, since in told["provable_since"].items()},
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise SourceError(
+                f"{output.path(STATE)} is not what an audit with --continue has left: {error!r}"
+            ) from None
+
+    def write(self, output: Files) -> None:
+        """Let the last run count."""
+        told = {
+            "runs": [(run.number, run.at, run.latest) for run in self.runs],
+            "pins": json.loads(self.pins.to_json()),
+            "by_group": self.by_group,
+            "quarantined": self.quarantined,
+            "provable_since": self.provable_since,
+        }
+        output.write(json.dumps(told) + "\n", STATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What there is of the ids that are judged: what was read, their last verdicts, the anomalies reported."""
+
+    events: dict[str, Frame]
+    verdicts: Frame
+    reported: Frame
+
+
+def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptions) -> audit.Summary:
+    """Judge what is new; return the counts of all runs together.
+
+    `verdicts` and `anomalies` have a folder for each run: of a transaction the row of the last run counts, and an
+    anomaly is reported by the run that finds it, and once.
+    """
+    before = State.read(output)
+    number = 0 if before is None else before.runs[-1].number + 1
+    _forget(output, number, before)
+    if before is not None:
+        source.go_on(before.pins)
+    read = audit.evidence(engine, source, options, provable_before=before.provable_since if before else None)
+    part = f"run={number}"
+
+    def table(frame: Frame, *names: str, files: int | None = None) -> Frame:
+        return engine.write(frame, output.path(*names, part), files=files)
+
+    fresh = {name: table(getattr(read.evidence, name), EVENTS, name) for name in _KEPT}
+    told = [engine.query("select id from $frame", frame=frame) for frame in (*fresh.values(), read.evidence.unsettled)]
+    if before is None:
+        known = _nothing(engine, fresh)
+    else:
+        asked = engine.query("select distinct id from $ids", ids=union(engine, told))
+        known = _known(engine, output, table(asked, CARRIED, ASKED), fresh, before)
+    judged = table(verdict.verdicts(engine, replace(read.evidence, **known.events), read.limits), audit.VERDICTS)
+    anomalies = table(_anomalies(engine, judged, known.reported), audit.ANOMALIES, files=1)
+    quarantined = table(read.quarantine, audit.QUARANTINE)
+    still = table(_still(engine, judged, known.verdicts), OPEN)
+    carried = dict(known.events)
+    carried[REPORTED] = union(
+        engine, [engine.query("select id, life, verdict from $new", new=anomalies), known.reported]
+    )
+    for name, frame in carried.items():
+        kept = engine.query("select * from $frame where id in (select id from $still)", frame=frame, still=still)
+        table(kept, CARRIED, name)
+    state = State(
+        provable_since=read.provable_since,
+        runs=[*(before.runs if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, judged))],
+        pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
+        by_group=_counts(engine, judged, known.verdicts, before),
+        quarantined=(before.quarantined if before else 0) + _count(engine, quarantined),
+    )
+    state.write(output)
+    verdicts: Counter[str] = Counter()
+    for name, _, count in state.by_group:
+        verdicts[name] += count
+    summary = audit.Summary(
+        verdicts={name: verdicts[name] for name in verdict.VERDICTS},
+        quarantined=state.quarantined,
+        by_group=state.by_group,
+        found=output.path(audit.ANOMALIES, part),
+    )
+    audit.tell(engine, source, output, summary)
+    return summary
+
+
+_OPEN: Final = ", ".join(f"'{name}'" for name in ("pending", "parked"))
+
+
+def _forget(output: Files, number: int, before: State | None) -> None:
+    """Delete what a run left that was killed, and what is too old to be told anything new of."""
+    of_last: list[tuple[str, ...]] = [(OPEN,), *((CARRIED, name) for name in _CARRIED)]
+    results = ((audit.VERDICTS,), (audit.ANOMALIES,), (audit.QUARANTINE,))
+    for table in (*of_last, *((EVENTS, name) for name in _KEPT), *results):
+        if (
+            before is None
+            and output.names(*table)
+            and not any(name.startswith("run=") for name in output.names(*table))
+        ):
+            raise SourceError(f"{output.path(*table)} is of an audit without --continue: give another folder")
+        output.delete(*table, f"run={number}")
+    if before is None:
+        return
+    last = before.runs[-1]
+    for table in of_last:
+        for part in output.names(*table):
+            if part != f"run={last.number}":
+                output.delete(*table, part)
+    for run in before.runs:
+        if run.at < last.at - _KEPT_MS:
+            for name in _KEPT:
+                output.delete(EVENTS, name, f"run={run.number}")
+
+
+def _nothing(engine: Engine, fresh: dict[str, Frame]) -> Known:
+    """Return what the first run knows."""
+    return Known(
+        events=fresh,
+        verdicts=engine.table([], "id string, verdict string, life int, `group` string"),
+        reported=engine.table([], "id string, life int, verdict string"),
+    )
+
+
+def _known(engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame], before: State) -> Known:
+    """Return what is known of the ids that something new is told of, and of those that are open, with what is new."""
+    last = [before.runs[-1].number]
+    opened = _table(engine, output, OPEN, last)
+    others = engine.keep(
+        engine.query(
+            # No `not in`: with it Spark would hold all that is open in each worker.
+            "select id from $ids asked where not exists (select 1 from $opened known where known.id = asked.id)",
+            ids=ids,
+            opened=opened,
+        )
+    )
+    runs = _runs_of(engine, others, before)
+
+    def of_others(told: Frame) -> Frame:
+        return engine.query("select * from $told where id in (select id from $others)", told=told, others=others)
+
+    kept = [run for run in runs if output.exists(EVENTS, "ops", f"run={run}")]
+    events = {}
+    for name, frame in fresh.items():
+        parts = [frame, _table(engine, output, f"{CARRIED}/{name}", last)]
+        if kept:
+            parts.append(of_others(_table(engine, output, f"{EVENTS}/{name}", kept)))
+        events[name] = union(engine, parts)
+    verdicts, reported = [opened], [_table(engine, output, f"{CARRIED}/{REPORTED}", last)]
+    if runs:
+        newest = """select id, verdict, life, "group" from (
+            select *, row_number() over (partition by id, life order by run desc) as newest from $told
+        ) last where newest = 1"""
+        told = of_others(engine.read_runs(output.path(audit.VERDICTS), runs))
+        verdicts.append(engine.query(newest, told=told))
+        told = of_others(_table(engine, output, audit.ANOMALIES, runs))
+        reported.append(engine.query("select id, life, verdict from $told", told=told))
+    return Known(events=events, verdicts=union(engine, verdicts), reported=union(engine, reported))
+
+
+def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
+    """Return the runs that can have read something of these ids: those that know one as young as the oldest of them.
+
+    All of them, if a client brought one of the ids: it may have been used at any time.
+    """
+    found = engine.rows(
+        engine.query(
+            "select min(made_at) as oldest, count(*) - count(made_at) as brought from "  # noqa: S608
+            f"(select {records.made_at(engine.dialect)} as made_at from $ids) times",
+            ids=ids,
+        )
+    )[0]
+    if found["brought"]:
+        return [run.number for run in before.runs]
+    if found["oldest"] is None:
+        return []
+    return [run.number for run in before.runs if run.latest >= found["oldest"]]
+
+
+def _latest(engine: Engine, judged: Frame) -> int:
+    sql = f"select coalesce(max({records.made_at(engine.dialect)}), -1) as latest from $judged"  # noqa: S608
+    return int(engine.rows(engine.query(sql, judged=judged))[0]["latest"])
+
+
+def _table(engine: Engine, output: Files, name: str, runs: Iterable[int]) -> Frame:
+    return engine.read(*(output.path(name, f"run={run}") for run in runs))
+
+
+def _anomalies(engine: Engine, judged: Frame, reported: Frame) -> Frame:
+    """Return those that no run has reported."""
+    names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
+    return engine.query(
+        # No name of a column: Spark would look into that one.
+        f"""select * from $judged now where verdict in ({names}) and not exists (
+            select 1 from $reported before
+            where before.id = now.id and before.life = now.life and before.verdict = now.verdict
+        )""",  # noqa: S608
+        judged=judged,
+        reported=reported,
+    )
+
+
+def _still(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
+    """Return the last verdicts of ids that are open, of all their uses: which of them is open can change."""
+    return engine.query(
+        f"""
+        select id, verdict, life, "group" from (
+            select id, verdict, life, "group" from $judged
+            union all
+            select id, verdict, life, "group" from $earlier before where not exists (
+                select 1 from $judged now where now.id = before.id and now.life = before.life
+            )
+        ) last where id in (select id from $judged where verdict in ({_OPEN}))""",  # noqa: S608
+        judged=judged,
+        earlier=earlier,
+    )
+
+
+def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None) -> list[tuple[str, str, int]]:
+    """Return the counts of all runs: of what is judged again, the verdict of before does not count any more."""
+    changes = """
+    select verdict, coalesce("group", '') as "group", sum(change) as change from (
+        select verdict, "group", 1 as change from $judged
+        union all
+        select verdict, "group", -1 from $earlier before where exists (
+            select 1 from $judged now where now.id = before.id and now.life = before.life
+        )
+    ) changes group by 1, 2
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for name, group, count in () if before is None else before.by_group:
+        counts[name, group] += count
+    for row in engine.rows(engine.query(changes, judged=judged, earlier=earlier)):
+        counts[row["verdict"], row["group"]] += int(row["change"])
+    return sorted((name, group, count) for (name, group), count in counts.items() if count)
+
+
+def _count(engine: Engine, frame: Frame) -> int:
+    return int(engine.rows(engine.query("select count(*) as count from $read", read=frame))[0]["count"])

@@ -1,0 +1,119 @@
+"""What several commands take, and what is neither text nor number: moments, and objectives of groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from halfway.pipeline import access, connector
+
+_COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
+
+
+class Moment(click.ParamType[int]):
+    """A date or a time in ISO 8601, in UTC if it names no other zone, as ms since the epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return it; a usage error where it is none."""
+        if isinstance(value, int):
+            return value
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no time: give 2026-01-31 or 2026-01-31T12:00:00Z", param, ctx)
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+class Objective(click.ParamType[tuple[str | None, int]]):
+    """`GROUP=SECONDS`, or `SECONDS` for every group that has none of its own, as group and ms."""
+
+    name = "objective"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, int]:
+        """Return it; a usage error where it is none."""
+        if isinstance(value, tuple):
+            return value
+        group, _, seconds = value.rpartition("=")
+        try:
+            within_ms = round(float(seconds) * 1000)
+        except (ValueError, OverflowError):
+            within_ms = 0
+        if within_ms <= 0:
+            self.fail(f"{value!r}: give SECONDS, or GROUP=SECONDS, above 0", param, ctx)
+        return group or None, within_ms
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds in a range; click takes `nan` for any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return it; a usage error where it is outside the range or no number."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
+
+
+MOMENT: Final = Moment()
+OBJECTIVE: Final = Objective()
+
+
+def several(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _COMMAND]:
+    def add(command: _COMMAND) -> _COMMAND:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+SECONDS: Final = Seconds(min=0, min_open=True, max=access.LONGEST_S)
+SECONDS_OR_NONE: Final = Seconds(min=0, max=access.LONGEST_S)
+SPARK: Final = several(
+    click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] where not submitted."),
+    click.option("--memory", envvar="HALFWAY_PIPELINE_MEMORY", help="Memory of a local Spark; 2g."),
+    click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
+    click.option(
+        "--connector-version",
+        envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
+        default=connector.DEFAULT_VERSION,
+        show_default=True,
+        help="Of Spark's Kafka connector.",
+    ),
+    click.option("--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="Its jars, with commas, in place of that."),
+)
+KAFKA: Final = several(
+    SPARK,
+    click.option("--min-partitions", type=click.IntRange(min=1), help="Spark: read Kafka in so many parts at least."),
+    click.option(
+        "--max-records-per-partition", type=click.IntRange(min=1), help="Spark: read so many records a part at most."
+    ),
+)
+CONFIG: Final = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) is above it.",
+)
+OUTPUT: Final = click.option("--output", required=True, metavar="FOLDER", help="Where the tables go: a path or a URI.")
+SNAPSHOT: Final = click.option("--snapshot", metavar="FOLDER", help="Read an archive in place of Kafka.")
+OFFSETS: Final = click.option(
+    "--offsets", metavar="FILE", help="Read exactly what an earlier run read: its offsets.json."
+)
+HORIZON: Final = click.option(
+    "--horizon-s",
+    type=SECONDS,
+    help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
+)
+
+
+BETWEEN: Final = several(
+    click.option("--since", type=MOMENT, help="Only what is not older: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
+    click.option("--until", type=MOMENT, help="Only what is older."),
+)

@@ -1,0 +1,172 @@
+"""The rules on DuckDB, for what one machine can hold: no JVM, no start-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import cache
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from halfway import schemas
+from halfway.pipeline import decoding
+from halfway.pipeline.engines import INPUT, Dialect, DuckDialect, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import duckdb
+
+_NUMBERS: Final = count()
+_BATCH: Final = 20_000
+_ALONE: Final = 20_000
+"""So few values are decoded sooner than other processes start."""
+_SCALARS: Final = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "double": pa.float64(),
+}
+
+
+class DuckEngine:
+    """DuckDB in memory; what does not fit goes to a folder of its own, which is deleted when it is closed."""
+
+    name = "duckdb"
+    dialect: Dialect = DuckDialect()
+
+    def __init__(self, *, memory: str | None = None) -> None:
+        """Open a database; it takes what the machine has unless `memory` (such as 2GB) is the most that it may."""
+        import duckdb
+
+        settings: dict[str, Any] = {"preserve_insertion_order": "false"}
+        if memory is not None:
+            # As Spark is told it: 2g, 512m.
+            settings["memory_limit"] = f"{memory}iB" if memory[-1:].lower() in "kmg" else memory
+        self._folder = tempfile.TemporaryDirectory(prefix="halfway-duckdb-")
+        self.scratch = Path(self._folder.name)
+        settings["temp_directory"] = str(self.scratch / "spilled")
+        self.database: duckdb.DuckDBPyConnection = duckdb.connect(config=settings)
+        self.database.execute("set enable_progress_bar = false")
+        self._pool: Executor | None = None
+
+    def query(self, sql: str, **frames: Frame) -> Frame:
+        """Return a view of what a select gives."""
+        return self._made("temp view", INPUT.sub(lambda found: str(frames[found[1]]), sql))
+
+    def keep(self, frame: Frame) -> Frame:
+        """Return a table of it."""
+        return self._made("temp table", f"select * from {frame}")  # noqa: S608 - a name of this class
+
+    def _made(self, kind: str, sql: str) -> Frame:
+        name = f"halfway_{next(_NUMBERS)}"
+        self.database.execute(f"create {kind} {name} as {sql}")
+        return name
+
+    def take(self, table: pa.Table) -> Frame:
+        """Return a frame of what is in memory."""
+        name = f"halfway_{next(_NUMBERS)}"
+        self.database.register(name, table)
+        return name
+
+    def decode(self, records: Frame, kind: str, fields: str) -> Frame:
+        """Return records with the fields of their values, decoded by as many processes as there are cores."""
+        versions = json.dumps(schemas.versions(kind))
+        schema = arrow_of(fields)
+        reader = self.database.sql(f"select * from {records}").to_arrow_reader(_BATCH)  # noqa: S608
+        kept = [field for field in reader.schema if field.name != "value"]
+        whole = pa.schema([*kept, *schema, pa.field("error", pa.string())])
+        batches = [batch for batch in reader if batch.num_rows]
+        values = [batch.select(["value"]) for batch in batches]
+        few = sum(batch.num_rows for batch in batches) <= _ALONE
+        decode = map if few else self._processes().map
+        decoded = list(decode(_decoded, values, [kind] * len(values), [versions] * len(values), [schema] * len(values)))
+        tables = [
+            pa.RecordBatch.from_arrays([*(batch.column(field.name) for field in kept), *made.columns], schema=whole)
+            for batch, made in zip(batches, decoded, strict=True)
+        ]
+        return self.take(pa.Table.from_batches(tables, whole))
+
+    def _processes(self) -> Executor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("forkserver"))
+        return self._pool
+
+    def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
+        """Return a small frame."""
+        schema = arrow_of(columns)
+        return self.take(pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema))
+
+    def rows(self, frame: Frame) -> list[dict[str, Any]]:
+        """Return all rows."""
+        found: list[dict[str, Any]] = self.database.sql(f"select * from {frame}").to_arrow_table().to_pylist()  # noqa: S608
+        return found
+
+    def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
+        """Write Parquet, one file, in place of what stands there."""
+        del files
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        target = str(folder / "part-0.parquet").replace("'", "''")
+        self.database.execute(f"copy (select * from {frame}) to '{target}' (format parquet, compression zstd)")  # noqa: S608
+        (folder / "_SUCCESS").touch()
+        return self.read(path)
+
+    def read(self, *paths: str) -> Frame:
+        """Return what was written."""
+        return self._written(paths, with_run=False)
+
+    def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
+        """Return what runs have written."""
+        return self._written([str(Path(path, f"run={run}")) for run in runs], with_run=True)
+
+    def _written(self, folders: Sequence[str], *, with_run: bool) -> Frame:
+        patterns = ", ".join("'" + str(Path(folder, "*.parquet")).replace("'", "''") + "'" for folder in folders)
+        parts = "true, hive_types = {run: bigint}" if with_run else "false"
+        return self._made("temp view", f"select * from read_parquet([{patterns}], hive_partitioning = {parts})")  # noqa: S608
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        self.database.close()
+        self._folder.cleanup()
+
+
+def _decoded(batch: pa.RecordBatch, kind: str, versions: str, schema: pa.Schema) -> pa.RecordBatch:
+    return decoding.decoded(batch, decoding.reader(kind, versions), schema.names, schema)
+
+
+@cache
+def arrow_of(ddl: str) -> pa.Schema:
+    """Return columns in Spark's DDL as Arrow knows them."""
+    return pa.schema([pa.field(name, kind) for name, kind in _fields(ddl, " ")])
+
+
+def _fields(ddl: str, between: str) -> Iterator[tuple[str, pa.DataType]]:
+    depth, start = 0, 0
+    for position, letter in enumerate(ddl + ","):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "," and not depth:
+            name, _, kind = ddl[start:position].strip().partition(between)
+            yield name.strip("` "), _type(kind.strip())
+            start = position + 1
+
+
+def _type(ddl: str) -> pa.DataType:
+    if ddl.startswith("array<"):
+        return pa.list_(_type(ddl[len("array<") : -1]))
+    if ddl.startswith("struct<"):
+        return pa.struct([pa.field(name, kind) for name, kind in _fields(ddl[len("struct<") : -1], ":")])
+    return _SCALARS[ddl]

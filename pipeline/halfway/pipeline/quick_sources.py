@@ -1,0 +1,359 @@
+"""Where the records come from for DuckDB: the topics, through librdkafka, or an archive of them in Parquet."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from os import cpu_count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from halfway.pipeline.brokers import Cleanup
+from halfway.pipeline.errors import AccessError, SourceError
+from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.engines import Frame
+    from halfway.pipeline.folders import LocalFolder
+    from halfway.pipeline.quick import DuckEngine
+
+RECORD: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+_TIMEOUT_S: Final = 30.0
+_SILENT_S: Final = 60.0
+"""A broker that gives nothing for so long, though there is something, gives nothing any more."""
+_AT_ONCE: Final = 5_000
+_ALONE: Final = 20_000
+_LATEST_MS: Final = (1 << 63) // 1000 - 1
+Ranges = dict[str, dict[int, tuple[int, int]]]
+
+
+class QuickArchive:
+    """An archive that `archive` wrote."""
+
+    def __init__(self, engine: DuckEngine, folder: LocalFolder, *, with_later: bool = False) -> None:
+        """Open it; SourceError where the folder holds none, or one that was not finished."""
+        self._engine = engine
+        self._folder = folder
+        self._with_later = with_later
+        self.pins = Pins.from_json(folder.read("offsets.json"))
+        self.prefix = str(json.loads(folder.read("archive.json"))["prefix"])
+
+    def pin(self, topics: Sequence[str]) -> None:
+        """Change nothing: an archive is what it is."""
+
+    def settle(self, topic: str) -> None:
+        """Change nothing: an archive is what it is."""
+
+    def go_on(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
+        """Refuse: in an archive nothing is new."""
+        raise SourceError("an archive cannot be gone on with")
+
+    def anew(self) -> QuickArchive:
+        """Return it with what was written while it was made."""
+        return QuickArchive(self._engine, self._folder, with_later=True)
+
+    def committed(self, topics: Sequence[str]) -> Frame:
+        """Return what was committed."""
+        return self._read(("committed", "later") if self._with_later else ("committed",), topics)
+
+    def unsettled(self, topics: Sequence[str]) -> Frame:
+        """Return what was not settled."""
+        return self._read(("unsettled",), topics)
+
+    def later(self, topics: Sequence[str], now: Pins) -> Frame:
+        """Return what was written while the archive was made, without values."""
+        del now
+        return self._read(("later",), topics)
+
+    def _read(self, parts: Iterable[str], topics: Sequence[str]) -> Frame:
+        found = [
+            (name, self._folder.path(part, f"topic={name}"))
+            for part in parts
+            for name in topics
+            if name in self.pins.topics and self._folder.names(part, f"topic={name}")
+        ]
+        return _frame(self._engine, found)
+
+
+class QuickKafka:
+    """The topics themselves, under `read_committed`; what is read goes to the folder of its engine."""
+
+    def __init__(self, engine: DuckEngine, access: KafkaAccess, pins: Pins | None = None) -> None:
+        """Read anew, or, with the pins of an earlier run, exactly what that run read."""
+        self._engine = engine
+        self._access = access
+        self._again = pins is not None
+        self._begun = Pins(at=0, topics={})
+        self.pins = pins or Pins(at=round(time.time() * 1000), topics={})
+
+    @property
+    def prefix(self) -> str:
+        """How the names of halfway's own topics begin."""
+        return self._access.prefix
+
+    def pin(self, topics: Sequence[str]) -> None:
+        """Pin topics as of now; an earlier run's pins are never added to."""
+        wanted = [topic for topic in topics if topic not in self.pins.topics]
+        if self._again or not wanted:
+            return
+        found = pin(self._access, wanted)
+        added = {each.topic: self._begun.followed_by(each) for each in found}
+        self.pins = replace(self.pins, topics={**self.pins.topics, **added})
+
+    def go_on(self, pins: Pins) -> None:
+        """Begin where earlier pins end."""
+        self._begun = pins.without(self.prefix + "groups", self.prefix + "owners")
+
+    def settle(self, topic: str) -> None:
+        """Let the unsettled part of a pinned topic reach to its end as of now."""
+        there = self.pins.topics.get(topic)
+        if self._again or there is None:
+            return
+        (now,) = pin(self._access, [topic]) or [there]
+        high = {each.partition: each.high for each in now.partitions}
+        partitions = tuple(replace(each, high=max(each.high, high.get(each.partition, 0))) for each in there.partitions)
+        settled = replace(there, partitions=partitions)
+        self.pins = replace(self.pins, topics={**self.pins.topics, topic: settled})
+
+    def anew(self) -> QuickKafka:
+        """Return the same topics with nothing pinned."""
+        return QuickKafka(self._engine, self._access)
+
+    def committed(self, topics: Sequence[str]) -> Frame:
+        """Return the records below the last stable offset."""
+        return self._read({one.topic: {each.partition: (each.start, each.end) for each in one.partitions}
+                           for one in self._of(topics)}, "read_committed")  # fmt: skip
+
+    def unsettled(self, topics: Sequence[str]) -> Frame:
+        """Return the records from the last stable offset to the true end."""
+        return self._read({one.topic: {each.partition: (each.end, each.high) for each in one.partitions}
+                           for one in self._of(topics)}, "read_uncommitted")  # fmt: skip
+
+    def later(self, topics: Sequence[str], now: Pins) -> Frame:
+        """Return the records from the last stable offset to that of other pins."""
+        return self._read(self.pins.behind(topics, now), "read_committed")
+
+    def _of(self, topics: Sequence[str]) -> list[TopicPin]:
+        return [self.pins.topics[topic] for topic in topics if topic in self.pins.topics]
+
+    def _read(self, ranges: Ranges, level: str) -> Frame:
+        parts = [
+            (topic, partition, start, end)
+            for topic, partitions in ranges.items()
+            for partition, (start, end) in partitions.items()
+            if start < end
+        ]
+        folder = Path(tempfile.mkdtemp(dir=self._engine.scratch))
+        settings = {
+            **self._access.librdkafka,
+            "group.id": "halfway-pipeline",
+            "isolation.level": level,
+            "enable.auto.commit": "false",
+            "enable.auto.offset.store": "false",
+            "enable.partition.eof": "true",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": "20",
+            "queued.max.messages.kbytes": "65536",
+            "check.crcs": "false",
+        }
+        processes = cpu_count() or 1
+        if sum(end - start for *_, start, end in parts) <= _ALONE:
+            processes = 1
+        shares = [share for number in range(processes) if (share := parts[number::processes])]
+        if processes == 1:
+            for share in shares:
+                copy(settings, share, str(folder))
+        else:
+            with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
+                list(pool.map(copy, [settings] * len(shares), shares, [str(folder)] * len(shares)))
+        found = [(topic, str(folder / topic)) for topic in ranges if (folder / topic).is_dir()]
+        return _frame(self._engine, found)
+
+
+def _frame(engine: DuckEngine, folders: Sequence[tuple[str, str]]) -> Frame:
+    if not folders:
+        return engine.take(RECORD.empty_table())
+    selects = []
+    for topic, folder in folders:
+        name, pattern = topic.replace("'", "''"), str(Path(folder) / "*.parquet").replace("'", "''")
+        selects.append(
+            f"""select "key", "value", '{name}' as topic, "partition", "offset", "timestamp", headers
+            from read_parquet('{pattern}', hive_partitioning = false)"""  # noqa: S608 - quoted above
+        )
+    return engine.query(" union all ".join(selects))
+
+
+def copy(settings: Mapping[str, str], parts: Sequence[tuple[str, int, int, int]], folder: str) -> None:
+    """Read partitions from a first to a last offset into Parquet, a file of each; runs in a process of its own."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(dict(settings))
+    ends = {(topic, partition): end for topic, partition, _, end in parts}
+    files = {(topic, partition): _File(Path(folder, topic), partition, start) for topic, partition, start, _ in parts}
+    try:
+        consumer.assign([TopicPartition(topic, partition, start) for topic, partition, start, _ in parts])
+        heard = time.monotonic()
+        while ends:
+            messages: list[Any] = consumer.consume(_AT_ONCE, 0.5)
+            if messages:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _SILENT_S:
+                raise AccessError(
+                    f"Kafka gave no record of {', '.join(topic for topic, _ in ends)} for {_SILENT_S:g} s"
+                )
+            for message in messages:
+                key = (message.topic(), message.partition())
+                if key in ends and _taken(message, ends[key], files[key]):
+                    del ends[key]
+    finally:
+        for file in files.values():
+            file.close()
+        consumer.close()
+
+
+def _taken(message: Any, end: int, file: _File) -> bool:
+    """Take a record; return whether it, or what came in place of one, is the last before an offset.
+
+    A leader that has just been elected does not know for a moment how far its log goes: it tells of an end too early,
+    or the client begins once more.
+
+    Raises:
+        AccessError: an error came that will not go away.
+
+    """
+    from confluent_kafka import KafkaError
+
+    error = message.error()
+    if error is None:
+        if file.position <= message.offset() < end:
+            file.add(message)
+        return bool(message.offset() >= end - 1)
+    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own errors are named so
+        return bool(message.offset() >= end)
+    if error.fatal() or not error.retriable():
+        raise AccessError(f"{message.topic()} cannot be read: {error.str()}")
+    return False
+
+
+class _File:
+    """A partition as a file, which is there if it holds anything."""
+
+    def __init__(self, folder: Path, partition: int, position: int) -> None:
+        self._path = folder / f"{partition}.parquet"
+        self._partition = partition
+        self.position = position
+        """The offset behind the last record."""
+        self._writer: pq.ParquetWriter | None = None
+        self._schema = RECORD.remove(RECORD.get_field_index("topic"))
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, message: Any) -> None:
+        headers = message.headers() or ()
+        told = [{"key": name, "value": value} for name, value in headers]
+        micros = max(0, min(message.timestamp()[1], _LATEST_MS)) * 1000
+        self._rows.append((message.key(), message.value(), self._partition, message.offset(), micros, told))
+        self.position = message.offset() + 1
+        if len(self._rows) >= _ALONE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._path, self._schema, compression="lz4")
+        columns = [
+            pa.array(column, field.type)
+            for column, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
+        ]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+        self._rows.clear()
+
+    def close(self) -> None:
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
+    """Return pins of those of these topics that exist, all partitions as of now; AccessError without an answer."""
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka import admin as kafka
+
+    # Its types are not whole.
+    made: Any = kafka
+    admin = made.AdminClient(dict(access.librdkafka))
+    now = round(time.time() * 1000)
+    try:
+        known = admin.list_topics(timeout=_TIMEOUT_S).topics
+        found = {name: len(known[name].partitions) for name in topics if name in known and known[name].error is None}
+        everything = [TopicPartition(name, number) for name, count in found.items() for number in range(count)]
+        if not everything:
+            return []
+
+        def offsets(spec: Any, level: IsolationLevel) -> dict[tuple[str, int], Any]:
+            futures = admin.list_offsets(
+                dict.fromkeys(everything, spec), isolation_level=level, request_timeout=_TIMEOUT_S
+            )
+            return {(key.topic, key.partition): future.result() for key, future in futures.items()}
+
+        # In this order: whatever stands below `end` stands below `high`.
+        start = offsets(made.OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)
+        end = offsets(made.OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
+        high = offsets(made.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+        first = offsets(made.OffsetSpec.for_timestamp(0), IsolationLevel.READ_UNCOMMITTED)
+        resources = [made.ConfigResource(made.ResourceType.TOPIC, name) for name in found]
+        configured = {
+            resource.name: future.result()
+            for resource, future in admin.describe_configs(resources, request_timeout=_TIMEOUT_S).items()
+        }
+    except KafkaException as error:
+        raise AccessError(f"Kafka at {access.bootstrap_servers} did not answer: {error.args[0].str()}") from None
+    pins = []
+    for name, count in found.items():
+        partitions = tuple(
+            PartitionPin(
+                partition=number,
+                start=min(start[name, number].offset, end[name, number].offset),
+                end=end[name, number].offset,
+                high=max(high[name, number].offset, end[name, number].offset),
+                first_at=first[name, number].timestamp if first[name, number].offset >= 0 else None,
+            )
+            for number in range(count)
+        )
+        config = configured[name]
+        cleanup = Cleanup(
+            policy=str(config["cleanup.policy"].value),
+            tombstones_kept_ms=int(config["delete.retention.ms"].value),
+            kept_ms=int(config["retention.ms"].value),
+            kept_bytes=int(config["retention.bytes"].value),
+        )
+        pins.append(cleanup.pin(name, now, partitions))
+    return pins
+
+
+def demand_local(folder: str) -> None:
+    """Raise SourceError where a folder is not one of this machine."""
+    scheme, sign, _ = folder.partition("://")
+    if sign and scheme != "file":
+        raise SourceError(f"{folder!r} is not a folder of this machine: give --engine spark")
