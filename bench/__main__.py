@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from bench.rig import RigError
-from bench.runs import client, fleets, overload, pipeline, recovery, soak, standard
+from bench.runs import beside, checks, client, console, fleets, limits, overload, pipeline, recovery, soak, standard
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     standard.add_to(parser)
     kinds = parser.add_subparsers(title="other runs")
-    for run in (client, soak, overload, recovery, fleets, pipeline):
+    for run in (client, console, soak, overload, limits, beside, checks, recovery, fleets, pipeline):
         run.add(kinds)
     return parser
 

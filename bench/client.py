@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ COMPARED: Final = (
 
 
 class ClientLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of one way to call; microseconds of CPU are for one transaction."""
+    """What is told of one way to call, as medians of its slices; microseconds of CPU are for one transaction."""
 
     scenario: str
     tx_per_s: float
@@ -55,14 +56,16 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(rig: Rig, lengths: Lengths, *, say: Callable[[str], None]) -> Compared:
-    """Warm the broker's JVM, then measure each way."""
+    """Warm the broker's JVM, then measure the ways in turn: a machine's pace changes within minutes."""
     for scenario in WARM_UP if lengths.warm_up_s else ():
         say(f"warm-up: {scenario.name}")
         run_load(rig, load_plan(rig, scenario, lead_s=0, window_s=lengths.warm_up_s / len(WARM_UP)))
-    lines = {}
-    for scenario in COMPARED:
-        say(f"{scenario.name}: {lengths.lead_s + lengths.run_s:g} s, then the audit")
-        lines[scenario.name] = _measured(rig, scenario, lengths)
+    measured: dict[str, list[ClientLine]] = {scenario.name: [] for scenario in COMPARED}
+    for turn in range(lengths.slices):
+        for scenario in COMPARED[:: -1 if turn % 2 else 1]:
+            say(f"{scenario.name}: {lengths.lead_s + lengths.run_s / lengths.slices:g} s, then the audit")
+            measured[scenario.name].append(_measured(rig, scenario, lengths))
+    lines = {name: _together(of_slices) for name, of_slices in measured.items()}
     cpu = {name: line.cpu_us["coordinator"] for name, line in lines.items()}
     return Compared(
         lines=list(lines.values()),
@@ -71,8 +74,24 @@ def compare(rig: Rig, lengths: Lengths, *, say: Callable[[str], None]) -> Compar
     )
 
 
+def _together(lines: Sequence[ClientLine]) -> ClientLine:
+    """Return the medians of the slices, and the sums of what failed and was found."""
+    first = lines[0]
+    return ClientLine(
+        scenario=first.scenario,
+        tx_per_s=median(line.tx_per_s for line in lines),
+        p50_ms=median(line.p50_ms for line in lines),
+        p99_ms=median(line.p99_ms for line in lines),
+        cpu_us={name: median(line.cpu_us[name] for line in lines) for name in first.cpu_us},
+        failed=sum(line.failed for line in lines),
+        first_failure=next((line.first_failure for line in lines if line.failed), ""),
+        found={name: sum(line.found[name] for line in lines) for name in first.found},
+        audited=sum(line.audited for line in lines),
+    )
+
+
 def _measured(rig: Rig, scenario: Scenario, lengths: Lengths) -> ClientLine:
-    done = loaded(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=lengths.run_s))
+    done = loaded(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=lengths.run_s / lengths.slices))
     window, audit = done.result.windows[-1], done.audit
     return ClientLine(
         scenario=scenario.name,

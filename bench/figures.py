@@ -31,6 +31,12 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, int(rank) - 1)]
 
 
+def metric(text: str, name: str) -> float:
+    """Return a metric of a text that Prometheus would read, summed over its labels."""
+    lines = text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+
+
 def cpu_us(pid: int) -> float:
     """Return the CPU time of a process so far, in user and in system mode, all threads; microseconds."""
     fields = _stat(pid)

@@ -29,7 +29,7 @@ from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
-from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, Kept, encode
 from halfway.service.resolve import lane_writes
 
@@ -162,7 +162,6 @@ class Writer:
         """Produce half records as a prepare does; each one's offset comes into its list."""
         plan, topic = self._plan, self._config.half_topic
         wave: list[Prepared] = []
-        headers = record_headers(KIND_HALF, plan.group, State.PREPARED.value)
         start = self._made
         for number in range(start, start + count):
             at = self._clock + round((number - start) * 1000 / plan.rate_per_s)
@@ -184,7 +183,7 @@ class Writer:
                 shard.number,
                 on_delivery=self._report(offset),
                 timestamp=at,
-                headers=headers,
+                headers=half_headers(half, State.PREPARED.value),
             )
             wave.append((shard, half, offset))
         self._made += count
@@ -218,7 +217,7 @@ class Writer:
             at = half.prepared_at + _END_AFTER_MS
             told = lane_writes.OpFields(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
             write = lane_writes.committed(shard.number, Pending.of(offset, half), half, told)
-            ended.append((shard, encode(write, self._config.op_record_bytes), at))
+            ended.append((shard, encode(write, self._config), at))
         again = [one for shard in self._shards for one in self._far_behind(shard)]
         producer = self._lane[0]
         self._lane.rotate()
@@ -261,7 +260,7 @@ class Writer:
             offset, half = shard.pending.popleft()
             write = lane_writes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
             place: list[int] = []
-            encoded = encode(write, self._plan.config.op_record_bytes)
+            encoded = encode(write, self._plan.config)
             again.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, place))
         self.reanchored += len(again)
         return again

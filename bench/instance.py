@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 from aiohttp import web
 
-from bench.figures import percentile
+from bench.figures import metric, percentile
 from bench.rig import STOP_S, RigError
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
@@ -48,8 +48,8 @@ class Meanwhile(msgspec.Struct, frozen=True, kw_only=True):
 class Instance:
     """`halfway serve` as a process, asked over HTTP; killed in any case at the end."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
-        """Start it."""
+    def __init__(self, directory: Path, settings: Mapping[str, str], python: Path = Path(sys.executable)) -> None:
+        """Start it; `python` is the interpreter whose `halfway` it is."""
         self.port = pick_port()
         self.health_port = pick_port({self.port})
         self.log = directory / f"coordinator-{self.port}.log"
@@ -60,13 +60,14 @@ class Instance:
             "HALFWAY_HEALTH_PORT": str(self.health_port),
             "HALFWAY_INSTANCE_URL": f"http://{HOST}:{self.port}",
             "HALFWAY_PEER_CREDENTIAL": _CREDENTIAL,
+            "HALFWAY_CHECK_ALSO_NETWORKS": "127.0.0.0/8,::1",
             **settings,
         }
         cleared = [word for name in os.environ if name.startswith("HALFWAY_") for word in ("-u", name)]
         given = [f"{name}={value}" for name, value in own.items()]
         self.began = time.monotonic()
         self._process = SupervisedProcess(
-            ["env", *cleared, *given, sys.executable, "-m", "halfway.runtime.cli", "serve"],
+            ["env", *cleared, *given, str(python), "-m", "halfway.runtime.cli", "serve"],
             cwd=directory,
             log_path=self.log,
         )
@@ -105,8 +106,7 @@ class Instance:
 
     def metric(self, name: str) -> float:
         """Return a metric, summed over its labels."""
-        lines = ask(self.health_port, "GET", "/metrics")[1].decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+        return metric(ask(self.health_port, "GET", "/metrics")[1].decode(), name)
 
 
 def _decoded(line: bytes) -> dict[str, Any]:

@@ -19,17 +19,22 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from aiohttp import ClientSession
 
 from bench.callers import BeginsAndCloses, Caller
 from bench.client_caller import ClientCaller, Messages
 from bench.figures import cpu_us, percentile
 from bench.journal import Journal, Made
 from bench.plan import GROUP, LoadPlan, LoadResult, Window
+from bench.stream_caller import Operations, StreamCaller
+from bench.stream_client import StreamClient
 from bench.wire import Contents, Requests
 from halfway.client import Halfway
 
 MAX_FAILURES: Final = 1_000
 FINISH_S: Final = 30.0
+_WRITTEN_S: Final = 1.0
+"""Until what was accepted last is written."""
 _TICK_S: Final = 0.002
 _JOURNAL_BUFFER: Final = 1024 * 1024
 
@@ -41,7 +46,9 @@ class Load:
         """Build the requests; nothing is connected."""
         self._plan = plan
         self._pids = {**plan.pids, "load": os.getpid()}
-        self._requests = Requests(host=f"{plan.host}:{plan.port}", topic=plan.topic, batch=plan.batch)
+        self._requests = Requests(
+            host=f"{plan.host}:{plan.port}", topic=plan.topic, batch=plan.batch, groups=plan.groups
+        )
         self._journal = journal
         self._latencies = array("d")
         self._transactions = 0
@@ -63,6 +70,14 @@ class Load:
             client = await stack.enter_async_context(Halfway(f"http://{plan.host}:{plan.port}", GROUP))
             messages = Messages(plan.topic)
             return [ClientCaller(client, messages, self) for _ in range(plan.callers)]
+        if plan.stream:
+            session = await stack.enter_async_context(ClientSession())
+            stream = await StreamClient.connect(session, f"http://{plan.host}:{plan.port}")
+            stack.push_async_callback(stream.close)
+            if plan.oneway:
+                stack.push_async_callback(asyncio.sleep, _WRITTEN_S)
+            operations = Operations(plan.topic, confirm=not plan.oneway)
+            return [StreamCaller(stream, operations, self) for _ in range(plan.callers)]
         loop = asyncio.get_running_loop()
         connected = []
         for _ in range(plan.callers):

@@ -18,13 +18,16 @@ KEYS: Final = 256
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Callers, each with one request at a time; `batch` transactions in a request, 0 for requests of one each.
 
-    With `client` they share one `halfway.client`; else each has a connection of its own.
+    With `client` they share one `halfway.client`, with `stream` one stream, on which their ends want a confirmation
+    unless they are `oneway`; else each has a connection of its own.
     """
 
     name: str
     callers: int
     batch: int = 0
     client: bool = False
+    stream: bool = False
+    oneway: bool = False
 
 
 SCENARIOS: Final = (
@@ -32,6 +35,10 @@ SCENARIOS: Final = (
     Scenario(name="single-16", callers=16),
     Scenario(name="single-64", callers=64),
     Scenario(name="batch-100", callers=8, batch=100),
+    Scenario(name="stream-64", callers=64, stream=True),
+    Scenario(name="stream-64-oneway", callers=64, stream=True, oneway=True),
+    Scenario(name="stream-256", callers=256, stream=True),
+    Scenario(name="stream-1024", callers=1024, stream=True),
 )
 
 
@@ -45,6 +52,12 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     client: bool = False
     """Whether the callers share one `halfway.client`."""
+    stream: bool = False
+    """Whether they share one stream."""
+    oneway: bool = False
+    """Whether an end is done with once it is accepted."""
+    groups: tuple[str, ...] = (GROUP,)
+    """Whose transactions they are, in turn; of callers with a connection each."""
     lead_s: float
     window_s: float
     windows: int = 1
@@ -81,11 +94,19 @@ class RawPlan(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     ends: int
     ahead: bool
+    shards: int = 1
+    """How many shards the ends of one Kafka transaction belong to; groups take turns with them."""
+    partitions: int = PARTITIONS
+    """How many partitions of the real topic they go to."""
     lead_s: float
     run_s: float
+    pids: Mapping[str, int] = {}
+    """Whose CPU time to count."""
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What librdkafka alone reached."""
+    """What librdkafka alone reached; CPU time in microseconds by process."""
 
     tx_per_s: float
+    kafka_transactions: int
+    cpu_us: Mapping[str, float]

@@ -11,9 +11,10 @@ byte but for ids and times:
 Where more than one caller was at work, the half records of the next group are given to librdkafka before the Kafka
 transaction of this one begins, and so travel meanwhile (`ahead`); with a single caller each waits for the other.
 
-n is the mean of ends in a Kafka transaction that the coordinator's lane reached in the same scenario. So the ratio
-tells what HTTP, JSON, validation, the fold and the hand-over between threads cost, and not what a larger group would
-bring. It can be above 1 where the coordinator has more half records under way at once than this loop.
+n is the mean of ends in a Kafka transaction that the coordinator's lane reached in the same scenario, and a group
+belongs to one shard, as ids that the coordinator makes at one time do. So the ratio tells what HTTP, JSON,
+validation, the fold and the hand-over between threads cost, and not what a larger group would bring. It can be above
+1 where the coordinator has more half records under way at once than this loop.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ import msgspec
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
+from bench.figures import cpu_us
 from bench.plan import GROUP, KEYS, PARTITIONS, SHARDS, VALUE_BYTES, RawPlan, RawResult
-from halfway.domain.ids import server_id
+from halfway.domain.ids import partition_for_key, server_id
 from halfway.domain.records import Half, Message, fingerprint
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import MIB, KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
-from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, encode
 from halfway.service.resolve import lane_writes
 
@@ -64,7 +66,7 @@ def main(plan_path: str, result_path: str) -> None:
         shards=SHARDS,
     )
     _create_topics(config, plan.topic)
-    Path(result_path).write_bytes(msgspec.json.encode(RawResult(tx_per_s=_measure(config, plan))))
+    Path(result_path).write_bytes(msgspec.json.encode(_measure(config, plan)))
 
 
 def _create_topics(config: KafkaConfig, topic: str) -> None:
@@ -80,27 +82,34 @@ def _create_topics(config: KafkaConfig, topic: str) -> None:
                 raise
 
 
-def _measure(config: KafkaConfig, plan: RawPlan) -> float:
-    """Return transactions a second over `run_s`, after `lead_s` that do not count."""
-    records = cycle(_records(plan.topic))
-    group = [next(records) for _ in range(plan.ends)]
+def _measure(config: KafkaConfig, plan: RawPlan) -> RawResult:
+    """Measure over `run_s`, after `lead_s` that do not count."""
+    groups = cycle(_groups(config, plan))
     half_producer = Producer(config.producer(**{"linger.ms": 0, "queue.buffering.max.messages": 1_000_000}))
     run = uuid4().hex
     lanes = cycle(initialised(config, [f"raw-{run}.0", f"raw-{run}.1"], time.monotonic() + _ASK_S))
-    counted, began = 0, time.perf_counter()
+    counted, began, cpu = 0, time.perf_counter(), _cpu(plan)
     measured_from, until = began + plan.lead_s, began + plan.lead_s + plan.run_s
+    group = next(groups)
     _prepare(config, half_producer, group)
     while (now := time.perf_counter()) < until:
         if now < measured_from:
-            began, counted = now, 0
+            began, counted, cpu = now, 0, _cpu(plan)
+        following = next(groups)
         half_producer.flush()
         if plan.ahead:
-            _prepare(config, half_producer, group)
+            _prepare(config, half_producer, following)
         _end(config, next(lanes), group)
         if not plan.ahead:
-            _prepare(config, half_producer, group)
-        counted += plan.ends
-    return counted / (now - began)
+            _prepare(config, half_producer, following)
+        group = following
+        counted += 1
+    used = {name: after - cpu[name] for name, after in _cpu(plan).items()}
+    return RawResult(tx_per_s=counted * plan.ends / (now - began), kafka_transactions=counted, cpu_us=used)
+
+
+def _cpu(plan: RawPlan) -> dict[str, float]:
+    return {name: cpu_us(pid) for name, pid in plan.pids.items()}
 
 
 def _prepare(config: KafkaConfig, producer: Producer, group: Sequence[Records]) -> None:
@@ -123,13 +132,27 @@ def _end(config: KafkaConfig, producer: TransactionalProducer, group: Sequence[R
     producer.commit(_STALL_S)
 
 
-def _records(topic: str) -> list[Records]:
-    return [_one(topic, number) for number in range(KEYS)]
+def _groups(config: KafkaConfig, plan: RawPlan) -> list[list[Records]]:
+    """Return one group for each shard that groups begin with."""
+    keys = _keys(plan.partitions)
+    return [
+        [
+            _one(config, plan.topic, (first + number % plan.shards) % SHARDS, keys[number % len(keys)])
+            for number in range(plan.ends)
+        ]
+        for first in range(SHARDS)
+    ]
 
 
-def _one(topic: str, number: int) -> Records:
-    shard, now = number % SHARDS, time.time_ns() // 1_000_000
-    messages = (Message(topic=topic, key=b"key-%05d" % number, value=b"x" * VALUE_BYTES),)
+def _keys(partitions: int) -> list[bytes]:
+    """Return keys that go to so many partitions of the real topic."""
+    keys = [b"key-%05d" % number for number in range(KEYS)]
+    return [key for key in keys if partition_for_key(key, PARTITIONS) < partitions]
+
+
+def _one(config: KafkaConfig, topic: str, shard: int, key: bytes) -> Records:
+    now = time.time_ns() // 1_000_000
+    messages = (Message(topic=topic, key=key, value=b"x" * VALUE_BYTES),)
     half = Half(
         id=server_id(shard, uuid4()),
         group=GROUP,
@@ -142,8 +165,8 @@ def _one(topic: str, number: int) -> Records:
     return Records(
         shard=shard,
         half=encode_half(half),
-        half_headers=record_headers(KIND_HALF, GROUP, State.PREPARED.value),
-        ended=encode(lane_writes.committed(shard, Pending.of(0, half), half, told), MIB),
+        half_headers=half_headers(half, State.PREPARED.value),
+        ended=encode(lane_writes.committed(shard, Pending.of(0, half), half, told), config),
     )
 
 

@@ -209,23 +209,36 @@ class Bench:
 
     # --- starts
 
-    def run(self, cells: Sequence[Cell]) -> Found:
-        """Measure a start on each; on the largest backlog also a takeover, and a start with everything due."""
+    def run(self, cells: Sequence[Cell], *, before: Path | None = None, starts: int = 1) -> Found:
+        """Measure starts on each; on the largest backlog also a takeover, and a start with everything due.
+
+        `before` is the interpreter of an earlier version: only starts are measured then, and its own take turns.
+        """
         largest = max((cell.pending for cell in cells), default=0)
+        versions = {"": Path(sys.executable)} if before is None else {", before": before, "": Path(sys.executable)}
         for cell in cells:
             with self.log(cell) as (settings, history):
-                started = self.start(cell, settings, history)
-                self._say(f"{cell.name}: ready after {started.ready_s:.1f} s, {started.rss_mib:.0f} MiB")
-                if cell.pending == largest > FEW:
+                for version, python in [*versions.items()] * starts:
+                    started = self.start(cell, settings, history, version=version, python=python)
+                    self._say(f"{started.cell}: ready after {started.ready_s:.1f} s, {started.rss_mib:.0f} MiB")
+                if before is None and cell.pending == largest > FEW:
                     self.take_over(settings)
                     with unknowing() as (url, asked):
                         self.all_due(cell, settings, url, asked)
         return self.found
 
-    def start(self, cell: Cell, settings: Mapping[str, str], history: History) -> Recovery:
+    def start(
+        self,
+        cell: Cell,
+        settings: Mapping[str, str],
+        history: History,
+        *,
+        version: str = "",
+        python: Path = Path(sys.executable),
+    ) -> Recovery:
         """Start a coordinator on a log and measure; then watch it for a while, and stop it."""
         with ExitStack() as stack:
-            instance = stack.enter_context(Instance(self.directory, settings))
+            instance = stack.enter_context(Instance(self.directory, settings, python))
             alive = stack.enter_context(asking(live(instance, [False]), 0.02))
             ready_s = instance.ready(_RECOVER_S)
             health, cpu, (rss, _) = alive(), cpu_us(instance.pid) / 1e6, memory_mib(instance.pid)
@@ -244,7 +257,7 @@ class Bench:
             if not cell.pending and not cell.ended:
                 self._empty_mib = rss
             found = Recovery(
-                cell=cell.name,
+                cell=cell.name + version,
                 pending=cell.pending,
                 ended=cell.ended,
                 reanchored=history.reanchored,

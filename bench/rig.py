@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
 from bench.audit import Auditor
+from bench.figures import metric
 from bench.plan import GROUP, PARTITIONS, SHARDS, TOPIC
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST, pick_port
@@ -32,6 +33,8 @@ _LOOK_S: Final = 0.05
 _SHOWN: Final = 4_000
 _ROOT: Final = Path(__file__).resolve().parents[1]
 
+_PULL: Final[Mapping[str, Any]] = {"mode": "pull"}
+
 R = TypeVar("R")
 
 
@@ -43,7 +46,7 @@ class Rig:
     """A context manager: everything runs inside it, and is stopped in any case when it is left.
 
     `bootstrap_servers` is of a broker that runs already, None for one of its own; `settings` are variables for the
-    coordinator over those of the benchmark.
+    coordinator over those of the benchmark; `python` is the interpreter whose `halfway` is measured.
     """
 
     def __init__(
@@ -53,9 +56,11 @@ class Rig:
         bootstrap_servers: str | None = None,
         settings: Mapping[str, str] | None = None,
         name: str = "bench",
+        python: Path = Path(sys.executable),
     ) -> None:
         """Keep what is wanted; nothing is started."""
         self._say = say
+        self._python = python
         self._given = bootstrap_servers
         self._settings = settings or {}
         self._name = name
@@ -114,7 +119,7 @@ class Rig:
         ours = [word for name in os.environ if name.startswith("HALFWAY_") for word in ("-u", name)]
         given = [f"{name}={value}" for name, value in settings.items()]
         log = self.directory / "coordinator.log"
-        command = ["env", *ours, *given, sys.executable, "-m", "halfway.runtime.cli", "serve"]
+        command = ["env", *ours, *given, str(self._python), "-m", "halfway.runtime.cli", "serve"]
         process = SupervisedProcess(command, cwd=self.directory, log_path=log)
         stack.callback(_stop, process)
         self.coordinator_pid = process.pid
@@ -131,10 +136,16 @@ class Rig:
             return False
 
     def _register(self) -> None:
-        body = msgspec.json.encode({"check": {"mode": "pull"}, "topics": [self.topic]})
-        _call(f"http://{HOST}:{self.port}/v1/groups/{GROUP}", method="PUT", body=body)
+        self.register()
 
     # --- what is asked of them
+
+    def register(
+        self, name: str = GROUP, *, check: Mapping[str, Any] = _PULL, policy: Mapping[str, float] | None = None
+    ) -> None:
+        """Register a group; how it is asked, and its policy, as REST takes them."""
+        body = msgspec.json.encode({"check": check, "topics": [self.topic], "policy": policy or {}})
+        _call(f"http://{HOST}:{self.port}/v1/groups/{name}", method="PUT", body=body)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -148,14 +159,13 @@ class Rig:
 
     def lane(self) -> tuple[int, int]:
         """Return the Kafka transactions of the lane so far, and the ends in them."""
-        count = ends = 0
-        for line in _call(f"http://{HOST}:{self._health}/metrics").decode().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "halfway_lane_batch_ends_count":
-                count = round(float(value))
-            elif name == "halfway_lane_batch_ends_sum":
-                ends = round(float(value))
-        return count, ends
+        count, ends = self.metrics("halfway_lane_batch_ends_count", "halfway_lane_batch_ends_sum")
+        return round(count), round(ends)
+
+    def metrics(self, *names: str) -> list[float]:
+        """Return metrics, each summed over its labels."""
+        text = _call(f"{self.health_url}/metrics").decode()
+        return [metric(text, name) for name in names]
 
     @property
     def health_url(self) -> str:

@@ -1,15 +1,16 @@
-"""One scenario: load, then the raw limit and the audit."""
+"""One scenario: slices of load, each followed by its raw limit and the audit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import msgspec
 
 from bench.audit import Audit
-from bench.plan import SCENARIOS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario
+from bench.plan import GROUP, SCENARIOS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario, Window
 from bench.rig import Rig
 from halfway.embedded.ports import HOST
 
@@ -19,12 +20,17 @@ SPARE_S: Final = 90.0
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """How long each part takes; seconds. The warm-up is once, the others are for each scenario."""
+    """How long each part takes; seconds. The warm-up is once, the others are for each scenario.
 
-    warm_up_s: float = 50.0
-    lead_s: float = 3.0
-    run_s: float = 20.0
-    raw_s: float = 6.0
+    What counts of a scenario and of its raw limit is cut into slices that take turns, since a machine's pace changes;
+    the figures are medians over the slices.
+    """
+
+    warm_up_s: float = 40.0
+    lead_s: float = 1.0
+    run_s: float = 12.0
+    raw_s: float = 4.5
+    slices: int = 3
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     scenario: str
     tx_per_s: float
+    spread: tuple[float, float]
+    """The least and the most of `tx_per_s` in one slice."""
     p50_ms: float
     p99_ms: float
     coordinator_cpu_us: float
@@ -39,6 +47,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     load_cpu_us: float
     raw_tx_per_s: float
     ratio: float
+    ratio_spread: tuple[float, float]
     missing: int
     doubled: int
     extra: int
@@ -86,7 +95,9 @@ def run_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None =
     return rig.run("bench.load", plan, LoadResult, within_s=within_s, meanwhile=meanwhile)
 
 
-def load_plan(rig: Rig, scenario: Scenario, *, lead_s: float, window_s: float) -> LoadPlan:
+def load_plan(
+    rig: Rig, scenario: Scenario, *, lead_s: float, window_s: float, groups: Sequence[str] = (GROUP,)
+) -> LoadPlan:
     """Return the plan of one window of a scenario's load."""
     return LoadPlan(
         host=HOST,
@@ -95,6 +106,9 @@ def load_plan(rig: Rig, scenario: Scenario, *, lead_s: float, window_s: float) -
         callers=scenario.callers,
         batch=scenario.batch,
         client=scenario.client,
+        stream=scenario.stream,
+        oneway=scenario.oneway,
+        groups=tuple(groups),
         lead_s=lead_s,
         window_s=window_s,
         pids=rig.pids,
@@ -102,59 +116,123 @@ def load_plan(rig: Rig, scenario: Scenario, *, lead_s: float, window_s: float) -
     )
 
 
-def run_scenarios(
-    rig: Rig, scenarios: Sequence[Scenario], lengths: Lengths, *, say: Callable[[str], None]
-) -> list[Line]:
-    """Warm the broker's JVM, then measure each scenario."""
-    for scenario in WARM_UP if lengths.warm_up_s else ():
+def warm_up(rig: Rig, seconds: float, *, say: Callable[[str], None]) -> None:
+    """Load the broker's JVM until its pace is steady; 0 leaves it out."""
+    for scenario in WARM_UP if seconds else ():
         say(f"warm-up: {scenario.name}")
-        run_load(rig, load_plan(rig, scenario, lead_s=0, window_s=lengths.warm_up_s / len(WARM_UP)))
+        run_load(rig, load_plan(rig, scenario, lead_s=0, window_s=seconds / len(WARM_UP)))
+
+
+def run_scenarios(
+    rig: Rig, scenarios: Sequence[Scenario], lengths: Lengths, *, say: Callable[[str], None], before: Rig | None = None
+) -> list[Line]:
+    """Warm the broker's JVM, then measure each scenario.
+
+    `before` runs an earlier version, whose slices take turns with those of `rig`. It has no streams, and no raw limit.
+    """
+    warm_up(rig, lengths.warm_up_s, say=say)
     lines = []
     for scenario in scenarios:
-        say(f"{scenario.name}: {lengths.lead_s + lengths.run_s:g} s, then its raw limit and the audit")
-        lines.append(measure(rig, scenario, lengths))
+        say(
+            f"{scenario.name}: {lengths.slices} slices of {lengths.run_s / lengths.slices:g} s, each with its raw limit"
+        )
+        earlier = None if scenario.stream else before
+        slices: list[Slice] = []
+        slices_before: list[Slice] = []
+        for _ in range(lengths.slices):
+            if earlier is not None:
+                slices_before.append(slice_of(earlier, scenario, lengths, raw=False))
+            slices.append(slice_of(rig, scenario, lengths))
+        if slices_before:
+            lines.append(line_of(f"{scenario.name}, before", scenario, slices_before))
+        lines.append(line_of(scenario.name, scenario, slices))
     return lines
 
 
-def measure(rig: Rig, scenario: Scenario, lengths: Lengths) -> Line:
-    """Measure one scenario, its raw limit with groups of the same size, and audit it."""
-    found = loaded(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=lengths.run_s))
-    raw_plan = RawPlan(
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a scenario and of its raw limit."""
+
+    found: Loaded
+    raw: RawResult | None
+
+    @property
+    def window(self) -> Window:
+        return self.found.result.windows[-1]
+
+    @property
+    def rate(self) -> float:
+        return self.window.transactions / self.window.seconds
+
+    @property
+    def raw_rate(self) -> float:
+        return 0.0 if self.raw is None else self.raw.tx_per_s
+
+    @property
+    def ratio(self) -> float:
+        return self.rate / self.raw_rate if self.raw_rate else 0.0
+
+    def cpu_us(self, process: str) -> float | None:
+        """Return the CPU time of a process for one transaction."""
+        used = self.window.cpu_us.get(process)
+        return None if used is None else used / max(1, self.window.transactions)
+
+
+def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
+    """Sum slices up."""
+    audits = [one.found.audit for one in slices]
+    failures = [one.found.result.first_failure for one in slices]
+    rates, ratios = [one.rate for one in slices], [one.ratio for one in slices]
+    return Line(
+        scenario=name,
+        tx_per_s=round(median(rates), 1),
+        spread=(round(min(rates), 1), round(max(rates), 1)),
+        p50_ms=round(median([one.window.p50_ms for one in slices]), 2),
+        p99_ms=round(median([one.window.p99_ms for one in slices]), 2),
+        coordinator_cpu_us=_median_cpu(slices, "coordinator") or 0.0,
+        broker_cpu_us=_median_cpu(slices, "broker"),
+        load_cpu_us=_median_cpu(slices, "load") or 0.0,
+        raw_tx_per_s=round(median([one.raw_rate for one in slices]), 1),
+        ratio=round(median(ratios), 3),
+        ratio_spread=(round(min(ratios), 3), round(max(ratios), 3)),
+        missing=sum(audit.missing for audit in audits),
+        doubled=sum(audit.doubled for audit in audits),
+        extra=sum(audit.extra for audit in audits),
+        contradicted=sum(audit.contradicted for audit in audits),
+        stuck=sum(audit.stuck for audit in audits),
+        failed=sum(one.found.result.failed for one in slices),
+        first_failure=next(filter(None, failures), ""),
+        audited=sum(audit.transactions for audit in audits),
+        first_finding=next((first for audit in audits for first in audit.first), ""),
+        transactions=sum(one.window.transactions for one in slices),
+        callers=scenario.callers,
+        ends_per_kafka_transaction=round(median([one.found.ends for one in slices]), 1),
+    )
+
+
+def slice_of(
+    rig: Rig, scenario: Scenario, lengths: Lengths, *, raw: bool = True, groups: Sequence[str] = (GROUP,)
+) -> Slice:
+    """Measure a scenario, and its raw limit with Kafka transactions of the same size, and audit it."""
+    window_s, raw_s = lengths.run_s / lengths.slices, lengths.raw_s / lengths.slices
+    found = loaded(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=window_s, groups=groups))
+    if not raw or not raw_s:
+        return Slice(found=found, raw=None)
+    plan = RawPlan(
         bootstrap_servers=rig.bootstrap_servers,
         topic=f"{rig.topic}.raw",
         ends=max(1, round(found.ends)),
         ahead=scenario.callers > 1,
-        lead_s=min(2.0, lengths.raw_s / 2),
-        run_s=lengths.raw_s,
+        lead_s=min(0.5, raw_s / 2),
+        run_s=raw_s,
     )
-    raw = rig.run("bench.raw", raw_plan, RawResult, within_s=raw_plan.lead_s + raw_plan.run_s + SPARE_S)
-    window, audit = found.result.windows[-1], found.audit
-    rate = window.transactions / window.seconds
-    return Line(
-        scenario=scenario.name,
-        tx_per_s=round(rate, 1),
-        p50_ms=round(window.p50_ms, 2),
-        p99_ms=round(window.p99_ms, 2),
-        coordinator_cpu_us=_each(window.cpu_us, "coordinator", window.transactions) or 0.0,
-        broker_cpu_us=_each(window.cpu_us, "broker", window.transactions),
-        load_cpu_us=_each(window.cpu_us, "load", window.transactions) or 0.0,
-        raw_tx_per_s=round(raw.tx_per_s, 1),
-        ratio=round(rate / raw.tx_per_s, 3),
-        missing=audit.missing,
-        doubled=audit.doubled,
-        extra=audit.extra,
-        contradicted=audit.contradicted,
-        stuck=audit.stuck,
-        failed=found.result.failed,
-        first_failure=found.result.first_failure,
-        audited=audit.transactions,
-        first_finding=next(iter(audit.first), ""),
-        transactions=window.transactions,
-        callers=scenario.callers,
-        ends_per_kafka_transaction=round(found.ends, 1),
-    )
+    return Slice(found=found, raw=run_raw(rig, plan))
 
 
-def _each(cpu_us: Mapping[str, float], process: str, transactions: int) -> float | None:
-    used = cpu_us.get(process)
-    return None if used is None else round(used / max(1, transactions), 1)
+def run_raw(rig: Rig, plan: RawPlan) -> RawResult:
+    """Run the raw limit."""
+    return rig.run("bench.raw", plan, RawResult, within_s=plan.lead_s + plan.run_s + SPARE_S)
+
+
+def _median_cpu(slices: Sequence[Slice], process: str) -> float | None:
+    used = [cpu for one in slices if (cpu := one.cpu_us(process)) is not None]
+    return round(median(used), 1) if used else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Sequence
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from typing import Final
 
 import msgspec
@@ -102,24 +102,32 @@ Contents = Sequence[int]
 class Requests:
     """The requests of one load: bytes that are ready, and bytes with only ids to put in."""
 
-    def __init__(self, *, host: str, topic: str, batch: int) -> None:
-        """Build one prepare for each of `payloads()`, or `_BATCHES` batches of them."""
+    def __init__(self, *, host: str, topic: str, batch: int, groups: Sequence[str] = (GROUP,)) -> None:
+        """Build a prepare for each of `payloads()` and of the groups, in turn, or `_BATCHES` batches of them."""
         self._host = host
+        contents = list(enumerate(payloads()))
         prepares = [
-            msgspec.json.encode({"group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]})
-            for key, value in payloads()
+            (
+                number,
+                msgspec.json.encode({"group": group, "messages": [{"topic": topic, "key": key, "value": value}]}),
+            )
+            for (number, (key, value)), group in islice(
+                zip(cycle(contents), cycle(groups), strict=False), max(len(contents), len(groups))
+            )
         ]
         ready: list[tuple[Contents, bytes]] = [
-            ((number,), _post(self._host, b"/v1/transactions", body)) for number, body in enumerate(prepares)
+            ((number,), post(self._host, b"/v1/transactions", body)) for number, body in prepares
         ]
         if batch:
             ready = []
-            for first in range(0, _BATCHES * batch, batch):
-                numbers = [number % len(prepares) for number in range(first, first + batch)]
-                body = b",".join(prepares[number] for number in numbers)
-                ready.append((numbers, _post(self._host, b"/v1/batch", b'{"prepare":[%b]}' % body)))
+            following = cycle(prepares)
+            for _ in range(_BATCHES):
+                several = list(islice(following, batch))
+                body = b",".join(prepare for _, prepare in several)
+                numbers = [number for number, _ in several]
+                ready.append((numbers, post(self._host, b"/v1/batch", b'{"prepare":[%b]}' % body)))
         self.next_prepare: Callable[[], tuple[Contents, bytes]] = cycle(ready).__next__
-        self._end_before, self._end_after = _post(host, b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
+        self._end_before, self._end_after = post(host, b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
 
     def end(self, transaction_id: bytes) -> bytes:
         """Return the commit of one transaction."""
@@ -128,7 +136,7 @@ class Requests:
     def ends(self, transaction_ids: Sequence[bytes]) -> bytes:
         """Return a batch of commits."""
         ids = b'","outcome":"commit"},{"id":"'.join(transaction_ids)
-        return _post(self._host, b"/v1/batch", b'{"end":[{"id":"%b","outcome":"commit"}]}' % ids)
+        return post(self._host, b"/v1/batch", b'{"end":[{"id":"%b","outcome":"commit"}]}' % ids)
 
 
 class Orders:
@@ -142,10 +150,10 @@ class Orders:
         prepares = []
         for number, (key, value) in enumerate(payloads()):
             body = {"id": id_there, "group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]}
-            before, after = _post(host, b"/v1/transactions", msgspec.json.encode(body)).split(id_there.encode())
+            before, after = post(host, b"/v1/transactions", msgspec.json.encode(body)).split(id_there.encode())
             prepares.append((number, before, after))
         self._prepares = cycle(prepares)
-        self._end_before, self._end_after = _post(host, b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
+        self._end_before, self._end_after = post(host, b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
 
     def _id(self, number: int) -> bytes:
         return b"%b-%012d" % (self._name, number)
@@ -161,7 +169,7 @@ class Orders:
         return b"%b%b%b" % (self._end_before, transaction_id, self._end_after)
 
 
-def _post(host: str, path: bytes, body: bytes) -> bytes:
+def post(host: str, path: bytes, body: bytes) -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
         path,
         host.encode(),

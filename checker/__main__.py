@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m checker", description=__doc__)
     parser.add_argument("history", type=Path)
     parser.add_argument(
-        "dump", type=Path, help="the topics' records; read from Kafka and written there where it is not"
+        "dump", type=Path, help="the topics' records; read from Kafka and written to this file if it does not exist"
     )
     parser.add_argument("--bootstrap-servers", help="where to read the topics")
     parser.add_argument("--prefix", default="_halfway.", help="of halfway's own topics (default _halfway.)")

@@ -66,7 +66,7 @@ class Heard:
 
 @dataclass(kw_only=True, slots=True)
 class Case:
-    """One transaction; `id` is the history's name of it, which tells the uses of an id apart."""
+    """One transaction; `id` is the history's name of it, which distinguishes the uses of an id."""
 
     id: str
     asked: list[Contents] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Case:
 
     @property
     def wanted(self) -> Contents | None:
-        """What a commit must bring into the topics; None if nothing tells."""
+        """What a commit must bring into the topics; None if the history does not show it."""
         if self.acknowledged:
             return next(iter(self.acknowledged))
         kept = next((half.contents for half in self.halves if half.contents is not None), None)
@@ -213,7 +213,7 @@ class _Gathering:
         if transaction_id is None:
             return
         case = self._case(transaction_id)
-        if prepare.id is None:  # also where it is told under which id it may have been stored
+        if prepare.id is None:  # also if the answer names the id under which it may have been stored
             self._ask(case, prepare)
         if event.status in _OK:
             case.acknowledged.setdefault(prepare.contents, line)

@@ -62,7 +62,7 @@ def read_topics(
 
 
 class Topics:
-    """Reads the real topics and half, op and parked, and reads on where it was."""
+    """Reads the real topics and half, op and parked, and goes on where it stopped."""
 
     def __init__(
         self, bootstrap_servers: str, *, prefix: str, topics: Sequence[str], since: Places | None = None

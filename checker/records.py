@@ -58,13 +58,13 @@ class Op(Record, frozen=True, kw_only=True):
     checks: int = 0
     """Checks sent until then, as halfway has counted them."""
     at: int = 0
-    """When it happened: milliseconds since the epoch, by the clock of whoever wrote it."""
+    """When it happened: milliseconds since the epoch, by the clock of its writer."""
     remark: str | None = None
     """Why a policy gave up."""
 
     @property
     def outcome(self) -> str | None:
-        """`committed` or `rolled_back` where it is one."""
+        """`committed` or `rolled_back` if it is one of them."""
         return {"COMMITTED": "committed", "ROLLED_BACK": "rolled_back"}.get(self.kind)
 
 

@@ -6,7 +6,7 @@ Some of the transactions are damaged in each way that an audit must find.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,9 @@ from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
 PLANTED: Final = 10
 """Transactions of each anomaly."""
 ANOMALIES: Final = ("lost", "torn", "doubled", "payload_changed", "leaked", "contradicted")
+CUT: Final = "cut.json"
+"""Up to where nine of ten transactions stand."""
+_PARTS: Final = 10
 _BLOCK: Final = 250_000
 _START: Final = 1_750_000_000_000
 _PER_MS: Final = 10
@@ -63,7 +66,10 @@ def write(folder: Path, halves: int, *, messages: bool, seed: int) -> None:
     contents = Contents(rng)
     written = dict.fromkeys((PREFIX + "half", PREFIX + "op", *(TOPICS if messages else ())), 0)
     last = _START
-    for number, block in enumerate(_blocks(rng, halves)):
+    blocks = list(_sizes(halves))
+    for number, block in enumerate(_blocks(rng, blocks)):
+        if number == len(blocks) * (_PARTS - 1) // _PARTS:
+            (folder / CUT).write_text(_pins(last, written).to_json(), encoding="utf-8")
         last = int(block.at[-1])
         tables = list(_internal(block, contents))
         if messages:
@@ -75,8 +81,14 @@ def write(folder: Path, halves: int, *, messages: bool, seed: int) -> None:
             place = folder / "committed" / f"topic={topic}" / f"part-{number:05}-{part}.parquet"
             place.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(table.append_column("offset", offsets), place, compression="zstd", compression_level=1)
+    (folder / "archive.json").write_text(json.dumps({"prefix": PREFIX}) + "\n", encoding="utf-8")
+    (folder / "offsets.json").write_text(_pins(last, written).to_json(), encoding="utf-8")
+
+
+def _pins(last: int, written: Mapping[str, int]) -> Pins:
+    """Return them a minute after the last record."""
     now = last + 60_000
-    pins = {
+    topics = {
         name: TopicPin(
             topic=name,
             at=now,
@@ -84,8 +96,7 @@ def write(folder: Path, halves: int, *, messages: bool, seed: int) -> None:
         )
         for name, count in (*written.items(), (PREFIX + "parked", 0))
     }
-    (folder / "archive.json").write_text(json.dumps({"prefix": PREFIX}) + "\n", encoding="utf-8")
-    (folder / "offsets.json").write_text(Pins(at=now, topics=pins).to_json(), encoding="utf-8")
+    return Pins(at=now, topics=topics)
 
 
 def _planted(block: Transactions, name: str) -> NDArray[np.bool_]:
@@ -93,9 +104,18 @@ def _planted(block: Transactions, name: str) -> NDArray[np.bool_]:
     return found
 
 
-def _blocks(rng: np.random.Generator, halves: int) -> Iterator[Transactions]:
-    for start in range(0, halves, _BLOCK):
-        number = np.arange(start, min(start + _BLOCK, halves), dtype=np.int64)
+def _sizes(halves: int) -> Iterator[tuple[int, int]]:
+    """Return the first and last numbers of blocks, a multiple of ten."""
+    for part in range(_PARTS):
+        begin, end = (halves * each // _PARTS for each in (part, part + 1))
+        pieces = -(-(end - begin) // _BLOCK)
+        for piece in range(pieces):
+            yield begin + (end - begin) * piece // pieces, begin + (end - begin) * (piece + 1) // pieces
+
+
+def _blocks(rng: np.random.Generator, sizes: Sequence[tuple[int, int]]) -> Iterator[Transactions]:
+    for start, end in sizes:
+        number = np.arange(start, end, dtype=np.int64)
         made = transactions(rng, number, _START + number // _PER_MS)
         yield replace(made, state=_states(number))
 
@@ -138,10 +158,11 @@ def _real(block: Transactions, contents: Contents) -> Iterator[tuple[str, pa.Tab
             other = written.contents[:, number] + _planted(written, "payload_changed")
             chosen = other % CONTENTS
             headers = _headers(
-                ("halfway-transaction-id", "halfway-message", "halfway-prepared-at"),
+                ("halfway-transaction-id", "halfway-message", "halfway-prefix", "halfway-prepared-at"),
                 (
                     written.ids,
                     _same(f"{number + 1}/{len(TOPICS)}", len(written)),
+                    _same(PREFIX, len(written)),
                     np.frombuffer(np.char.mod("%d", written.at).astype("S13").tobytes(), np.uint8).reshape(-1, 13),
                 ),
             )

@@ -34,6 +34,7 @@ from halfway.kafka.records import codec
 EVENTS: Final = 3
 """Of a transaction: half record, op marker, tombstone."""
 _TICK_S: Final = 0.1
+_AT_ONCE: Final = 50_000
 _PATIENCE_S: Final = 60.0
 
 
@@ -46,6 +47,8 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     end_after_s: float = 1.0
     late_after_s: float = 30.0
+    pending: int = 0
+    """So many are prepared at once before, and never end."""
     seed: int = 1
 
 
@@ -81,7 +84,12 @@ class Load:
         self._failed: list[Any] = []
 
     def run(self) -> LoadResult:
-        """Write by the clock, then end what is left."""
+        """Write what stays pending, then by the clock, then end what is left."""
+        for first in range(0, self._plan.pending, _AT_ONCE):
+            number = np.arange(first, min(first + _AT_ONCE, self._plan.pending), dtype=np.int64)
+            block = transactions(self._rng, number, np.full(len(number), round(time.time() * 1000), np.int64))
+            self._produce(self._prepares, "half", block, None, "prepared")
+            self._prepares.flush(_PATIENCE_S)
         plan, began = self._plan, time.monotonic()
         for tick in range(round(plan.seconds / _TICK_S)):
             at = tick * _TICK_S

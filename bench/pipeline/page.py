@@ -5,6 +5,7 @@ They are made of halfway's own records, judged by the audit and written down by 
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections import Counter
@@ -133,6 +134,7 @@ def _transaction(topics: Topics, service: Service, number: int, rng: random.Rand
         headers: codec.Headers = [
             ("halfway-transaction-id", name.encode()),
             ("halfway-message", f"{slot}/{len(messages)}".encode()),
+            ("halfway-prefix", PREFIX.encode()),
         ]
         for _ in range(0 if rolled_back and wrong != "leaked" else copies):
             topics.add(message.topic, message.key, value, ended_at, headers)
@@ -150,6 +152,7 @@ def _ended(service: Service, rng: random.Random) -> tuple[int, Cause, int]:
 
 def main(folder: Path) -> None:
     """Write what `ledger`, `audit` and `report` write, below a folder."""
+    from halfway.pipeline.engines import SparkEngine
     from halfway.pipeline.folders import Folder
     from halfway.pipeline.jobs import audit, ledger, report
     from halfway.pipeline.session import SparkOptions, session
@@ -160,10 +163,13 @@ def main(folder: Path) -> None:
         write_records(folder / "archive", made_up(random.Random(SEED)), at=START + LASTS_MS + 30_000)
         source = SnapshotSource(spark, Folder(spark, str(folder / "archive")))
         ledger_folder, audit_folder = Folder(spark, str(folder / "ledger")), Folder(spark, str(folder / "audit"))
+        # As Spark's stream would name itself.
+        ledger_folder.write(json.dumps({"id": "page"}), ledger.CHECKPOINT, "metadata")
         tables = ledger.Tables(spark, ledger_folder, PREFIX, ledger.LedgerOptions(), lambda _: None)
         tables.write(source.committed([PREFIX + kind for kind in ledger.KINDS]), 0)
-        audit.run(spark, source, audit_folder, audit.AuditOptions())
-        print(report.run(spark, ledger_folder, audit_folder, Folder(spark, str(folder / "report"))))
+        audit.run(SparkEngine(spark), source, audit_folder, audit.AuditOptions())
+        sources = report.Sources(ledger=ledger_folder, audit=audit_folder)
+        print(report.run(spark, sources, Folder(spark, str(folder / "report"))))
     finally:
         spark.stop()
 

@@ -1,8 +1,9 @@
 """What the Spark jobs cost by the size of the topics, beside DuckDB.
 
 For each size an archive of made-up topics is written, then `halfway-pipeline audit` and `sweep` read it, each as a
-process of its own as a user starts it. Wall time and CPU time are those of the whole process with its children; memory
-is the most that all of them held together; shuffle is what Spark wrote between its stages, by its own event log.
+process of its own as a user starts it; `audit --continue` does so after a run over nine tenths of it. Wall time and CPU
+time are those of the whole process with its children; memory is the most that all of them held together; shuffle is
+what Spark wrote between its stages, by its own event log.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from bench.pipeline import archive as made_up
 from bench.processes import Watch
 from bench.rig import RigError
 
-Job = Literal["audit", "duckdb", "sweep"]
-JOBS: Final[tuple[Job, ...]] = ("audit", "duckdb", "sweep")
+Job = Literal["audit", "audit-continue", "duckdb", "duckdb-continue", "sweep"]
+JOBS: Final[tuple[Job, ...]] = ("audit", "audit-continue", "duckdb", "duckdb-continue", "sweep")
 _MIB: Final = 1 << 20
 
 
@@ -90,9 +91,19 @@ def run(job: Job, halves: int, archive: Path, scratch: Path, wanted: Scale) -> C
     for folder in (output, events):
         shutil.rmtree(folder, ignore_errors=True)
     events.mkdir(parents=True)
-    if job == "duckdb":
-        command = ["bench.pipeline.duckdb_audit", str(archive), str(output.with_suffix(".parquet"))]
-        command += [] if wanted.duckdb_memory is None else [wanted.duckdb_memory]
+    if job in {"audit-continue", "duckdb-continue"}:
+        engine, memory = ("duckdb", wanted.duckdb_memory) if job == "duckdb-continue" else ("spark", wanted.memory)
+
+        def window(pins: str) -> list[str]:
+            return ["bench.pipeline.continued", engine, str(archive), pins, str(output), memory or ""]
+
+        # What is measured is the second run, with a tenth that is new.
+        _measured([sys.executable, "-m", *window(made_up.CUT)])
+        command = window("offsets.json")
+    elif job == "duckdb":
+        command = ["halfway.pipeline", "audit", "--snapshot", str(archive), "--output", str(output), "--json"]
+        command += ["--engine", "duckdb"]
+        command += [] if wanted.duckdb_memory is None else ["--memory", wanted.duckdb_memory]
     else:
         log = {"enabled": "true", "dir": events.as_uri(), "rolling.enabled": "false", "compress": "false"}
         conf = [part for name, value in log.items() for part in ("--conf", f"spark.eventLog.{name}={value}")]

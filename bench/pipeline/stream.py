@@ -19,8 +19,9 @@ import msgspec
 import pyarrow.parquet as pq
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined] # they are there
+from deltalake import DeltaTable
 
-from bench.pipeline.load import LoadPlan, LoadResult
+from bench.pipeline.load import Load, LoadPlan, LoadResult
 from bench.pipeline.transactions import PREFIX, SHARDS
 from bench.processes import Watch
 from bench.rig import RigError
@@ -41,6 +42,8 @@ class Streaming(msgspec.Struct, frozen=True, kw_only=True):
     every_s: float = 10.0
     memory: str = "2g"
     seed: int = 1
+    pending: int = 0
+    """Transactions that are prepared before, and never end."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +82,12 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     caught_up_s: float
     ledger_cores: float
     lines: list[StreamLine]
+    pending_wanted: int = 0
 
     @property
     def clean(self) -> bool:
-        """Whether each transaction has its row, once."""
-        return self.rows == self.distinct == self.transactions and not self.pending_at_end
+        """Whether each transaction that has ended has its row, once, and the others are pending."""
+        return self.rows == self.distinct == self.transactions and self.pending_at_end == self.pending_wanted
 
 
 def stream(wanted: Streaming, say: Callable[[str], None]) -> Stream:
@@ -97,8 +101,17 @@ def stream(wanted: Streaming, say: Callable[[str], None]) -> Stream:
         process = stack.enter_context(_ledger(kafka.bootstrap_servers, output, directory / "ledger.log", wanted))
         stack.callback(_end, process)
         follower = _Follower(process, topics, output)
-        say(f"the ledger starts; then {wanted.events_per_s:,} records a second for {wanted.minutes:g} minutes")
         used = stack.enter_context(Watch(process.pid))
+        if wanted.pending:
+            say(f"{wanted.pending:,} transactions are prepared that stay pending")
+            before = LoadPlan(
+                bootstrap_servers=kafka.bootstrap_servers, prefix=PREFIX, events_per_s=0, seconds=0,
+                pending=wanted.pending, seed=wanted.seed + 1,
+            )  # fmt: skip
+            Load(before).run()
+            follower.catch_up(used)
+            follower.forget()
+        say(f"the ledger starts; then {wanted.events_per_s:,} records a second for {wanted.minutes:g} minutes")
         plan = LoadPlan(
             bootstrap_servers=kafka.bootstrap_servers,
             prefix=PREFIX,
@@ -134,6 +147,7 @@ def stream(wanted: Streaming, say: Callable[[str], None]) -> Stream:
             caught_up_s=round(caught_up_s, 1),
             ledger_cores=round(cores, 2),
             lines=by_minute([one for one in follower.batches if one.at_s <= over - began]),
+            pending_wanted=wanted.pending,
         )
 
 
@@ -216,6 +230,11 @@ class _Follower:
             )
         )
 
+    def forget(self) -> None:
+        """Let minutes begin now."""
+        self.batches.clear()
+        self._began = time.monotonic()
+
     def catch_up(self, used: Watch) -> None:
         """Wait until everything has been read."""
         deadline = time.monotonic() + _CATCH_UP_S
@@ -250,10 +269,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _rows(output: Path) -> tuple[int, int]:
     """Return how many rows the ledger has, and how many transactions."""
-    ended = output / ledger.ENDED
-    whole = [ledger.Span.of(each.name) for each in _names(ended) if (each / "_SUCCESS").exists()]
-    folders = ledger.standing(span for span in whole if span is not None)
-    files = [str(ended / span.name / "*.parquet") for span in folders]
+    files = DeltaTable(str(output / ledger.ENDED)).file_uris()
     found = duckdb.execute("select count(*), count(distinct id) from read_parquet(?)", [files]).fetchone()
     return (0, 0) if found is None else (int(found[0]), int(found[1]))
 

@@ -21,14 +21,15 @@ def add(kinds: Kinds) -> None:
     beside.set_defaults(run=_client)
     beside.add_argument("--json", type=Path, default=Path("build/client.json"), help="where the figures go")
     beside.add_argument("--warm-up", type=float, default=defaults.warm_up_s, help="seconds, once")
-    beside.add_argument("--lead", type=float, default=defaults.lead_s, help="seconds before counting, each way")
-    beside.add_argument("--seconds", type=float, default=defaults.run_s, help="that count, each way")
+    beside.add_argument("--lead", type=float, default=defaults.lead_s, help="seconds before counting, each slice")
+    beside.add_argument("--slices", type=int, default=4, help="of each way, in turn")
+    beside.add_argument("--seconds", type=float, default=20.0, help="that count, of all slices of a way")
     beside.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already, for figures without its CPU")
 
 
 def _client(given: argparse.Namespace) -> int:
     console = wide_console()
-    lengths = Lengths(warm_up_s=given.warm_up, lead_s=given.lead, run_s=given.seconds)
+    lengths = Lengths(warm_up_s=given.warm_up, lead_s=given.lead, run_s=given.seconds, slices=given.slices)
     with Rig(say=console.print, bootstrap_servers=given.kafka) as rig:
         compared = compare(rig, lengths, say=console.print)
     console.print(client_table(compared))

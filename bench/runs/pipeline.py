@@ -34,6 +34,7 @@ def add(kinds: Kinds) -> None:
     steady.add_argument("--rate", type=int, default=even.events_per_s, help="records a second, three a transaction")
     steady.add_argument("--minutes", type=float, default=even.minutes)
     steady.add_argument("--every", type=float, default=even.every_s, help="seconds between two batches")
+    steady.add_argument("--pending", type=int, default=even.pending, help="transactions that are pending all the time")
     steady.add_argument("--memory", default=even.memory, help="of Spark")
     steady.add_argument("--seed", type=int, default=even.seed)
 
@@ -76,7 +77,12 @@ def costs_table(found: Costs) -> Table:
 def _stream(given: argparse.Namespace) -> int:
     console = wide_console()
     wanted = Streaming(
-        events_per_s=given.rate, minutes=given.minutes, every_s=given.every, memory=given.memory, seed=given.seed
+        events_per_s=given.rate,
+        minutes=given.minutes,
+        every_s=given.every,
+        memory=given.memory,
+        seed=given.seed,
+        pending=given.pending,
     )
     found = stream(wanted, console.print)
     console.print(stream_table(found))

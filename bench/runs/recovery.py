@@ -28,6 +28,10 @@ def add(kinds: Kinds) -> None:
     starts.add_argument("--value-bytes", type=int, default=VALUE_BYTES, help="of the message of each transaction")
     starts.add_argument("--rate", type=float, default=2_000, help="transactions a second that the log tells of")
     starts.add_argument("--watch", type=float, default=60, help="seconds after each start")
+    starts.add_argument("--starts", type=int, default=1, help="on each log")
+    starts.add_argument(
+        "--before", type=Path, metavar="PYTHON", help="the interpreter of an earlier version: only starts, in turn"
+    )
     starts.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already")
 
 
@@ -47,7 +51,7 @@ def _recovery(given: argparse.Namespace) -> int:
         rate_per_s=given.rate,
         watch_s=given.watch,
     ) as bench:
-        found = bench.run(cells)
+        found = bench.run(cells, before=None if given.before is None else given.before.absolute(), starts=given.starts)
     console.print(recovery_table(found))
     for line in recovery_lines(found):
         console.print(line)

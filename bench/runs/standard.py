@@ -1,13 +1,17 @@
-"""The four scenarios, each with its raw limit."""
+"""The scenarios, each with its raw limit, and what partitions cost."""
 
 from __future__ import annotations
 
 import argparse
+import platform
+import sysconfig
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.table import Table
 
+from bench.partitions import TouchedLine, touched
 from bench.plan import SCENARIOS
 from bench.report import wide_console, write_json
 from bench.rig import Rig
@@ -24,16 +28,42 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lead", type=float, default=defaults.lead_s, help="seconds before counting, each scenario")
     parser.add_argument("--seconds", type=float, default=defaults.run_s, help="that count, each scenario")
     parser.add_argument("--raw-seconds", type=float, default=defaults.raw_s, help="of the raw limit, each scenario")
+    parser.add_argument("--slices", type=int, default=defaults.slices, help="into which those seconds are cut")
+    parser.add_argument(
+        "--before", type=Path, metavar="PYTHON", help="the interpreter of an earlier version, which takes turns"
+    )
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already, for figures without its CPU")
 
 
 def _bench(given: argparse.Namespace) -> int:
     console = wide_console()
-    lengths = Lengths(warm_up_s=given.warm_up, lead_s=given.lead, run_s=given.seconds, raw_s=given.raw_seconds)
+    lengths = Lengths(
+        warm_up_s=given.warm_up,
+        lead_s=given.lead,
+        run_s=given.seconds,
+        raw_s=given.raw_seconds,
+        slices=given.slices,
+    )
     chosen = tuple(one for one in SCENARIOS if given.only is None or one.name in given.only)
-    with Rig(say=console.print, bootstrap_servers=given.kafka) as rig:
-        lines = run_scenarios(rig, chosen, lengths, say=console.print)
+    with ExitStack() as stack:
+        rig = stack.enter_context(Rig(say=console.print, bootstrap_servers=given.kafka))
+        before = None
+        if given.before is not None:
+            before = stack.enter_context(
+                Rig(
+                    say=console.print,
+                    bootstrap_servers=rig.bootstrap_servers,
+                    name="bench-before",
+                    python=given.before.absolute(),
+                )
+            )
+            before.broker_pid = rig.broker_pid
+        console.print(python_build())
+        lines = run_scenarios(rig, chosen, lengths, say=console.print, before=before)
+        cost = touched(rig, lengths.raw_s / lengths.slices, say=console.print) if given.only is None else []
     console.print(lines_table(lines))
+    if cost:
+        console.print(cost_table(cost))
     for line in lines:
         if line.first_finding:
             console.print(f"{line.scenario}: the checker's first finding: {line.first_finding}", markup=False)
@@ -49,16 +79,45 @@ def lines_table(lines: Iterable[Line]) -> Table:
     table = Table(title="prepare to commit confirmed; CPU in microseconds a transaction")
     table.add_column("scenario")
     for name in (
-        *("tx/s", "p50 ms", "p99 ms", "coordinator", "broker", "load", "raw tx/s", "ratio", "ends/Kafka tx"),
+        *("tx/s", "from", "to", "p50 ms", "p99 ms", "coordinator", "broker", "load"),
+        *("raw tx/s", "ratio", "from", "to", "ends/Kafka tx"),
         *("missing", "doubled", "extra", "contradicted", "stuck", "failed"),
     ):
         table.add_column(name, justify="right")
     for line in lines:
         table.add_row(
             line.scenario,
-            *(f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}", f"{line.coordinator_cpu_us:.0f}"),
+            *(f"{line.tx_per_s:,.0f}", *(f"{rate:,.0f}" for rate in line.spread)),
+            *(f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}", f"{line.coordinator_cpu_us:.0f}"),
             *("" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}", f"{line.load_cpu_us:.0f}"),
-            *(f"{line.raw_tx_per_s:,.0f}", f"{line.ratio:.2f}", f"{line.ends_per_kafka_transaction:.1f}"),
+            *_limit(line),
+            f"{line.ends_per_kafka_transaction:.1f}",
             *map(str, (line.missing, line.doubled, line.extra, line.contradicted, line.stuck, line.failed)),
         )
     return table
+
+
+def _limit(line: Line) -> tuple[str, ...]:
+    if not line.raw_tx_per_s:
+        return ("", "", "", "")
+    return (f"{line.raw_tx_per_s:,.0f}", f"{line.ratio:.2f}", *(f"{ratio:.2f}" for ratio in line.ratio_spread))
+
+
+def cost_table(lines: Iterable[TouchedLine]) -> Table:
+    """Return what partitions cost as a table."""
+    table = Table(title="Kafka transactions of 100 ends, by librdkafka alone")
+    for name in ("partitions touched", "ends/s", "broker ms"):
+        table.add_column(name, justify="right")
+    for line in lines:
+        broker = "" if line.broker_ms is None else f"{line.broker_ms:.1f}"
+        table.add_row(str(line.partitions), f"{line.tx_per_s:,.0f}", broker)
+    return table
+
+
+def python_build() -> str:
+    """Say which Python runs everything: one that was built without profiles is slower."""
+    options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    profiled = "with" if "--enable-optimizations" in options else "without"
+    return (
+        f"{platform.python_implementation()} {platform.python_version()}, built {profiled} profile-guided optimisation"
+    )

@@ -1,0 +1,311 @@
+"""One group floods, others work: what the flood costs the others, with and without limits, and what keys cost.
+
+All coordinators run over one broker, and are asked in turns, so that a machine whose speed changes changes all. What
+keys cost is asked of one coordinator, since two of one kind differ by more: it knows keys and is open, so it looks at
+a key that a caller shows as it does when it asks everybody for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
+
+from bench.figures import cpu_us, percentile
+from bench.instance import Instance
+from bench.wire import id_in, post, split
+from halfway.domain.keys import RANDOM_BYTES, Key, KeyTable, MasterSecret, key_text, public_id
+from halfway.domain.principal import Permission, PrincipalKind
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from halfway.embedded.ports import HOST
+from halfway.runtime.scheduler import SystemClock
+from halfway.service.access import KeyedAccess
+
+TOPIC: Final = "limits"
+FLOOD: Final = "flood"
+LEAD_S: Final = 2.0
+"""Of each turn, not counted: a group that was idle may send a burst."""
+KEYS: Final = (("no key is shown", False), ("a key is shown", True))
+_SLICES: Final = 4
+"""Of each kind, in each turn."""
+_READY_S: Final = 60.0
+_REFUSED: Final = 429
+_CREATED: Final = 201
+_OK: Final = 200
+_SHARE: Final = 0.95
+"""Of the limit, sent by a group that stays below it."""
+_ROUNDS: Final = 500
+_CALLS: Final = 200
+
+
+class Flooding(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of everything."""
+
+    groups: int = 10
+    """That work."""
+    callers: int = 20
+    """Of all groups that work, each with one transaction at a time, at a pace."""
+    rate_per_s: float = 150.0
+    """Of all of them together."""
+    flood: int = 64
+    """Callers of the group that floods, each with the next transaction as soon as it is answered."""
+    limit_per_s: float = 20.0
+    """Prepares a second that a group may send."""
+    seconds: float = 8.0
+    """Of each turn; a slice with or without keys takes a quarter of it."""
+    turns: int = 8
+    warm_up_s: float = 30.0
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one way of running showed, over all its turns."""
+
+    name: str
+    transactions: int
+    p50_ms: float
+    p99_ms: float
+    flooded: int
+    """Transactions that the flooding group committed."""
+    refused: int
+    """Prepares of the flooding group that were refused."""
+    cpu_us: float
+    """Of the coordinator, for each transaction of all groups."""
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.committed = 0
+        self.refused = 0
+        self.cpu_us = 0.0
+
+    def cost(self, name: str) -> Cost:
+        ordered = sorted(self.times)
+        return Cost(
+            name=name,
+            transactions=len(ordered),
+            p50_ms=percentile(ordered, 0.5) * 1000,
+            p99_ms=percentile(ordered, 0.99) * 1000,
+            flooded=self.committed,
+            refused=self.refused,
+            cpu_us=self.cpu_us / max(1, len(ordered) + self.committed),
+        )
+
+
+class Service:
+    """One caller of a group over a connection of its own."""
+
+    def __init__(self, port: int, group: str, key: str | None) -> None:
+        self._port = port
+        host = f"{HOST}:{port}" + ("" if key is None else f"\r\nAuthorization: Bearer {key}")
+        body = msgspec.json.encode({"group": group, "messages": [{"topic": TOPIC, "key": group, "value": "v" * 512}]})
+        self._prepare = post(host, b"/v1/transactions", body)
+        self._end = post(host, b"/v1/transactions/\0/end", b'{"outcome":"commit"}').split(b"\0")
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def transaction(self) -> bool:
+        """Prepare and commit; False if the prepare was refused."""
+        status, body = await self._ask(self._prepare)
+        if status == _REFUSED:
+            return False
+        if status != _CREATED:
+            raise RuntimeError(f"a prepare was answered {status}: {body[:300]!r}")
+        status, body = await self._ask(id_in(body).join(self._end))
+        if status != _OK:
+            raise RuntimeError(f"a commit was answered {status}: {body[:300]!r}")
+        return True
+
+    async def _ask(self, request: bytes) -> tuple[int, bytes]:
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(HOST, self._port)
+        self._writer.write(request)
+        received = b""
+        while (answer := split(received)) is None:
+            more = await self._reader.read(65_536)
+            if not more:
+                raise RuntimeError("a connection was closed")
+            received += more
+        return answer[0], answer[1]
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+async def _paced(service: Service, every_s: float, first_s: float, until: float, tally: Tally) -> None:
+    began = time.monotonic()
+    due = began + first_s
+    while due < until:
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        if not await service.transaction():
+            raise RuntimeError("a group that works was refused: its rate is above the limit")
+        if due > began + LEAD_S:
+            tally.times.append(time.monotonic() - due)
+        due += every_s
+
+
+async def flooding(service: Service, until: float, tally: Tally) -> None:
+    while time.monotonic() < until:
+        if await service.transaction():
+            tally.committed += 1
+        else:
+            tally.refused += 1
+
+
+class Side:
+    """A coordinator with groups, and their keys if it knows keys."""
+
+    def __init__(self, instance: Instance, operator: str | None, groups: Sequence[str]) -> None:
+        self.instance = instance
+        self._operator = operator
+        self._keys: dict[str, str | None] = dict.fromkeys(groups)
+
+    async def register(self) -> None:
+        for group in self._keys:
+            await self._call(b"PUT", f"/v1/groups/{group}", {"check": {"mode": "pull"}, "topics": [TOPIC]})
+            if self._operator is not None:
+                made = await self._call(b"POST", "/v1/keys", {"kind": "group", "name": group})
+                self._keys[group] = str(msgspec.json.decode(made)["key"])
+
+    async def _call(self, method: bytes, path: str, body: object) -> bytes:
+        host = f"{HOST}:{self.instance.port}"
+        host += "" if self._operator is None else f"\r\nAuthorization: Bearer {self._operator}"
+        reader, writer = await asyncio.open_connection(HOST, self.instance.port)
+        try:
+            writer.write(post(host, path.encode(), msgspec.json.encode(body)).replace(b"POST", method, 1))
+            received = b""
+            while (answer := split(received)) is None:
+                received += await reader.read(65_536)
+        finally:
+            writer.close()
+        if answer[0] not in (_OK, _CREATED):
+            raise RuntimeError(f"{path} was answered {answer[0]}: {answer[1][:300]!r}")
+        return answer[1]
+
+    async def turn(
+        self,
+        wanted: Flooding,
+        flood: int,
+        seconds: float,
+        tally: Tally,
+        *,
+        paced: bool = True,
+        keys: bool = True,
+        share: bool = False,
+    ) -> None:
+        """Load it for a time.
+
+        Without a pace every caller floods, without keys none of them shows one; with a share the group that could
+        flood sends what its limit allows, at a pace.
+        """
+        port, began = self.instance.port, cpu_us(self.instance.pid)
+        working = [group for group in self._keys if group != FLOOD]
+        groups = [working[number % len(working)] for number in range(wanted.callers)]
+        shop = [Service(port, group, self._keys[group] if keys else None) for group in groups]
+        others = [Service(port, FLOOD, self._keys[FLOOD]) for _ in range(flood)]
+        until = time.monotonic() + seconds
+        every_s = wanted.callers / wanted.rate_per_s
+        loads = [
+            _paced(one, every_s, every_s * number / len(shop), until, tally) if paced else flooding(one, until, tally)
+            for number, one in enumerate(shop)
+        ]
+        if share:
+            allowed, polite = _SHARE * wanted.limit_per_s, Tally()
+            others = [Service(port, FLOOD, self._keys[FLOOD]) for _ in range(wanted.callers)]
+            every_s = len(others) / allowed
+            loads += [_paced(one, every_s, number / allowed, until, polite) for number, one in enumerate(others)]
+        else:
+            loads += [flooding(one, until, tally) for one in others]
+        await asyncio.gather(*loads)
+        tally.cpu_us += cpu_us(self.instance.pid) - began
+        for one in (*shop, *others):
+            one.close()
+
+
+def verifying_us() -> tuple[float, float]:
+    """Return the CPU time of knowing a caller by its key and deciding what it may do: the first time, and again."""
+    secret, table = MasterSecret(os.urandom(32)), KeyTable()
+    text = key_text(PrincipalKind.GROUP, os.urandom(RANDOM_BYTES))
+    key = Key(id=public_id(text), kind=PrincipalKind.GROUP, name="shop", created_at=0, digest=secret.digest(text))
+    table.apply(key.id, secret.sealed(key))
+    first, again = [], []
+    for _ in range(_ROUNDS):
+        access = KeyedAccess(table, [secret], SystemClock())
+        began = time.thread_time()
+        access.require(access.authenticate(text), Permission.PREPARE, "shop")
+        looked = time.thread_time()
+        for _ in range(_CALLS):
+            access.require(access.authenticate(text), Permission.PREPARE, "shop")
+        first.append((looked - began) * 1e6)
+        again.append((time.thread_time() - looked) / _CALLS * 1e6)
+    return median(first), median(again)
+
+
+def limits(wanted: Flooding, say: Callable[[str], None]) -> tuple[list[Cost], list[Cost]]:
+    """Return what the flood cost the other groups (alone, limited, unlimited), and what keys cost."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-bench-")))
+        bootstrap = stack.enter_context(EmbeddedKafka(EmbeddedConfig(heap="1g", progress=say))).bootstrap_servers
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic(TOPIC, 6, 1)])[TOPIC].result(_READY_S)
+        operator = key_text(PrincipalKind.OPERATOR, os.urandom(RANDOM_BYTES))
+        keyed = {"HALFWAY_MASTER_SECRET": os.urandom(32).hex(), "HALFWAY_OPERATOR_KEY": operator}
+        limited = {"HALFWAY_GROUP_PREPARES_PER_S": f"{wanted.limit_per_s:g}"}
+        sides = []
+        for name, settings in (
+            ("limited", keyed | limited),
+            ("flooded", keyed),
+            ("open", keyed | {"HALFWAY_OPEN_ACCESS": "true"}),
+        ):
+            shared = {
+                "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
+                "HALFWAY_KAFKA_PREFIX": f"_{name}.",
+                "HALFWAY_SHARDS": "2",
+            }
+            instance = stack.enter_context(Instance(directory, shared | settings))
+            instance.ready(_READY_S)
+            working = [f"shop-{number}" for number in range(wanted.groups)]
+            sides.append(Side(instance, operator, [*working, FLOOD]))
+        return asyncio.run(_measured(wanted, sides, say))
+
+
+async def _measured(
+    wanted: Flooding, sides: Sequence[Side], say: Callable[[str], None]
+) -> tuple[list[Cost], list[Cost]]:
+    limited, flooded, unguarded = sides
+    for side in sides:
+        await side.register()
+    gc.collect()
+    gc.freeze()  # a pause of the load process is none of the coordinator's
+    say("warming up")
+    for side in sides:
+        await side.turn(wanted, 0, wanted.warm_up_s / len(sides), Tally(), paced=side is limited)
+    # The groups that work stay below their own limits on the limited side: it is the flood that is to be held.
+    kinds = (
+        ("alone", limited, 0, False),
+        ("beside a group that stays below its limit", limited, 0, True),
+        ("beside a flood that is limited", limited, wanted.flood, False),
+        ("beside a flood without limits", flooded, wanted.flood, False),
+    )
+    named = {name: Tally() for name, *_ in kinds}
+    costs = {name: Tally() for name, _ in KEYS}
+    for turn in range(wanted.turns):
+        say(f"turn {turn + 1} of {wanted.turns}")
+        for name, side, flood, share in kinds if turn % 2 else kinds[::-1]:
+            await side.turn(wanted, flood, wanted.seconds, named[name], share=share)
+        for number in range(_SLICES):
+            for name, shown in KEYS if number % 2 else KEYS[::-1]:
+                await unguarded.turn(wanted, 0, wanted.seconds / 4, costs[name], paced=False, keys=shown)
+    gc.unfreeze()  # else extension modules complain at the exit
+    return [one.cost(name) for name, one in named.items()], [one.cost(name) for name, one in costs.items()]

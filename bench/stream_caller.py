@@ -1,0 +1,89 @@
+"""Callers that share one stream, as the tasks of a service do."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from itertools import cycle
+from typing import Final
+
+import msgspec
+
+from bench.callers import Desk
+from bench.plan import GROUP
+from bench.stream_client import Answer, StreamClient
+from bench.wire import id_in, payloads
+
+_SHOWN: Final = 300
+
+
+class Operations:
+    """The operations of a load without their numbers: prepares that are ready, and ends with only an id to put in."""
+
+    def __init__(self, topic: str, *, confirm: bool) -> None:
+        """Build them; `confirm` says whether an end is done with once it is written, or once it is accepted."""
+        self._prepares = cycle(
+            [
+                (
+                    number,
+                    msgspec.json.encode({"group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]}),
+                )
+                for number, (key, value) in enumerate(payloads())
+            ]
+        )
+        self._end_after = b'","outcome":"commit"}' if confirm else b'","outcome":"commit","confirm":false}'
+        self.ended: Final = HTTPStatus.OK if confirm else HTTPStatus.ACCEPTED
+
+    def next_prepare(self) -> tuple[int, bytes]:
+        """Return the place of its message in `payloads()`, and a prepare."""
+        return next(self._prepares)
+
+    def end(self, transaction_id: bytes) -> bytes:
+        """Return the commit of a transaction."""
+        return b'{"id":"%b%b' % (transaction_id, self._end_after)
+
+
+class StreamCaller:
+    """Prepares and commits one transaction at a time."""
+
+    def __init__(self, stream: StreamClient, operations: Operations, desk: Desk) -> None:
+        """Take what is shared, and say that there is nothing to do yet."""
+        self._stream = stream
+        self._operations = operations
+        self._desk = desk
+        self._began = 0.0
+        self._content = 0
+        self._id = b""
+        desk.ready(self)
+
+    def begin(self, now: float) -> None:
+        """Begin a transaction; latency counts from `now`."""
+        self._began = now
+        self._content, prepare = self._operations.next_prepare()
+        self._stream.ask("prepare", prepare, self._prepared)
+
+    def close(self) -> None:
+        """Leave what is under way to the stream, which tells of it when it is closed."""
+
+    def _prepared(self, answer: Answer | None) -> None:
+        if answer is None or answer.status != HTTPStatus.CREATED:
+            self._desk.unanswered((self._content,))
+            self._failed("prepare", answer)
+            return
+        self._id = id_in(bytes(answer.body))
+        self._stream.ask("end", self._operations.end(self._id), self._ended)
+
+    def _ended(self, answer: Answer | None) -> None:
+        made = ((self._content, self._id),)
+        if answer is None or answer.status != self._operations.ended:
+            self._desk.unconfirmed(made)
+            self._failed("commit", answer)
+            return
+        # An end that was accepted must stand as well: nothing is broken here.
+        self._desk.confirmed(self._began, made)
+        self._desk.ready(self)
+
+    def _failed(self, what: str, answer: Answer | None) -> None:
+        shown = "not answered" if answer is None else f"answered {answer.status}: {bytes(answer.problem)[:_SHOWN]!r}"
+        self._desk.failed(f"a {what} was {shown}")
+        if answer is not None:
+            self._desk.ready(self)

@@ -1,0 +1,217 @@
+"""A minimal client of the stream (docs/stream.md), for tests and benchmarks: one connection, answers by callback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+
+SUBPROTOCOL: Final = "halfway.stream.v1"
+
+
+class StreamLostError(Exception):
+    """The connection was lost or closed before an answer came: the operation may have been done."""
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """The answer to an operation, its body or problem as they came."""
+
+    n: int
+    status: int
+    body: msgspec.Raw = msgspec.Raw()
+    problem: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def document(self) -> Any:
+        """The body or the problem, parsed; None if there is neither."""
+        raw = bytes(self.body) or bytes(self.problem)
+        return msgspec.json.decode(raw) if raw else None
+
+
+class _Frame(msgspec.Struct, frozen=True):
+    hello: dict[str, Any] | None = None
+    answers: list[Answer] = []
+    checks: list[dict[str, Any]] = []
+    ended: dict[str, Any] | None = None
+    closing: dict[str, Any] | None = None
+    problem: dict[str, Any] | None = None
+
+
+_FRAME: Final = msgspec.json.Decoder(_Frame)
+
+Told = Callable[[Answer | None], None]
+"""Called with the answer to an operation, None if the connection was lost before it."""
+
+
+class StreamClient:
+    """One connection. What is asked in one turn of the event loop goes in one frame, as far as the server takes it."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse[Any], hello: Mapping[str, Any]) -> None:
+        """Take a connection whose first frame was read."""
+        self._socket = socket
+        self.hello = hello
+        self.checks: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.ended: list[dict[str, Any]] = []
+        self.problem: dict[str, Any] | None = None
+        """Why the server closes the connection."""
+        self.closing = asyncio.Event()
+        """Set once the server is about to close."""
+        self.closed = asyncio.Event()
+        self._most: int = hello["max_in_flight"]
+        self._most_in_frame: int = hello["max_frame_operations"]
+        self._ending = False
+        self._next = 0
+        self._told: dict[int, Told] = {}
+        self._asked: deque[tuple[str, bytes, Told]] = deque()
+        self._work = asyncio.Event()
+        self._writing = asyncio.create_task(self._write())
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def connect(
+        cls, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Self:
+        """Connect to the coordinator at a URL such as `http://127.0.0.1:8080`."""
+        socket = await session.ws_connect(
+            f"{url}/v1/stream",
+            protocols=(SUBPROTOCOL,),
+            headers=headers,
+            compress=0,
+            max_msg_size=0,
+            decode_text=False,
+            **options,
+        )
+        try:
+            message = await socket.receive()
+            frame = _FRAME.decode(message.data) if message.type is aiohttp.WSMsgType.TEXT else _Frame()
+        except BaseException:
+            await socket.close()
+            raise
+        if frame.hello is None:
+            await socket.close()
+            raise ConnectionError("the server's first frame is not hello")
+        return cls(socket, frame.hello)
+
+    @property
+    def close_code(self) -> int | None:
+        """The code with which the connection was closed."""
+        return self._socket.close_code
+
+    @property
+    def in_flight(self) -> int:
+        """How many operations are not answered yet."""
+        return len(self._told)
+
+    # --- operations
+
+    def ask(self, kind: str, fields: bytes, told: Told) -> None:
+        """Ask for an operation: a JSON object of its fields without `n`."""
+        if self.closed.is_set():
+            told(None)
+            return
+        self._asked.append((kind, fields, told))
+        self._work.set()
+
+    async def asked(self, kind: str, fields: Mapping[str, Any]) -> Answer:
+        """Ask for an operation and return its answer; StreamLostError if none came."""
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def told(answer: Answer | None) -> None:
+            if answered.done():
+                return
+            if answer is None:
+                answered.set_exception(StreamLostError(f"closed with {self.close_code}"))
+            else:
+                answered.set_result(answer)
+
+        self.ask(kind, msgspec.json.encode(fields), told)
+        return await answered
+
+    async def prepare(self, group: str, *messages: Mapping[str, Any], **fields: Any) -> Answer:
+        """Prepare a transaction."""
+        return await self.asked("prepare", {"group": group, "messages": messages, **fields})
+
+    async def end(self, transaction_id: str, outcome: str, **fields: Any) -> Answer:
+        """End a transaction."""
+        return await self.asked("end", {"id": transaction_id, "outcome": outcome, **fields})
+
+    async def subscribe(self, group: str, most: int) -> Answer:
+        """Get the checks of a group into `checks`, at most so many at a time."""
+        return await self.asked("checks", {"group": group, "max": most})
+
+    async def close(self) -> None:
+        """Close the connection; operations that are not answered end with StreamLostError."""
+        self._ending = True
+        await self._socket.close()
+        await self._end()
+
+    async def abort(self) -> None:
+        """Cut the connection without a word."""
+        self._ending = True
+        response = self._socket._response  # noqa: SLF001 - there is no public way to cut it
+        if response.connection is not None and response.connection.transport is not None:
+            response.connection.transport.abort()
+        await self._end()
+
+    # --- the connection
+
+    async def _write(self) -> None:
+        with suppress(ConnectionError):
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while self._asked and len(self._told) < self._most:
+                    await self._socket.send_frame(self._frame(), aiohttp.WSMsgType.TEXT)
+
+    def _frame(self) -> bytes:
+        items: dict[str, list[bytes]] = {}
+        for _ in range(min(len(self._asked), self._most - len(self._told), self._most_in_frame)):
+            kind, fields, told = self._asked.popleft()
+            self._next += 1
+            self._told[self._next] = told
+            items.setdefault(kind, []).append(b'{"n":%d,%b' % (self._next, fields[1:]))
+        members = [b'"%b":[%b]' % (kind.encode(), b",".join(found)) for kind, found in items.items()]
+        return b"{%b}" % b",".join(members)
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                self._take(_FRAME.decode(message.data))
+        finally:
+            self._lose()
+            self._writing.cancel()
+            if not self._ending:
+                await self._socket.close()
+
+    def _take(self, frame: _Frame) -> None:
+        for answer in frame.answers:
+            self._told.pop(answer.n)(answer)
+        if self._asked:
+            self._work.set()
+        for check in frame.checks:
+            self.checks.put_nowait(check)
+        if frame.ended is not None:
+            self.ended.append(frame.ended)
+        if frame.closing is not None:
+            self.closing.set()
+        self.problem = frame.problem or self.problem
+
+    def _lose(self) -> None:
+        self.closed.set()
+        waiting = [told for _, _, told in self._asked] + list(self._told.values())
+        self._asked.clear()
+        self._told.clear()
+        for told in waiting:
+            told(None)
+
+    async def _end(self) -> None:
+        for task in (self._reading, self._writing):
+            task.cancel()
+        await asyncio.wait([self._reading, self._writing])
+        self._lose()
+        await self._socket.close()
