@@ -1,13 +1,27 @@
+"""What holds for all tests.
+
+A test that needs Kafka asks for the fixture `kafka` (or, among the acceptance tests, for `coordinator`, `rest`, `topic`
+and `group`): one broker and one coordinator for all tests of a worker, which keep apart by the names of their topics,
+groups and prefixes. A broker or a coordinator of one's own (`new_coordinator`, `guarded_kafka`, `proxied_kafka`,
+`EmbeddedKafka`) costs seconds of CPU: take it only if the test stops it or needs other settings. Tests that share a
+fixture which starts servers carry one `xdist_group`, or each worker starts them again.
+"""
+
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
 
 from halfway.embedded import ports
+from tests.support.ports import in_turn
 
 pytest_plugins = (
     "pytester",
+    "tests.support.no_broker",
     "tests.support.skips",
+    "tests.support.brokers.jvm",
     "tests.support.brokers.fixtures",
+    "tests.support.databases.fixtures",
     "tests.support.pipeline.fixtures",
 )
 
@@ -22,14 +36,8 @@ settings.register_profile(
 settings.load_profile("halfway")
 
 
-def _take_own_ports(worker: str, count: int) -> None:
-    """Pick ports from a part that is this worker's own: one picks what another has picked and not yet listens at."""
-    number = int(worker.removeprefix("gw"))
-    lowest, end = ports._LOWEST, ports._first_ephemeral_port()
-    share = (end - lowest) // count
-    ports._LOWEST = lowest + number * share
-    ports._first_ephemeral_port = lambda: lowest + (number + 1) * share
+# Before any process is started: else each coordinator and each worker would compile all that it imports again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    _take_own_ports(os.environ["PYTEST_XDIST_WORKER"], int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+ports.candidates = in_turn

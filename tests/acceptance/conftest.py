@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ import pytest
 from tests.support.brokers.fixtures import Kafka
 from tests.support.brokers.guarded import GuardedKafka
 from tests.support.brokers.proxied import ProxiedKafka
+from tests.support.canary import leaks_in, refuse_leaks
 from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
 from tests.support.coordinator.faulty import FaultyCoordinator, NewFaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
@@ -50,6 +52,20 @@ def _note_log(node: pytest.Item, coordinator: CoordinatorProcess) -> None:
     node.stash.setdefault(_LOGS, []).append((coordinator, len(coordinator.log)))
 
 
+@pytest.fixture(autouse=True)
+def _no_canary(tmp_path: Path) -> Iterator[None]:
+    """Look through what every coordinator said during a test, also as one of several, for secrets and payloads.
+
+    It ends after whatever makes coordinators, and before their folder is removed.
+    """
+    del tmp_path
+    yield
+    launched = [one for one in CoordinatorProcess.launched if one.log_path.exists()]  # a benchmark removes its own
+    CoordinatorProcess.launched[:] = [coordinator for coordinator in launched if coordinator.running]
+    found = {str(coordinator.log_path): leaks_in(coordinator.fresh_words()) for coordinator in launched}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
 @pytest.fixture
 def note_log(request: pytest.FixtureRequest) -> Iterator[Callable[[CoordinatorProcess], None]]:
     """Give what has a coordinator's log, from now on, shown with this test and looked through for surprises."""
@@ -67,6 +83,7 @@ def _shared(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     coordinator = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("shared"))
     yield coordinator
     coordinator.close()
+    refuse_leaks(coordinator.fresh_words())
 
 
 @pytest.fixture

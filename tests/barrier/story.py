@@ -1,14 +1,16 @@
 """Seeded stories: local transactions, checks, late commits, crashes and repeats, interleaved step by step.
 
-A story is about one transaction id. The same seed gives the same steps in the same order. What must hold: no two
-verdicts differ, and the verdict is commit exactly if one local transaction has committed.
+A story is about one transaction id. The same seed gives the same steps in the same order. One thread plays it, so who
+waits for a lock waits in vain: waits are short. What must hold: no two verdicts differ, and the verdict is commit
+exactly if one local transaction has committed.
 """
 
 import random
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +20,13 @@ import psycopg
 import pymysql
 
 from halfway.client import Check
-from halfway.client.barrier import Barrier, LateTransactionError
+from halfway.client.barrier import Barrier, ConflictError, LateTransactionError
 from halfway.client.barrier.drivers import carry_out
-from tests.barrier.databases import Server
+from tests.support.databases.servers import Server
 
-ERRORS = (psycopg.Error, pymysql.Error, sqlite3.Error, LateTransactionError)
-_TRIES = 50
+ERRORS = (psycopg.Error, pymysql.Error, sqlite3.Error, ConflictError, LateTransactionError)
+_DECIDED_WITHIN_S = 30.0
+_LOOK_AGAIN_S = 0.01
 Actor = Iterator[None]
 
 
@@ -35,12 +38,17 @@ class Database:
     level: str
     connect: Callable[[], Any]
     mark: str = "%s"
+    begin: str | None = None
+    """What a local transaction begins with, if its driver begins none before a read."""
+    patience: str | None = None
+    """Lets a connection wait for locks, of the server's own cleaning or of the stories beside it, and read what was
+    committed, at whatever level the stories are."""
     barrier: Barrier = field(init=False)
 
     def __post_init__(self) -> None:
         self.barrier = Barrier(self.dialect, self.transaction)
-        self.barrier.create()
-        with self.transaction() as connection:
+        Barrier(self.dialect, self._patient_transaction).create()
+        with self._patient_transaction() as connection:
             connection.cursor().execute("CREATE TABLE IF NOT EXISTS stock (item int PRIMARY KEY)")
             connection.cursor().execute(
                 "CREATE TABLE IF NOT EXISTS effects"
@@ -56,8 +64,15 @@ class Database:
         finally:
             connection.close()
 
-    def effects(self, transaction_id: str) -> int:
+    @contextmanager
+    def _patient_transaction(self) -> Iterator[Any]:
         with self.transaction() as connection:
+            if self.patience is not None:
+                connection.cursor().execute(self.patience)
+            yield connection
+
+    def effects(self, transaction_id: str) -> int:
+        with self._patient_transaction() as connection:
             cursor = connection.cursor()
             cursor.execute(f"SELECT count(*) FROM effects WHERE transaction_id = {self.mark}", (transaction_id,))  # noqa: S608
             return int(cursor.fetchone()[0])
@@ -67,21 +82,23 @@ def postgresql(server: Server, isolation: str) -> Database:
     level = psycopg.IsolationLevel[isolation.replace(" ", "_")]
 
     def connect() -> Any:
-        connection = server.psycopg(options="-c lock_timeout=200")
+        connection = server.psycopg(options="-c lock_timeout=10")
         connection.isolation_level = level
         return connection
 
-    return Database(dialect="postgresql", level=isolation, connect=connect)
+    patience = "SET lock_timeout = 0; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+    return Database(dialect="postgresql", level=isolation, connect=connect, patience=patience)
 
 
 def mariadb(server: Server, isolation: str) -> Database:
     def connect() -> Any:
         settings = (
-            f"SET SESSION innodb_lock_wait_timeout = 1, SESSION transaction_isolation = '{isolation.replace(' ', '-')}'"
+            f"SET SESSION innodb_lock_wait_timeout = 0, SESSION transaction_isolation = '{isolation.replace(' ', '-')}'"
         )
         return server.pymysql(init_command=settings)
 
-    return Database(dialect="mysql", level=isolation, connect=connect)
+    patience = "SET SESSION innodb_lock_wait_timeout = 30, SESSION transaction_isolation = 'READ-COMMITTED'"
+    return Database(dialect="mysql", level=isolation, connect=connect, patience=patience)
 
 
 def sqlite(folder: Path, begin: str, journal: str) -> Database:
@@ -91,9 +108,12 @@ def sqlite(folder: Path, begin: str, journal: str) -> Database:
     connection.close()
 
     def connect() -> Any:
-        return sqlite3.connect(path, timeout=0.02, isolation_level=begin)  # type: ignore[call-overload]  # it is a name
+        connection = sqlite3.connect(path, timeout=0.01, isolation_level=begin)  # type: ignore[call-overload]  # a name
+        with suppress(sqlite3.OperationalError):  # it reads the file, which a check may have locked
+            connection.execute("PRAGMA synchronous = OFF")  # no machine crashes here
+        return connection
 
-    return Database(dialect="sqlite", level=begin, connect=connect, mark="?")
+    return Database(dialect="sqlite", level=begin, connect=connect, mark="?", begin=f"BEGIN {begin}")
 
 
 class Story:
@@ -120,10 +140,10 @@ class Story:
                 next(actors[name])
             except StopIteration:
                 del actors[name]
-        verdict = "unknown"
-        for _ in range(_TRIES):  # what else goes on in the database may hold it up
-            if (verdict := self._database.barrier.decide(self._check)) != "unknown":
-                break
+        deadline = time.monotonic() + _DECIDED_WITHIN_S
+        # What else goes on in the database may hold it up.
+        while (verdict := self._database.barrier.decide(self._check)) == "unknown" and time.monotonic() < deadline:
+            time.sleep(_LOOK_AGAIN_S)
         self.verdicts.append(verdict)
         effects = self._database.effects(self._id)
         right = {0: {"rollback"}, 1: {"commit"}}
@@ -150,6 +170,9 @@ class Story:
         end = self._random.choice(["commit", "commit", "commit", "rollback", "crash"])
         crash_after = self._random.randrange(len(work)) if end == "crash" else None
         try:
+            if self._database.begin is not None:
+                connection.isolation_level = None
+                cursor.execute(self._database.begin)
             for done, step in enumerate(work):
                 yield
                 step()

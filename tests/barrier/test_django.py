@@ -11,9 +11,9 @@ from django.db import DatabaseError, connections, transaction
 
 from halfway.client import SyncHalfway
 from halfway.client.django import AtomicProducer, django_barrier
-from tests.barrier.databases import USER
 from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, kill_mariadb, kill_postgresql
 from tests.barrier.test_sessions import written
+from tests.support.databases.servers import USER
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, insert, project
 
@@ -47,6 +47,7 @@ def sends(client: SyncHalfway, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         with transaction.atomic():
             producer.send("orders", "1", "gone")
             transaction.set_rollback(True)
+    assert client.show(first)["state"] == "committed"
     with transaction.atomic():
         insert("2")
         producer.send("orders", "1", "gone")

@@ -16,9 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from halfway.client import Check
-from halfway.client.barrier import AsyncBarrier, Barrier, LateTransactionError, NoTransactionError
+from halfway.client.barrier import (
+    AsyncBarrier,
+    Barrier,
+    LateTransactionError,
+    NoTransactionError,
+    UncommittedConnectionError,
+    UncountedRowsError,
+)
 from halfway.client.doubt import may_have_committed
-from tests.barrier.databases import USER, Server
+from tests.support.databases.servers import USER, Server
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
 
@@ -33,12 +40,8 @@ def asked(transaction_id: str) -> Check:
     return Check(id=transaction_id, group="shop", prepared_at=now, attempt=1, messages=[])
 
 
-def url(servers: Servers, driver: str) -> dict[str, Any]:
-    dialect = driver.partition("+")[0]
-    server = servers[dialect]
-    if dialect == "mysql":
-        return {"url": f"{driver}://{USER}@localhost/test", "connect_args": {"unix_socket": server.socket}}
-    return {"url": f"{driver}://{USER}@/postgres", "connect_args": {"host": str(server.folder)}}
+def url(servers: Servers, driver: str) -> str:
+    return servers[driver.partition("+")[0]].url(driver)
 
 
 @contextmanager
@@ -47,7 +50,7 @@ def sync_driver(servers: Servers, driver: str) -> Iterator[tuple[Begin, Begin]]:
     if driver == "psycopg":
         yield servers["postgresql"].psycopg, servers["postgresql"].psycopg
         return
-    engine = create_engine(**url(servers, driver), isolation_level="SERIALIZABLE")
+    engine = create_engine(url(servers, driver), isolation_level="SERIALIZABLE")
 
     @contextmanager
     def session() -> Iterator[Session]:
@@ -90,7 +93,7 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
 
             yield connect_mysql, connect_mysql
         case _:
-            engine = create_async_engine(**url(servers, driver))
+            engine = create_async_engine(url(servers, driver))
 
             @asynccontextmanager
             async def session() -> AsyncIterator[AsyncSession]:
@@ -199,10 +202,50 @@ async def test_a_row_that_would_commit_by_itself_is_refused(servers: Servers) ->
         with pytest.raises(NoTransactionError):
             await AsyncBarrier("postgresql", connect).insert(asyncpg_connection, "a")
     for driver in ("postgresql+psycopg", "mysql+pymysql"):
-        engine = create_engine(**url(servers, driver), isolation_level="AUTOCOMMIT")
+        engine = create_engine(url(servers, driver), isolation_level="AUTOCOMMIT")
         with engine.begin() as alchemy, pytest.raises(NoTransactionError):
             barrier(driver.partition("+")[0]).insert(alchemy, "a")
         engine.dispose()
+
+
+async def test_a_row_that_nobody_has_counted_is_refused(servers: Servers) -> None:
+    """In a pipeline of psycopg a conflict would be told when it is too late."""
+    late = f"{uuid4()}"
+    barrier = Barrier("postgresql", servers["postgresql"].psycopg)
+    barrier.create()
+    assert barrier.decide(asked(late)) == "rollback"
+    refused = pytest.raises(UncountedRowsError, match=r"outside `connection\.pipeline")
+    with servers["postgresql"].psycopg() as connection, refused, connection.pipeline():
+        barrier.insert(connection, late)
+    async with async_driver(servers, "psycopg") as (connect, begin), begin() as connection:
+        with pytest.raises(UncountedRowsError):
+            async with connection.pipeline():
+                await AsyncBarrier("postgresql", connect).insert(connection, late)
+
+
+def test_what_connects_must_commit(servers: Servers) -> None:
+    """Natural mistakes: SQLAlchemy's `connect` in place of `begin`, and PyMySQL's own connections."""
+
+    @contextmanager
+    def transaction() -> Iterator[Any]:
+        with servers["mysql"].pymysql() as connection:
+            yield connection
+            connection.commit()
+
+    engine = create_engine(url(servers, "postgresql+psycopg"))
+    for right, wrong in (
+        (Barrier("postgresql", engine.begin), Barrier("postgresql", engine.connect)),
+        (Barrier("mysql", transaction), Barrier("mysql", servers["mysql"].pymysql)),
+    ):
+        right.create()
+        right.learn()
+        with pytest.raises(UncommittedConnectionError):
+            wrong.learn()
+        late = f"{uuid4()}"
+        assert wrong.decide(asked(late)) == "unknown"
+        assert right.decide(asked(late)) == "rollback"
+        assert wrong.decide(asked(late)) == "rollback"
+    engine.dispose()
 
 
 async def test_a_connection_that_is_lost_at_the_commit_leaves_it_open(servers: Servers) -> None:
@@ -225,7 +268,7 @@ async def test_a_connection_that_is_lost_at_the_commit_leaves_it_open(servers: S
     killed.append(raised(my_victim.commit))
     assert not my_victim.open
     for driver in ("postgresql+psycopg", "mysql+pymysql"):
-        engine = create_engine(**url(servers, driver))
+        engine = create_engine(url(servers, driver))
         session = Session(engine)
         raw: Any = session.connection().connection.driver_connection
         session.connection().exec_driver_sql("SELECT 1")

@@ -27,7 +27,7 @@ def inbox_of(servers: Servers, driver: str, name: str) -> Inbox:
     connect = servers["postgresql"].psycopg
     if driver != "postgresql":
         connect = sessionmaker(
-            create_engine(**url(servers, driver), isolation_level="READ COMMITTED", poolclass=NullPool)
+            create_engine(url(servers, driver), isolation_level="READ COMMITTED", poolclass=NullPool)
         ).begin
     inbox = Inbox(dialect, connect, table=name)
     inbox.create()

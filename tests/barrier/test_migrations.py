@@ -1,12 +1,14 @@
 """The migration of the barrier's table through Alembic, on real servers and SQLite."""
 
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import NullPool, create_engine, inspect
 
 from halfway.client.barrier import Barrier, migration
 from tests.barrier.test_drivers import Servers, asked, url
@@ -26,13 +28,12 @@ def downgrade(op: Operations) -> None:
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql", "mariadb+pymysql", "sqlite"])
 def test_a_revision_of_alembic_makes_the_table(servers: Servers, driver: str, tmp_path: Path) -> None:
-    where: dict[str, Any]
-    if driver == "sqlite":
-        where = {"url": f"sqlite:///{tmp_path / 'shop.sqlite'}"}
-    else:
-        where = url(servers, driver.replace("mariadb", "mysql"))
-        where["url"] = where["url"].replace("mysql+pymysql", driver) if "pymysql" in driver else where["url"]
-    engine = create_engine(**where)
+    where = f"sqlite:///{tmp_path / 'shop.sqlite'}"
+    if driver != "sqlite":
+        where = url(servers, driver.replace("mariadb", "mysql")).replace(
+            "mysql+", "mariadb+" if "mariadb" in driver else "mysql+"
+        )
+    engine = create_engine(where)
     with engine.begin() as connection:
         upgrade(Operations(MigrationContext.configure(connection)))
     barrier = Barrier(engine.dialect.name, engine.begin, table="migrated")
@@ -43,3 +44,36 @@ def test_a_revision_of_alembic_makes_the_table(servers: Servers, driver: str, tm
         downgrade(Operations(MigrationContext.configure(connection)))
     assert not inspect(engine).has_table("migrated")
     engine.dispose()
+
+
+ENV = """
+from alembic import context
+from sqlalchemy import NullPool, create_engine
+
+with create_engine(context.config.get_main_option("sqlalchemy.url"), poolclass=NullPool).begin() as connection:
+    context.configure(connection=connection)
+    context.run_migrations()
+"""
+
+
+def test_alembics_own_commands_run_the_revision_of_the_documentation(servers: Servers, tmp_path: Path) -> None:
+    """`alembic upgrade head` and `alembic downgrade base`, with the revision as docs/producing.md has it."""
+    page = (Path(__file__).parents[2] / "docs" / "producing.md").read_text(encoding="utf-8")
+    (revision,) = re.findall(r"^```python\n([^`]*^def upgrade\(\):\n[^`]*)^```$", page, re.MULTILINE)
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "env.py").write_text(ENV, encoding="utf-8")
+    head = 'from alembic import op\n\nrevision, down_revision = "1", None\n\n'
+    (tmp_path / "versions" / "barrier.py").write_text(head + revision, encoding="utf-8")
+    with servers["postgresql"].new_database("postgresql+psycopg") as where:
+        config = Config()
+        config.set_main_option("script_location", str(tmp_path))
+        config.set_main_option("path_separator", "os")
+        config.set_main_option("sqlalchemy.url", where.replace("%", "%%"))
+        engine = create_engine(where, poolclass=NullPool)
+        command.upgrade(config, "head")
+        barrier = Barrier("postgresql", engine.begin)
+        with engine.begin() as connection:
+            barrier.insert(connection, "a")
+        assert barrier.decide(asked("a")) == "commit"
+        command.downgrade(config, "base")
+        assert not inspect(engine).has_table("halfway_barrier")

@@ -25,7 +25,7 @@ def written(world: RestWorld) -> list[bytes | None]:
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
 async def test_a_session_of_a_synchronous_driver(servers: Servers, world: RestWorld, driver: str) -> None:
-    engine = create_engine(**url(servers, driver))
+    engine = create_engine(url(servers, driver))
     barrier = Barrier(engine.dialect.name, engine.begin, table="sessions")
     barrier.create()
     verdicts = []
@@ -48,6 +48,7 @@ async def test_a_session_of_a_synchronous_driver(servers: Servers, world: RestWo
                 savepoint.rollback()
             producer.send(session, "orders", "1", "two")
             session.commit()
+            assert client.show(first)["state"] == "committed"
             producer.send(session, "orders", "1", "gone")
             session.rollback()
             producer.send(session, "orders", "1", "three")
@@ -85,7 +86,7 @@ async def test_a_session_of_a_synchronous_driver(servers: Servers, world: RestWo
 
 @pytest.mark.parametrize("driver", ["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"])
 async def test_a_session_of_an_asynchronous_driver(servers: Servers, world: RestWorld, driver: str) -> None:
-    engine = create_async_engine(**url(servers, driver))
+    engine = create_async_engine(url(servers, driver))
     barrier = AsyncBarrier(engine.dialect.name, engine.begin, table="async_sessions")
     await barrier.create()
     async with Halfway(world.url, "shop", barrier=barrier) as client:
@@ -97,17 +98,19 @@ async def test_a_session_of_an_asynchronous_driver(servers: Servers, world: Rest
                 await savepoint.rollback()
             await session.execute(text("SELECT 1"))
             await session.commit()
+            assert (await client.show(first))["state"] == "committed"
             await producer.send(session, "orders", "1", "gone")
             await session.rollback()
         async with engine.begin() as connection:
-            await producer.send(connection, "orders", "1", "two")
+            second = await producer.send(connection, "orders", "1", "two")
+        assert (await client.show(second))["state"] == "committed"
     assert written(world) == [b"one", b"two"]
     assert await barrier.decide(asked(first)) == "commit"
     await engine.dispose()
 
 
 def test_a_transaction_with_two_phases_is_refused(servers: Servers) -> None:
-    engine = create_engine(**url(servers, "mysql+pymysql"))
+    engine = create_engine(url(servers, "mysql+pymysql"))
     client = SyncHalfway("http://127.0.0.1:1", "shop", barrier=Barrier("mysql", engine.begin))
     with (
         engine.connect() as connection,

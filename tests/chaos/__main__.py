@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
-import shutil
 import sys
+import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
 
+from tests.chaos.ending import SHOWN, end, say
 from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS
-from tests.chaos.run import Wanted, new_directory, run
+from tests.chaos.run import Wanted, run
 
-SHOWN = 30
 FAULTS_IN_100_000 = 60
 FEWEST_FAULTS = 20
 FAULTS_WITH_A_FULL_STOP = 40
@@ -74,18 +74,14 @@ def main() -> int:
         long_faults=given.long_faults or given.transactions >= LONG,
         kinds=tuple(given.kinds),
     )
-    directory = new_directory()
-    _say(f"{wanted.transactions} transactions, seed {wanted.seed}; everything is in {directory}")
+    directory = Path(tempfile.mkdtemp(prefix="halfway-chaos-"))
+    say(f"{wanted.transactions} transactions, seed {wanted.seed}; everything is in {directory}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        outcome = runner.run(run(wanted, directory, _say))
+        outcome = runner.run(run(wanted, directory, say))
     for death in outcome.deaths:
-        _say(f"by itself: {death}")
-    for finding in outcome.verdict.findings[:SHOWN]:
-        _say(f"{finding.count} {finding.rule} {finding.id}: {'; '.join(finding.evidence)}")
-    if outcome.verdict.sound and not given.keep:
-        shutil.rmtree(directory, ignore_errors=True)
-    print(json.dumps(outcome.summary()))  # noqa: T201  the result
-    return 0 if outcome.verdict.sound else 1
+        say(f"by itself: {death}")
+    differences = (f"the audit differs: {difference}" for difference in outcome.audit.differences[:SHOWN])
+    return end(outcome, directory, keep=given.keep, more=differences)
 
 
 def faults_for(transactions: int) -> int:
@@ -116,10 +112,6 @@ def split(faults: int, kinds: Collection[str] = ()) -> Shares:
         shares[plays.index(True)] += faults - sum(shares)
     stops = FULL_STOP in wanted and faults >= FAULTS_WITH_A_FULL_STOP
     return Shares(coordinators=shares[0], brokers=shares[1], topics=shares[2], full_stops=int(stops))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201  for a person at a terminal
 
 
 if __name__ == "__main__":

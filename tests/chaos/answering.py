@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
 from checker.history import Checked, HistoryWriter, Said, Taken
+from halfway.client import CheckVerifier, InvalidSignatureError
 from halfway.embedded.ports import HOST, pick_port
-from tests.chaos.caller import Caller
+from tests.chaos.caller import Caller, Way
 from tests.chaos.decisions import Decisions
 from tests.chaos.producers import LEAVING, PULLED, Producers
 
@@ -32,11 +35,13 @@ _MANNERS: Final = {
     "to another question": 3,
     "broken off": 3,
 }
+_SIGNED_WITHIN_S: Final = 86_400.0
+"""Clocks of coordinators are set hours ahead and back."""
 _VERDICT_TEXT: Final = '{"outcome": "%s", "nonce": "%s"}'
 
 
 class CheckEndpoints:
-    """Answers checks by the decision table."""
+    """Answers checks by the decision table; those of a group with secrets only if they are signed."""
 
     def __init__(self, decisions: Decisions, producers: Producers, history: HistoryWriter, seed: int) -> None:
         self._decisions = decisions
@@ -47,12 +52,19 @@ class CheckEndpoints:
         self._runner: web.AppRunner | None = None
         self._stopped = False
         self.manners: Counter[str] = Counter()
+        self.forged: list[str] = []
+        """Checks that no secret of their group has signed, or that came before: each is a violation."""
+        self._verifiers: dict[str, CheckVerifier] = {}
         self._heard: dict[web.RequestHandler, tuple[str, Said]] = {}
         """What was answered last on each connection."""
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self._port}/check"
+
+    def trust(self, group: str, secrets: Sequence[str]) -> None:
+        """From now on answer the checks of a group only if one of these secrets has signed them."""
+        self._verifiers[group] = CheckVerifier(*secrets, within_s=_SIGNED_WITHIN_S)
 
     async def start(self) -> None:
         app = web.Application()
@@ -75,12 +87,20 @@ class CheckEndpoints:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
-            body: dict[str, Any] = await request.json()
+            raw = await request.read()
         except OSError:
             # Whoever asked has gone before this process came to it; that it asked stands in the history all the same.
             asked = self._producers.name_now(request.headers["webhook-id"].rpartition(":")[0])
             self._history.write(Checked(id=asked, said="nothing", manner="too late"))
             raise
+        body: dict[str, Any] = json.loads(raw)
+        try:
+            if (verifier := self._verifiers.get(body["group"])) is not None:
+                verifier.verify(raw, request.headers)
+        except InvalidSignatureError as error:
+            self.forged.append(f"{self.name(body)}, attempt {body['attempt']}: {error}")
+            self._history.write(Checked(id=self.name(body), said="nothing", manner="forged"))
+            return web.Response(status=web.HTTPUnauthorized.status_code)
         if (heard := self._heard.pop(request.protocol, None)) is not None:
             # A connection is used again only where the answer before was read to its end, and in time.
             self._history.write(Taken(id=heard[0], said=heard[1]))
@@ -138,6 +158,7 @@ class Fetcher:
         self._endpoints = endpoints
         self._instances = instances
         self.fetched = 0
+        self.pushed = 0
 
     async def run(self) -> None:
         """Fetch, several at a time, until cancelled."""
@@ -145,16 +166,25 @@ class Fetcher:
             for _ in range(FETCHERS * self._instances):
                 group.create_task(self._fetch(PULLED))
             group.create_task(self._fetch(LEAVING))
+            self._caller.streams.want(PULLED)
+            for _ in range(self._instances):
+                group.create_task(self._take_pushed())
 
     async def _fetch(self, of_group: str) -> None:
         while True:
-            answer = await self._caller.persist("GET", f"/groups/{of_group}/checks?wait_s=0.5&max=50")
+            answer = await self._caller.persist("GET", f"/groups/{of_group}/checks?wait_s=0.5&max=50", group=of_group)
             checks = answer.body.get("checks") or []
             self.fetched += len(checks)
             await asyncio.gather(*(self._answer(check) for check in checks))
             if answer.status != web.HTTPOk.status_code:
                 await asyncio.sleep(0.5)
 
-    async def _answer(self, check: dict[str, Any]) -> None:
+    async def _take_pushed(self) -> None:
+        while True:
+            check = await self._caller.streams.checks.get()
+            self.pushed += 1
+            await self._answer(check, way="stream")
+
+    async def _answer(self, check: dict[str, Any], way: Way = "single") -> None:
         said = self._endpoints.verdict(name := self._endpoints.name(check))
-        await self._caller.end(name, said, by="check", check_id=check["check_id"])
+        await self._caller.end(name, said, group=check["group"], by="check", check_id=check["check_id"], way=way)

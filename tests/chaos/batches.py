@@ -10,7 +10,8 @@ from typing import Any, Final, Literal
 from tests.chaos.answer import NOTHING, Answer
 
 Kind = Literal["prepare", "end"]
-Post = Callable[[Mapping[str, list[object]]], Awaitable[Answer]]
+Post = Callable[[str, Mapping[str, list[object]]], Awaitable[Answer]]
+"""Sends a batch of one group."""
 
 MOST: Final = 300
 GATHERED_S: Final = (0.02, 0.6)
@@ -20,36 +21,37 @@ _OK: Final = 200
 
 
 class Batches:
-    """One batch is open at a time; what comes goes into it until it is full or its time is over."""
+    """One batch of each group is open at a time; what comes goes into it until it is full or its time is over."""
 
     def __init__(self, post: Post, chance: random.Random) -> None:
         self._post = post
         self._chance = chance
-        self._open: _Batch | None = None
+        self._open: dict[str, _Batch] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self.sent = 0
 
-    async def send(self, kind: Kind, item: object) -> Answer:
-        """Send an item with others, and give its own answer, or the one that the whole batch got."""
-        if self._open is None:
-            self._open = _Batch()
-            task = asyncio.create_task(self._gather(self._open))
+    async def send(self, group: str, kind: Kind, item: object) -> Answer:
+        """Send an item with others of its group, and give its own answer, or the one that the whole batch got."""
+        batch = self._open.get(group)
+        if batch is None:
+            batch = self._open[group] = _Batch()
+            task = asyncio.create_task(self._gather(group, batch))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
-        answer = self._open.add(kind, item)
-        if self._open.size >= MOST:
-            self._open.full.set()
-            self._open = None
+        answer = batch.add(kind, item)
+        if batch.size >= MOST:
+            batch.full.set()
+            del self._open[group]
         return await answer
 
-    async def _gather(self, batch: _Batch) -> None:
+    async def _gather(self, group: str, batch: _Batch) -> None:
         try:
             await asyncio.wait_for(batch.full.wait(), self._chance.uniform(*GATHERED_S))
         except TimeoutError:
-            if self._open is batch:
-                self._open = None
+            if self._open.get(group) is batch:
+                del self._open[group]
         self.sent += 1
-        posting = asyncio.ensure_future(self._post(batch.body))
+        posting = asyncio.ensure_future(self._post(group, batch.body))
         if self._chance.random() < BROKEN_OFF:
             await asyncio.wait([posting], timeout=self._chance.uniform(0, 0.1))
             posting.cancel()

@@ -28,10 +28,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     ResourceType,
 )
 
-from halfway.embedded import KAFKA_VERSION, SHORT_LIVED, find_java, resolve_jars
+from halfway.embedded import KAFKA_VERSION, find_java, resolve_jars
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
 from halfway.embedded.properties import LOG4J2_PROPERTIES, Listener, Node, render_properties, server_properties
+from tests.support.brokers.jvm import short_lived
 
 NODES: Final = (1, 2, 3)
 DIRECT: Final = "PLAINTEXT"
@@ -68,7 +69,7 @@ LOGIN: Final[Mapping[str, str]] = {
 
 
 def _guarded(listeners: Iterable[str]) -> dict[str, str]:
-    """Give the properties by which ACLs hold for whoever comes in through these listeners, and for nobody else."""
+    """Give the properties by which ACLs apply to clients of these listeners only."""
     protocols = {"CONTROLLER": "PLAINTEXT", DIRECT: "PLAINTEXT", **dict.fromkeys(listeners, "SASL_PLAINTEXT")}
     login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{_SECRET}";'
     return {
@@ -267,7 +268,7 @@ class BrokerCluster:
 
         def are_there() -> bool:
             for done in self.admin.create_topics(new, operation_timeout=30).values():
-                with suppress(KafkaException):  # also where it is there already
+                with suppress(KafkaException):  # also if it exists already
                     done.result(60)
             return set(names) <= set(self.admin.list_topics(timeout=30).topics)
 
@@ -299,7 +300,7 @@ class BrokerCluster:
         return before[0] < most
 
     def deny(self, topic: str, operation: AclOperation) -> None:
-        """Take a permission for a topic away from whoever comes in with `LOGIN`."""
+        """Take a permission for a topic away from clients that log in with `LOGIN`."""
         _insist(
             lambda: all(
                 done.result(60) is None for done in self.admin.create_acls([_denial(topic, operation)]).values()
@@ -313,7 +314,7 @@ class BrokerCluster:
             ResourceType.TOPIC,
             topic,
             ResourcePatternType.LITERAL,
-            None,  # type: ignore[arg-type]  # whoever it is for
+            None,  # type: ignore[arg-type]  # for any client
             None,  # type: ignore[arg-type]
             AclOperation.ANY,
             AclPermissionType.ANY,
@@ -371,6 +372,6 @@ def _java_command() -> list[str]:
     return [
         str(find_java().path),
         *("-Xmx256m", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),
-        *("-Dlog4j2.configurationFile=log4j2.properties", *SHORT_LIVED),
+        *("-Dlog4j2.configurationFile=log4j2.properties", *short_lived()),
         *("-cp", os.pathsep.join(str(jar) for jar in resolve_jars(KAFKA_VERSION))),
     ]

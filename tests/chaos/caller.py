@@ -6,10 +6,11 @@ import asyncio
 import random
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import msgspec
@@ -17,20 +18,25 @@ import msgspec
 from checker.content import Content, content_of
 from checker.history import LIFE, End, Ended, HistoryWriter, Looked, Prepare, Prepared, Said, wire_id
 from tests.chaos.answer import NOTHING, Answer
-from tests.chaos.batches import Batches
+from tests.chaos.batches import Batches, Kind
 from tests.chaos.coordinators import Instance
+from tests.chaos.streams import Streams
 
 TRY_S: Final = (8.0, 20.0, 20.0)
 """One of these for each request; the coordinators answer, if they can, within their own 15 s."""
 PATIENCE_S: Final = 60.0
 """All tries of one request together; then its caller gives up, and the check has to find out."""
 AT_ONCE: Final = 256
-"""Requests that one coordinator has not answered: whoever finds none with fewer waits."""
+"""Requests that one coordinator may leave unanswered; a caller waits if every coordinator has as many."""
 _BUSY: Final = (429, 503)
 _LONGEST_WAIT_S: Final = 10.0
 """Thousands of producers that ask again and again would leave nothing of the machine to those who recover."""
+ONE_WAY: Final = 0.2
+"""How many ends on a stream want no confirmation."""
 _JSON: Final = {"Content-Type": "application/json"}
 
+Way = Literal["single", "batch", "stream"]
+"""How an operation is sent."""
 Send = Callable[[], Awaitable[Answer]]
 
 
@@ -73,7 +79,12 @@ class Caller:
         self._chance = chance
         self._turn = 0
         self._encode = msgspec.json.Encoder().encode
+        self.keys: dict[str | None, str] = {}
+        """The key of each group, and of an operator for calls of no group; without any, none is shown."""
+        self.streams_served = True
+        """Whether the coordinators have streams; else their operations go in requests of their own."""
         self._batches = Batches(self._post_batch, chance)
+        self.streams = Streams(session, chance)
         self._free = asyncio.Semaphore(AT_ONCE * len(instances))
         self.in_flight: Counter[int] = Counter()
         """Requests that each coordinator has been sent and has not answered, by its number."""
@@ -94,7 +105,7 @@ class Caller:
         return found
 
     async def prepare(
-        self, ref: str, group: str, messages: Sequence[Message], as_id: str | None, *, batched: bool = False
+        self, ref: str, group: str, messages: Sequence[Message], as_id: str | None, *, way: Way = "single"
     ) -> Answer:
         """Prepare; sent again only where the client has brought an id, or where nothing can have been stored.
 
@@ -106,7 +117,7 @@ class Caller:
         contents = tuple(message.content for message in messages)
         self._history.write(Prepare(ref=ref, group=group, contents=contents, id=as_id))
         sent_at = self._history.now()
-        send = partial(self._batches.send, "prepare", body) if batched else self._single("POST", "/transactions", body)
+        send = self._sender(way, group, "prepare", body) or self._single(group, "POST", "/transactions", body)
         answer = await self._persist(send, ambiguous=as_id is not None)
         self._history.write(
             Prepared(
@@ -125,18 +136,20 @@ class Caller:
         transaction_id: str,
         outcome: Said,
         *,
+        group: str | None,
         by: str = "producer",
         check_id: str | None = None,
-        batched: bool = False,
+        way: Way = "single",
     ) -> Answer:
-        """End a transaction."""
+        """End a transaction with its group's key, or with an operator's where no group is given."""
         body = {"outcome": outcome} | ({} if check_id is None else {"check_id": check_id})
         self._history.write(End(id=transaction_id, outcome=outcome, by=by))
         sent_at = self._history.now()
-        if batched:
-            send: Send = partial(self._batches.send, "end", {"id": wire_id(transaction_id)} | body)
-        else:
-            send = self._single("POST", f"/transactions/{wire_id(transaction_id)}/end", body)
+        item: dict[str, object] = {"id": wire_id(transaction_id), **body}
+        if way == "stream" and self._chance.random() < ONE_WAY:
+            item["confirm"] = False
+        path = f"/transactions/{wire_id(transaction_id)}/end"
+        send = (self._sender(way, group, "end", item) if group else None) or self._single(group, "POST", path, body)
         answer = await self._persist(send)
         changed = answer.body.get("changed")
         self._history.write(
@@ -153,10 +166,10 @@ class Caller:
         )
         return answer
 
-    async def look(self, transaction_id: str) -> Answer:
+    async def look(self, transaction_id: str, *, group: str) -> Answer:
         """Ask what became of a transaction."""
         sent_at = self._history.now()
-        answer = await self._persist(self._single("GET", f"/transactions/{wire_id(transaction_id)}"))
+        answer = await self._persist(self._single(group, "GET", f"/transactions/{wire_id(transaction_id)}"))
         self._history.write(
             Looked(
                 id=transaction_id,
@@ -168,9 +181,9 @@ class Caller:
         )
         return answer
 
-    async def persist(self, method: str, path: str, body: object = None) -> Answer:
-        """Make a call that is no part of the history until it is answered."""
-        return await self._persist(self._single(method, path, body))
+    async def persist(self, method: str, path: str, body: object = None, *, group: str | None = None) -> Answer:
+        """Make a call that is no part of the history until it is answered, with the key of a group if it is given."""
+        return await self._persist(self._single(group, method, path, body))
 
     async def _persist(self, send: Send, *, ambiguous: bool = True) -> Answer:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
@@ -190,19 +203,43 @@ class Caller:
                 wait = min(_LONGEST_WAIT_S, 0.2 * 2.0 ** (refused // len(self._instances)))
                 await asyncio.sleep(wait * self._chance.uniform(0.5, 1.5))
 
-    def _single(self, method: str, path: str, body: object = None) -> Send:
-        return partial(self._somewhere, method, path, body)
+    def _sender(self, way: Way, group: str, kind: Kind, item: Mapping[str, object]) -> Send | None:
+        """Return how to send an operation together with others of its group, None if it goes alone."""
+        match way:
+            case "batch":
+                return partial(self._batches.send, group, kind, item)
+            case "stream" if self.streams_served:
+                return partial(self._streamed, group, kind, item)
+            case _:
+                return None
 
-    async def _post_batch(self, body: object) -> Answer:
-        return await self._somewhere("POST", "/batch", body)
+    def _single(self, group: str | None, method: str, path: str, body: object = None) -> Send:
+        return partial(self._somewhere, group, method, path, body)
 
-    async def _somewhere(self, method: str, path: str, body: object) -> Answer:
+    async def _post_batch(self, group: str, body: object) -> Answer:
+        return await self._somewhere(group, "POST", "/batch", body)
+
+    async def _streamed(self, group: str, kind: Kind, item: Mapping[str, object]) -> Answer:
+        """Make one operation on the group's stream to the next coordinator that is not full."""
+        async with self._at_next() as instance:
+            stream = self.streams.send(
+                instance, group, self._shown(group), kind, item, within_s=self._chance.choice(TRY_S)
+            )
+            return await stream
+
+    async def _somewhere(self, group: str | None, method: str, path: str, body: object) -> Answer:
         """Make one call of the next coordinator that is not full."""
+        async with self._at_next() as instance:
+            return await self._once(instance, self._shown(group), method, path, body)
+
+    @asynccontextmanager
+    async def _at_next(self) -> AsyncIterator[Instance]:
+        """Take a place at the next coordinator that is not full."""
         async with self._free:
             instance = self._next()
             self.in_flight[instance.number] += 1
             try:
-                return await self._once(instance, method, path, body)
+                yield instance
             finally:
                 self.in_flight[instance.number] -= 1
 
@@ -213,17 +250,21 @@ class Caller:
             if self.in_flight[instance.number] < AT_ONCE:
                 return instance
 
-    async def ask(self, instance: Instance, path: str) -> Answer:
-        """Ask one coordinator once, with no place among the requests of the producers."""
-        return await self._once(instance, "GET", path, None)
+    async def ask(self, instance: Instance, path: str, *, shown: Mapping[str, str] | None = None) -> Answer:
+        """Ask one coordinator once, with no place among the requests of the producers; by default as an operator."""
+        return await self._once(instance, self._shown(None) if shown is None else shown, "GET", path, None)
 
-    async def _once(self, instance: Instance, method: str, path: str, body: object) -> Answer:
+    def _shown(self, group: str | None) -> dict[str, str]:
+        key = self.keys.get(group)
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    async def _once(self, instance: Instance, shown: Mapping[str, str], method: str, path: str, body: object) -> Answer:
         try:
             async with self._session.request(
                 method,
                 f"{instance.url}/v1{path}",
                 data=None if body is None else self._encode(body),
-                headers=None if body is None else _JSON,
+                headers={**shown, **({} if body is None else _JSON)},
                 timeout=aiohttp.ClientTimeout(total=self._chance.choice(TRY_S)),
                 allow_redirects=False,
             ) as response:

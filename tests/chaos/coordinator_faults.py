@@ -154,9 +154,9 @@ class CoordinatorFaults:
         stage.note(name, instance.name, counts=met > 0, since=since, fate=fate, share=share, met=met)
 
     async def release_hangs(self) -> None:
-        """Have somebody join and leave while a release of a shard hangs; at times freeze whoever released afterwards.
+        """Let an instance join and leave while a release of a shard hangs; at times freeze the former owner afterwards.
 
-        The requests that begin the release arrive only when the shard has gone back to where it was.
+        The requests that begin the release arrive only when the shard has gone back to its former owner.
         """
         stage, since = self._stage, self._stage.now()
         owners = stage.instances[0].topic("owners").encode()

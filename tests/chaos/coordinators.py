@@ -23,9 +23,9 @@ class Instance(CoordinatorProcess):
         bootstrap = ",".join(f"{HOST}:{port}" for port in bootstrap_ports)
         super().__init__(bootstrap, directory / self.name, settings)
         self.prefix = prefix
+        self.alone = False
         self.settings |= {"HALFWAY_KAFKA_PREFIX": prefix, "HALFWAY_INSTANCE_URL": self.url}
         self.clock = ClockFile(directory / self.name / "clock")
-        self.paused = False
 
     def launch(self, **settings: str) -> None:
         assert not self.running
@@ -41,19 +41,3 @@ class Instance(CoordinatorProcess):
     def is_ready(self) -> bool:
         """Return whether it says that it is ready to serve."""
         return self._ready()
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP)."""
-        assert self._process is not None
-        self._process.pause()
-        self.paused = True
-
-    def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
-        assert self._process is not None
-        self._process.resume()
-        self.paused = False
-
-    def kill(self) -> None:
-        self.paused = False
-        super().kill()

@@ -1,4 +1,4 @@
-"""What the producers' own database says of each transaction: written once, whoever comes first."""
+"""What the producers' own database says of each transaction: written once, by the first writer."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Faults:
         self._brokers = BrokerFaults(stage)
         self._topics = topics
         self.deaths: list[str] = []
-        """Coordinators that ended by themselves; they are started again, as whoever runs them would."""
+        """Coordinators that ended by themselves; they are started again, as an operator would."""
 
     async def run(self, paces: Paces, progress: Callable[[], float]) -> None:
         """Go on until it is `over`; `progress` is the share of the load that is done: faults are not ahead of it."""

@@ -41,7 +41,7 @@ class Operator:
         """End them as the database says; what it has never heard of is rolled back."""
         await asyncio.gather(
             *(
-                self._caller.end(name, self._decisions.decide(name, "rollback"), by="operator")
+                self._caller.end(name, self._decisions.decide(name, "rollback"), group=None, by="operator")
                 for name in map(self._name_now, list(transactions))
             )
         )

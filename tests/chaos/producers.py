@@ -12,7 +12,7 @@ from typing import Final
 from checker.history import LIFE, Outcome, wire_id
 from tests.chaos.answer import Answer
 from tests.chaos.brokers import TopicKind
-from tests.chaos.caller import Caller, Message
+from tests.chaos.caller import Caller, Message, Way
 from tests.chaos.decisions import Decisions
 
 FLEETING: Final = TopicKind(name="fleeting")
@@ -30,8 +30,8 @@ TOPICS: Final = {kind.name: kind for kind in _SHARES}
 PUSHED, PULLED, PARKING, DROPPING, LEAVING = "pushed", "pulled", "parking", "dropping", "leaving"
 """Groups: asked over HTTP; fetching their checks; parked soon; rolled back by policy soon; fetching and rolled back."""
 GROUPS: Final[Mapping[str, int]] = {PUSHED: 50, PULLED: 17, PARKING: 11, DROPPING: 11, LEAVING: 11}
-BATCHED: Final = 0.9
-"""How many transactions go with others in batches, their prepares and their ends."""
+WAYS: Final[Mapping[Way, int]] = {"batch": 55, "stream": 35, "single": 10}
+"""How many of each hundred transactions go with others in batches, on streams, or in requests of their own."""
 LATER_S: Final = (2, 40)
 """When an outcome is asked for again: within the horizon."""
 AFTERWARDS: Final = 32
@@ -56,7 +56,7 @@ class Plan:
         self.outcome: Outcome = "commit" if self.chance.random() < 0.75 else "rollback"
         self.id = f"{seed}-{number}" if self.chance.random() < 0.5 else None
         self.messages = self._messages()
-        self.batched = self.chance.random() < BATCHED
+        self.way = self.chance.choices(list(WAYS), list(WAYS.values()))[0]
         self.stored = False
 
     def _messages(self) -> list[Message]:
@@ -151,14 +151,14 @@ class Producers:
         answer = await self._caller.prepare(plan.ref, plan.group, plan.messages, plan.id)
         if _id_of(answer) is not None:
             self.used_again += 1
-            await self._caller.end(plan.id, self.decide(plan.id, plan.outcome))
+            await self._caller.end(plan.id, self.decide(plan.id, plan.outcome), group=plan.group)
 
     async def prepare(self, plan: Plan) -> str | None:
-        """Prepare, and give the id where it was acknowledged as pending."""
+        """Prepare, and return the id if it was acknowledged as pending."""
         return await self._prepare(plan, plan.ref)
 
     async def _end(self, plan: Plan, transaction: str, outcome: Outcome) -> Answer:
-        return await self._caller.end(transaction, outcome, batched=plan.batched)
+        return await self._caller.end(transaction, outcome, group=plan.group, way=plan.way)
 
     def decide(self, transaction: str, outcome: Outcome) -> Outcome:
         return self._decisions.decide(transaction, outcome)
@@ -170,10 +170,10 @@ class Producers:
             return
         ended = await self._end(plan, transaction, self.decide(transaction, plan.outcome))
         if plan.chance.random() < 0.1:
-            await self._caller.look(transaction)
+            await self._caller.look(transaction, group=plan.group)
         elif plan.chance.random() < 0.1:
             await asyncio.sleep(plan.chance.uniform(*LATER_S))
-            await self._caller.look(transaction)
+            await self._caller.look(transaction, group=plan.group)
             if plan.chance.random() < 0.5:
                 await self._end(plan, transaction, self.decide(transaction, plan.outcome))
             return
@@ -216,7 +216,7 @@ class Producers:
         await self._end(plan, transaction, outcome)
 
     async def _prepare(self, plan: Plan, ref: str) -> str | None:
-        answer = await self._caller.prepare(ref, plan.group, plan.messages, plan.id, batched=plan.batched)
+        answer = await self._caller.prepare(ref, plan.group, plan.messages, plan.id, way=plan.way)
         transaction = _id_of(answer)
         plan.tries += answer.tries
         if transaction is not None and not plan.stored:
@@ -236,7 +236,7 @@ class Producers:
         else:
             await self._end(plan, transaction, first)
             await self._end(plan, transaction, second)
-        await self._caller.look(transaction)
+        await self._caller.look(transaction, group=plan.group)
 
     async def reuse(self, plan: Plan) -> None:
         """Prepare another content under the same id, at the same instant or later."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -16,13 +15,17 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from checker.cases import gather
 from checker.dump import Topics
 from checker.history import Held, HistoryWriter, Rest, Run, read_history
 from checker.judge import Verdict, judge
 from checker.records import read_records
+from halfway.domain.keys import RANDOM_BYTES, key_text
+from halfway.domain.principal import PrincipalKind
 from halfway.embedded.ports import pick_port
 from halfway.embedded.properties import Listener
 from tests.chaos.answering import CheckEndpoints, Fetcher
+from tests.chaos.audits import Agreement, agreement, audited
 from tests.chaos.brokers import LOGIN, NODES, BrokerCluster
 from tests.chaos.caller import Caller
 from tests.chaos.coordinators import Instance
@@ -30,6 +33,7 @@ from tests.chaos.decisions import Decisions
 from tests.chaos.effects import Effects
 from tests.chaos.faults import Faults, Pace, Paces
 from tests.chaos.follower import Follower
+from tests.chaos.groups import register, use_keys
 from tests.chaos.network_process import NetworkProcess
 from tests.chaos.operator import Operator
 from tests.chaos.probes import Probes
@@ -37,9 +41,7 @@ from tests.chaos.producers import (
     DROPPING,
     FLEETING,
     LEAVING,
-    PARKING,
     PULLED,
-    PUSHED,
     STRICT,
     TOPICS,
     Producers,
@@ -48,6 +50,7 @@ from tests.chaos.stage import SESSION_S, Stage
 from tests.chaos.topic_faults import TopicFaults
 
 SHARDS: Final = 6
+PREFIX: Final = "_halfway."
 REST_WITHIN_S: Final = 400.0
 """When all runs again, less must be pending after so long each time: what was denied is tried again after 300 s."""
 USED_AGAIN_AFTER_S: Final = 30.0
@@ -57,13 +60,16 @@ _LOOK_AGAIN_S: Final = 1.0
 _OPERATOR_LOOKS_S: Final = 3.0
 _SETTLE_S: Final = 3.0
 
+OPERATOR_KEY: Final = key_text(PrincipalKind.OPERATOR, bytes(range(RANDOM_BYTES)))
 SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_SHARDS": str(SHARDS),
     "HALFWAY_SESSION_TIMEOUT_S": f"{SESSION_S:g}",
     "HALFWAY_SCAN_INTERVAL_S": "0.5",
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "3",
-    "HALFWAY_PEER_CREDENTIAL": "chaos-chaos-chaos-chaos",
+    "HALFWAY_MASTER_SECRET": "chaos-chaos-chaos-chaos-chaos-chaos",
+    "HALFWAY_OPERATOR_KEY": OPERATOR_KEY,
+    "HALFWAY_OPEN_METRICS": "true",
     # Limits that are met, and segments that are rolled while the run lasts.
     "HALFWAY_LANE_STALL_S": "15",
     "HALFWAY_MAX_PENDING": "2500",
@@ -72,10 +78,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_POLICY__MAX_AGE_S": "300",
     **{f"HALFWAY_KAFKA__{name.upper().replace('.', '_')}": value for name, value in LOGIN.items()},
 }
-_POLICY: Final = {"first_check_after_s": 2, "check_interval_s": 1, "max_interval_s": 4, "max_checks": 40}
-_SHORT: Final = {"first_check_after_s": 1.5, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 2}
-_BRIEF: Final = _SHORT | {"max_age_s": 8, "on_exhausted": "rollback"}
-"""Most times the number of checks is reached, and after any outage the age."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class Wanted:
     broker_gap_s: float = 20.0
     topic_gap_s: float = 15.0
     horizon_s: float = 900.0
-    """Of outcomes; where it is short, ids are used again and clocks are not set far ahead."""
+    """Of outcomes; if it is short, ids are used again and clocks are not set far ahead."""
     long_faults: bool = False
     """Whether some last for minutes."""
     kinds: tuple[str, ...] = ()
@@ -116,11 +118,23 @@ class Outcome:
     answers: Mapping[str, int]
     """What callers saw: how many tries got each status, or none."""
     effects: Effects
+    forged: list[str]
+    """Checks that were not signed by a secret of their group, or copies of one before."""
+    audit: Agreement
+    """Of the pipeline's audit of the topics with the checker."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong, every check was signed, and the audit says so too."""
+        return self.verdict.sound and not self.forged and not self.audit.differences
 
     def summary(self) -> dict[str, object]:
         return {
             **self.verdict.summary(),
             **self.effects.summary(),
+            "forged": len(self.forged),
+            "audited": self.audit.judged,
+            "audit_differs": len(self.audit.differences),
             "deaths": len(self.deaths),
             "answers": dict(sorted(self.answers.items())),
             "minutes": round(self.seconds / 60, 1),
@@ -136,8 +150,10 @@ async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Ou
         await chaos.load()
         await chaos.come_to_rest()
         effects = await chaos.effects()
+        rows = await asyncio.to_thread(audited, chaos.cluster.bootstrap_servers, PREFIX, wanted.horizon_s, directory)
     verdict = judge(read_history(chaos.history_path), read_records(chaos.dump_path))
     (directory / "findings.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict.findings)))
+    evidence = gather(read_history(chaos.history_path), read_records(chaos.dump_path))
     return Outcome(
         verdict=verdict,
         directory=directory,
@@ -145,6 +161,8 @@ async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Ou
         deaths=chaos.faults.deaths,
         answers=chaos.caller.by_status,
         effects=effects,
+        forged=chaos.endpoints.forged,
+        audit=agreement(rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name})),
     )
 
 
@@ -156,7 +174,6 @@ class _Chaos:
         self._stack = stack
         self.history_path = directory / "history.jsonl"
         self.dump_path = directory / "topics.jsonl"
-        self._prefix = "_halfway."
 
     def _chance(self, purpose: str) -> random.Random:
         return random.Random(f"{self._wanted.seed}/{purpose}")
@@ -173,10 +190,10 @@ class _Chaos:
             f"C{number}": {node: Listener(port=free(), advertised_port=free()) for node in NODES} for number in numbers
         }
         self._say("three brokers start")
-        self._cluster = BrokerCluster(self._directory, listeners)
-        self._stack.callback(self._cluster.close)
-        await asyncio.to_thread(self._cluster.__enter__)
-        await asyncio.to_thread(self._cluster.make_topics, *TOPICS.values())
+        self.cluster = BrokerCluster(self._directory, listeners)
+        self._stack.callback(self.cluster.close)
+        await asyncio.to_thread(self.cluster.__enter__)
+        await asyncio.to_thread(self.cluster.make_topics, *TOPICS.values())
         networks = {}
         for number in numbers:
             ports = listeners[f"C{number}"].values()
@@ -188,7 +205,7 @@ class _Chaos:
                 number,
                 [one.advertised_port or 0 for one in listeners[f"C{number}"].values()],
                 self._directory,
-                self._prefix,
+                PREFIX,
                 {
                     **SETTINGS,
                     "HALFWAY_OUTCOME_HORIZON_S": f"{self._wanted.horizon_s:g}",
@@ -213,6 +230,7 @@ class _Chaos:
         self._stack.callback(decisions.close)
         self._history, self._decisions = history, decisions
         self.caller = Caller(session, self._instances, history, self._chance("caller"))
+        self._stack.push_async_callback(self.caller.streams.close)
         again_after_s = self._wanted.horizon_s + USED_AGAIN_AFTER_S if self._forgets_soon else None
         self.producers = Producers(self.caller, decisions, self._wanted.seed, again_after_s)
         self.endpoints = CheckEndpoints(decisions, self.producers, history, self._wanted.seed)
@@ -221,10 +239,10 @@ class _Chaos:
         self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
         self.operator = Operator(self.caller, decisions, self._chance("operator"), self.producers.name_now)
         self.probes = Probes(self.caller, self._instances, history, SHARDS)
-        self._topics = Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=tuple(TOPICS))
+        self._topics = Topics(self.cluster.bootstrap_servers, prefix=PREFIX, topics=tuple(TOPICS))
         self.follower = Follower.of(self._topics, self.dump_path)
         self.stage = Stage(
-            self._cluster,
+            self.cluster,
             self._instances,
             networks,
             self.caller,
@@ -246,24 +264,13 @@ class _Chaos:
                 wall=int(time.time() * 1000),
             )
         )
-        await self._register()
+        self.caller.keys[None] = OPERATOR_KEY
+        await register(self.caller, self.endpoints.url)
+        await use_keys(self.caller, self.endpoints, self._instances)
 
     @property
     def _forgets_soon(self) -> bool:
         return self._wanted.horizon_s < Wanted.horizon_s
-
-    async def _register(self) -> None:
-        pushed = {"urls": [self.endpoints.url]}
-        for group, check, policy in (
-            (PUSHED, pushed, _POLICY),
-            (PULLED, {"mode": "pull"}, _POLICY),
-            (PARKING, pushed, _SHORT | {"on_exhausted": "park"}),
-            (DROPPING, pushed, _BRIEF),
-            (LEAVING, {"mode": "pull"}, _BRIEF),
-        ):
-            body = {"check": check, "topics": list(TOPICS), "policy": policy}
-            answer = await self.caller.persist("PUT", f"/groups/{group}", body)
-            assert answer.status in (200, 201), answer
 
     async def load(self) -> None:
         """Send transactions while faults happen, until there were enough of both."""
@@ -346,7 +353,7 @@ class _Chaos:
         await asyncio.sleep(_SETTLE_S)
         self._say("the topics are read to their ends")
         await asyncio.to_thread(left.look)
-        self._forgotten = await asyncio.to_thread(self._cluster.forgotten)
+        self._forgotten = await asyncio.to_thread(self.cluster.forgotten)
         for (topic, partition), end in self._topics.held.items():
             times = self._forgotten[f"{topic}-{partition}"]
             why = f"Kafka itself forgot {times} transactions there (docs/failures.md)" if times else ""
@@ -355,7 +362,7 @@ class _Chaos:
 
     async def effects(self) -> Effects:
         """Give what came of the run beside the verdict, and say the numbers."""
-        remaining = Topics(self._cluster.bootstrap_servers, prefix=self._prefix, topics=())
+        remaining = Topics(self.cluster.bootstrap_servers, prefix=PREFIX, topics=())
         effects = await asyncio.to_thread(
             Effects.of,
             self.follower,
@@ -371,11 +378,8 @@ class _Chaos:
         self._say(f"answers: {answers}")
         behaviours = ", ".join(f"{times} x {what}" for what, times in self.producers.begun.most_common())
         self._say(
-            f"producers: {behaviours}; {self.caller.batches} batches; checks answered: {dict(self.endpoints.manners)}"
+            f"producers: {behaviours}; {self.caller.batches} batches; "
+            f"{self.caller.streams.opened} streams, {self.fetcher.pushed} checks pushed on them; "
+            f"checks answered: {dict(self.endpoints.manners)}"
         )
         return effects
-
-
-def new_directory() -> Path:
-    """Make a directory for one run."""
-    return Path(tempfile.mkdtemp(prefix="halfway-chaos-"))

@@ -10,6 +10,7 @@ from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Ori
 from halfway.domain.transaction import Cause, State
 from halfway.service.resolve import lane_writes
 from tests.support.contract.instance import Backend, Instance, half_of, new_id
+from tests.support.domain.states import state_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,10 +33,11 @@ async def test_a_commit_writes_messages_marker_and_tombstone(instance: Instance,
     [order] = await backend.records(orders)
     assert (order.key, order.value) == (b"o-1", b"paid")
     assert order.headers[:3] == own
-    assert set(order.headers[3:]) == {*ours, ("halfway-message", b"1/2")}
+    prefix = ("halfway-prefix", dict(order.headers)["halfway-prefix"])
+    assert set(order.headers[3:]) == {*ours, ("halfway-message", b"1/2"), prefix}
     assert order.timestamp >= began, "the time of the commit"
     [point] = await backend.records(points)
-    assert set(point.headers) == {*ours, ("halfway-message", b"2/2")}
+    assert set(point.headers) == {*ours, ("halfway-message", b"2/2"), prefix}
 
     [op] = await backend.stored("op", 1, half.id)
     assert op.offset == written.op
@@ -83,14 +85,14 @@ async def test_park_resume_and_the_end_of_a_parked_one(instance: Instance, backe
     await instance.prepare(0, half)
     parked = await instance.park(0, half, reason="no verdict after 15 checks")
     assert None not in (parked.half, parked.op, parked.parked)
-    assert instance.states[0].state_of(half.id) is State.PARKED
+    assert state_of(instance.states[0], half.id) is State.PARKED
 
     resumed = await instance.resume(0, half)
     assert None not in (resumed.half, resumed.op, resumed.parked)
-    assert instance.states[0].state_of(half.id) is State.PREPARED
+    assert state_of(instance.states[0], half.id) is State.PREPARED
     await instance.park(0, half, reason="again")
     await instance.write(instance.commit_of(0, half, cause=Cause.OPERATOR))
-    assert instance.states[0].state_of(half.id) is State.COMMITTED
+    assert state_of(instance.states[0], half.id) is State.COMMITTED
 
     kinds = [stored.value.kind for stored in await backend.stored("op", 0, half.id) if isinstance(stored.value, Op)]
     assert kinds == [OpKind.PARKED, OpKind.RESUMED, OpKind.PARKED, OpKind.COMMITTED]
@@ -200,6 +202,6 @@ async def test_a_missing_topic_holds_up_nobody_else(instance: Instance, backend:
     assert isinstance(results[0], TopicUnavailableError)
     assert [result for result in results[1:] if isinstance(result, BaseException)] == []
     assert [record.value for record in await backend.records(topic)] == [b"good"] * 5
-    assert instance.states[0].state_of(gone.id) is State.PREPARED
+    assert state_of(instance.states[0], gone.id) is State.PREPARED
     assert await backend.stored("op", 0, gone.id) == []
     assert len(instance.listener.events) == before, "the incarnation goes on"

@@ -12,7 +12,10 @@ from halfway.domain.records import CheckMode, Group, Message, OpKind
 from halfway.domain.transaction import Cause, State
 from halfway.service.ports import Cursors
 from halfway.service.resolve import lane_writes
+from tests.support.contract.groups import put, remove
 from tests.support.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, eventually, half_of, new_id, running
+from tests.support.domain.states import state_of
+from tests.support.replies import appended, submitted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -48,7 +51,7 @@ async def test_a_restart_finds_pending_parked_ended_and_checked(backend: Backend
         assert (found.checks, found.checked_at, found.commit_verdict) == (3, told.checked_at, True)
         assert found.remark == "busy"
         assert second.entry(0, parked.id) == parked_at
-        assert state.state_of(parked.id) is State.PARKED
+        assert state_of(state, parked.id) is State.PARKED
         found = second.pending(0, resumed.id)
         assert (found.since, found.checks) == (since, 0)
         done = second.ended(0, committed.id)
@@ -75,9 +78,9 @@ async def test_a_restart_from_committed_cursors_finds_the_same(backend: Backend)
         await first.cursors.commit({1: Cursors(half=state.half_cursor, op=state.op_cursor)})
     async with running(backend) as second:
         assert second.pending(1, pending.id).checks == 2
-        assert second.states[1].state_of(parked.id) is State.PARKED
-        assert second.states[1].state_of(committed.id) is State.COMMITTED, "it ended within the outcome horizon"
-        assert second.states[1].state_of(pending.id) is State.PREPARED
+        assert state_of(second.states[1], parked.id) is State.PARKED
+        assert state_of(second.states[1], committed.id) is State.COMMITTED, "it ended within the outcome horizon"
+        assert state_of(second.states[1], pending.id) is State.PREPARED
 
 
 async def test_a_stray_of_a_former_run_is_seen_after_a_restart(backend: Backend) -> None:
@@ -87,7 +90,7 @@ async def test_a_stray_of_a_former_run_is_seen_after_a_restart(backend: Backend)
         await first.write(first.commit_of(0, half))
     late = await backend.foreign_prepare(0, half)
     async with running(backend) as second:
-        assert second.states[0].state_of(half.id) is State.COMMITTED
+        assert state_of(second.states[0], half.id) is State.COMMITTED
         assert (half.id, late) in second.states[0].strays()
 
 
@@ -107,7 +110,7 @@ async def test_stop_waits_for_what_is_in_flight_and_releases(backend: Backend) -
         }
         assert not [event for event in first.listener.events if event[0] == "lost"]
     async with running(backend) as second:
-        assert second.states[0].state_of(half.id) is State.COMMITTED
+        assert state_of(second.states[0], half.id) is State.COMMITTED
 
 
 async def test_a_stop_past_its_deadline_drops_the_shards(backend: Backend) -> None:
@@ -137,8 +140,8 @@ async def test_groups_outlive_an_instance(backend: Backend) -> None:
     )
     async with backend.ports() as first:
         for group in (kept, deleted):
-            await first.groups.put(group, deadline=deadline)
-        await first.groups.delete(deleted.name, deadline=deadline)
+            await put(first.groups, group, deadline=deadline)
+        await remove(first.groups, deleted.name, deadline=deadline)
     async with backend.ports() as second:
         assert second.groups.get(kept.name) == kept
         assert second.groups.get(deleted.name) is None
@@ -148,8 +151,8 @@ async def test_recovery_begins_at_the_cursors(backend: Backend) -> None:
     """What stands before the half cursor is not read: a pending half there is not found."""
     before, after = half_of(new_id("before")), half_of(new_id("after"))
     async with running(backend) as first:
-        await first.half_log.append(0, before, deadline=first.deadline())
-        offset = await first.half_log.append(0, after, deadline=first.deadline())
+        await appended(first.half_log, 0, before, deadline=first.deadline())
+        offset = await appended(first.half_log, 0, after, deadline=first.deadline())
         await first.tailed(0)
         await first.cursors.commit({0: Cursors(half=offset, op=0)})
     async with running(backend) as second:
@@ -186,8 +189,8 @@ async def test_a_shard_that_is_not_owned_is_not_written(backend: Backend) -> Non
         await instance.prepare(0, half)
         write = instance.commit_of(0, half)
         with pytest.raises(NotWrittenError):
-            await instance.lane.submit(msgspec.structs.replace(write, shard=7))
+            await submitted(instance.lane, msgspec.structs.replace(write, shard=7))
         await instance.stop()
         with pytest.raises(NotWrittenError):
-            await instance.lane.submit(write)
+            await submitted(instance.lane, write)
     assert await backend.stored("op", 0, half.id) == []

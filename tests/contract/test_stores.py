@@ -6,6 +6,7 @@ import pytest
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.policy import OnExhausted, PolicyOverrides
 from halfway.domain.records import CheckMode, Group
+from tests.support.contract.groups import put, remove
 from tests.support.contract.instance import Backend, Instance, facts, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,9 +26,8 @@ WHOLE = Group(
     ),
     created_at=1_760_000_000_000,
     updated_at=1_760_000_000_001,
-    key_hashes=(b"\x00" * 16,),
 )
-PLAIN = msgspec.structs.replace(WHOLE, mode=CheckMode.PULL, urls=(), topics=(), policy=PolicyOverrides(), key_hashes=())
+PLAIN = msgspec.structs.replace(WHOLE, mode=CheckMode.PULL, urls=(), topics=(), policy=PolicyOverrides())
 
 
 def named(group: Group) -> Group:
@@ -38,7 +38,7 @@ def named(group: Group) -> Group:
 async def test_a_group_is_there_as_soon_as_put_returns(instance: Instance, group: Group) -> None:
     group = named(group)
     assert instance.groups.get(group.name) is None
-    await instance.groups.put(group, deadline=instance.deadline())
+    await put(instance.groups, group, deadline=instance.deadline())
     assert instance.groups.get(group.name) == group
     assert group in instance.groups.all()
 
@@ -46,15 +46,15 @@ async def test_a_group_is_there_as_soon_as_put_returns(instance: Instance, group
 async def test_the_last_put_of_a_group_stands(instance: Instance) -> None:
     group = named(WHOLE)
     changed = msgspec.structs.replace(group, topics=("other",), updated_at=1_760_000_000_009)
-    await instance.groups.put(group, deadline=instance.deadline())
-    await instance.groups.put(changed, deadline=instance.deadline())
+    await put(instance.groups, group, deadline=instance.deadline())
+    await put(instance.groups, changed, deadline=instance.deadline())
     assert instance.groups.get(group.name) == changed
     assert sum(one.name == group.name for one in instance.groups.all()) == 1
 
 
 async def test_groups_are_listed_by_name(instance: Instance) -> None:
     for _ in range(3):
-        await instance.groups.put(named(PLAIN), deadline=instance.deadline())
+        await put(instance.groups, named(PLAIN), deadline=instance.deadline())
     names = [group.name for group in instance.groups.all()]
     assert names == sorted(names)
     assert len(names) >= 3
@@ -62,15 +62,15 @@ async def test_groups_are_listed_by_name(instance: Instance) -> None:
 
 async def test_a_deleted_group_is_gone(instance: Instance) -> None:
     group = named(WHOLE)
-    await instance.groups.put(group, deadline=instance.deadline())
-    await instance.groups.delete(group.name, deadline=instance.deadline())
+    await put(instance.groups, group, deadline=instance.deadline())
+    await remove(instance.groups, group.name, deadline=instance.deadline())
     assert instance.groups.get(group.name) is None
     assert group.name not in {one.name for one in instance.groups.all()}
 
 
 async def test_a_put_past_its_deadline_fails(instance: Instance) -> None:
     with pytest.raises(KafkaUnavailableError):
-        await instance.groups.put(named(WHOLE), deadline=instance.deadline(-1))
+        await put(instance.groups, named(WHOLE), deadline=instance.deadline(-1))
 
 
 async def test_topics_are_described(instance: Instance, backend: Backend) -> None:

@@ -5,6 +5,7 @@ import pytest
 from halfway.domain.transaction import State
 from halfway.service.resolve import lane_writes
 from tests.support.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id
+from tests.support.domain.states import state_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,7 +33,7 @@ async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_can_be_burie
     await instance.write(instance.commit_of(0, half))
     late = await backend.foreign_prepare(0, half)
     await instance.tailed(0)
-    assert instance.states[0].state_of(half.id) is State.COMMITTED
+    assert state_of(instance.states[0], half.id) is State.COMMITTED
     assert (half.id, late) in instance.states[0].strays()
     await instance.write(
         lane_writes.buried(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
@@ -46,10 +47,10 @@ async def test_own_writes_come_again_by_the_tail_and_change_nothing(instance: In
     await instance.park(0, half, reason="no verdict")
     await instance.resume(0, half)
     await instance.tailed(0)
-    assert instance.states[0].state_of(half.id) is State.PREPARED
+    assert state_of(instance.states[0], half.id) is State.PREPARED
     await instance.write(instance.commit_of(0, half))
     await instance.tailed(0)
-    assert instance.states[0].state_of(half.id) is State.COMMITTED
+    assert state_of(instance.states[0], half.id) is State.COMMITTED
     assert half.id not in {name for name, _ in instance.states[0].strays()}
 
 

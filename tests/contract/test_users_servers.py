@@ -1,6 +1,7 @@
 """`halfway.testing`: what a user's test sees is the same over ports in memory and over a Kafka broker."""
 
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,6 +10,7 @@ import pytest
 from halfway.client import (
     AlreadyEndedError,
     CheckWorker,
+    IdReusedError,
     InvalidRequestError,
     Message,
     SyncHalfway,
@@ -142,3 +144,28 @@ def test_topics_are_the_tests_own(server: Server, topic: str) -> None:
         server.records("no-such-topic")
     with pytest.raises(ServerError, match=r"has 0 records after 0\.1 s, not 1"):
         server.wait_for_records(topic, 1, within_s=0.1)
+
+
+def test_an_id_is_of_one_transaction_and_an_unknown_end_leaves_it_open(client: SyncHalfway, topic: str) -> None:
+    own = f"own-{topic}"
+    client.prepare([Message(topic=topic, value="first")], id=own, check_after_s=600)
+    client.prepare([Message(topic=topic, value="first")], id=own, check_after_s=600)
+    with pytest.raises(IdReusedError, match="id_reused"):
+        client.prepare([Message(topic=topic, value="other")], id=own)
+    client.end(own, "unknown")
+    assert client.show(own)["state"] == "prepared"
+    client.end(own, "rollback")
+    assert client.show(own)["state"] == "rolled_back"
+
+
+def test_one_whose_checks_are_exhausted_is_parked_until_somebody_ends_it(server: Server, topic: str) -> None:
+    parking = SOON | {"max_checks": 1, "on_exhausted": "park"}
+    with SyncHalfway(server.url, f"parking-{topic}") as client:
+        client.start(topics=[topic], policy=parking, decide=lambda _: "unknown")
+        client.prepare([Message(topic=topic, value="late")], id=f"parks-{topic}")
+        deadline = time.monotonic() + 60
+        while client.show(f"parks-{topic}")["state"] != "parked":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        client.end(f"parks-{topic}", "commit")
+    assert [record.value for record in server.wait_for_records(topic, 1)] == [b"late"]

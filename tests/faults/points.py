@@ -9,6 +9,7 @@ WHENS: tuple[When, ...] = ("before", "after")
 
 _LANE = "halfway.kafka.lane.transaction"
 _THREAD = "halfway.kafka.lane.lane"
+_QUEUE = "halfway.kafka.lane.queue"
 _SUSPECTS = "halfway.kafka.lane.suspect_lane"
 _ACQUIRE = "halfway.kafka.ownership.acquisition"
 _FORMER_OWNERS = "halfway.kafka.ownership.former_owners"
@@ -18,10 +19,12 @@ _SCAN = "halfway.service.checkback.scan"
 _CHECKS = "halfway.service.checkback.dispatcher"
 _VERDICTS = "halfway.service.resolve.commit_verdicts"
 _ENDING = "halfway.service.resolve.resolver"
+_STREAM = "halfway.rest.stream.stream"
+_ACCUMULATOR = "halfway.rest.stream.accumulator"
 
 STEPS: Mapping[str, tuple[str, str]] = {
     # docs/protocol.md#end-the-lane; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
-    "lane.submit": (_THREAD, "KafkaLane.submit"),
+    "lane.submit": (_QUEUE, "LaneQueue._put"),
     "lane.admit": (_THREAD, "LaneThread._admitted"),
     "lane.write": (_THREAD, "write_transaction"),
     "lane.1.begin": (_LANE, "LaneTransaction.begin"),
@@ -64,6 +67,10 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "check.judge": (_CHECKS, "CheckDispatcher._judge"),
     "check.note": (_CHECKS, "CheckDispatcher.note"),
     "check.record_verdict": (_VERDICTS, "CommitVerdicts._record"),
+    # docs/stream.md.
+    "stream.hand_over": (_ACCUMULATOR, "OperationAccumulator._hand_over"),
+    "stream.accept": (_ACCUMULATOR, "OperationAccumulator._accept"),
+    "stream.answer": (_STREAM, "Stream.answer"),
 }
 """For each step its module and its qualified name there."""
 

@@ -1,168 +1,38 @@
-"""Acquiring shards on a real broker: what a former owner wrote is folded, what it left open is settled."""
+"""Acquiring shards on a real broker: whoever owned them before is fenced, and what was left open is settled."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import halfway.kafka.ownership.acquisition as acquire_module
-from halfway.domain.records import Barrier, Message, Owner
-from halfway.domain.transaction import State
+from halfway.domain.records import Barrier, Owner
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
-from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.partition_reader import PartitionReader, Place
-from halfway.kafka.ownership.acquisition import Acquired, Acquisition
 from halfway.kafka.ownership.acquisition_deadline import AcquireError
-from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
-    KIND_HALF,
-    KIND_OP,
     KIND_OWNER,
     LAYOUT_KEY,
     decode_owner,
     encode_barrier,
-    encode_op,
     encode_owner,
     record_headers,
 )
-from halfway.service.ports import Cursors
 from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.acquisitions import acquire, acquisition, assert_fenced, lane_of, owner_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
-    commit_of,
     config_for,
     create_internal_topics,
     create_topics,
-    half,
-    in_shard,
-    prepare,
     read_topic,
-    running,
 )
 from tests.support.ownership.kafka_adapter import produce
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def config(kafka: Kafka) -> KafkaConfig:
-    made = config_for(kafka.bootstrap_servers)
-    create_internal_topics(made)
-    create_topics(made, {made.prefix + "orders": 1})
-    return made
-
-
-class GivenCursors:
-    """Cursors that a test gives."""
-
-    def __init__(self, cursors: dict[int, Cursors] | None = None) -> None:
-        self._cursors = cursors or {}
-
-    def load(self, shards: Sequence[int]) -> dict[int, Cursors]:
-        return {shard: self._cursors[shard] for shard in shards if shard in self._cursors}
-
-
-def acquisition(config: KafkaConfig, incarnation: str, shard: int, **fields: object) -> Acquisition:
-    settings: dict[str, object] = {
-        "lane_ids": tuple(f"{config.prefix}{incarnation}.{name}" for name in ("0", "1", "q")),
-        "cursors": GivenCursors(),
-        "fences": FencedOwners(incarnation),
-        "turn": nullcontext(),
-        "deadline": time.monotonic() + PATIENCE_S,
-        "stall_s": config.lane_stall_s,
-        "cancelled": lambda: False,
-        "skipped": lambda _topic, _reason: None,
-    }
-    settings |= fields
-    return Acquisition(config=config, incarnation=incarnation, shard=shard, **settings)  # type: ignore[arg-type]
-
-
-def lane_of(config: KafkaConfig, incarnation: str) -> list[TransactionalProducer]:
-    ids = [f"{config.prefix}{incarnation}.{name}" for name in ("0", "1", "q")]
-    return initialised(config, ids, time.monotonic() + PATIENCE_S)
-
-
-def acquire(config: KafkaConfig, incarnation: str, shards: Sequence[int], **fields: object) -> list[Acquired]:
-    return [acquisition(config, incarnation, shard, **fields).acquire() for shard in shards]
-
-
-def owner_of(incarnation: str, *, shard: int) -> Owner:
-    return Owner(shard=shard, incarnation=incarnation, lane_ids=(), url="", acquired_at=1)
-
-
-def assert_fenced(config: KafkaConfig, lanes: Sequence[TransactionalProducer]) -> None:
-    for lane in lanes:
-        lane.begin()
-        lane.produce(config.prefix + "orders", b"never", None, 0)
-        with pytest.raises(ProducerFailedError) as failed:
-            lane.commit(10)
-        assert failed.value.fenced
-        lane.abandon()
-
-
-async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_aborted(config: KafkaConfig) -> None:
-    """A kill -9 in the middle of a lane transaction: ends that were answered stand, the open one has no effect."""
-    orders = config.prefix + "orders"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.support.ownership.crashing_instance",
-        config.properties["bootstrap.servers"],
-        config.prefix,
-        str(config.shards),
-        orders,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while (line := await process.stdout.readline()) != b"ready\n":
-                assert line, "the instance ended before it was ready"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-
-    async with running(config) as instance:
-        states = instance.service.states
-        for number in range(10):
-            assert (
-                states[number % config.shards].state_of(in_shard(number % config.shards, f"done-{number}"))
-                is State.COMMITTED
-            )
-        assert states[0].state_of(in_shard(0, "pending")) is State.PREPARED
-        one = half(in_shard(0, "pending"), Message(topic=orders, value=b"pending"))
-        await instance.write(commit_of(0, one, 0))
-    values = sorted(seen.value or b"" for seen in read_topic(config, orders))
-    assert values == [*(b"done-%d" % number for number in range(10)), b"pending"]
-
-
-async def test_a_restart_after_a_release_fences_nobody_and_knows_everything(config: KafkaConfig) -> None:
-    """A clean stop leaves tombstones in owners; the next start folds outcomes, pending and parked transactions."""
-    async with running(config) as instance:
-        await instance.write(commit_of(1, half(in_shard(1, "ended")), 0))
-        await asyncio.to_thread(prepare, config, 1, half(in_shard(1, "pending")))
-    last = {seen.partition: seen.value for seen in read_topic(config, config.owners_topic)}
-    assert last == {0: None, 1: None}
-    async with running(config) as instance:
-        state = instance.service.states[1]
-        assert state.state_of(in_shard(1, "ended")) is State.COMMITTED
-        assert state.state_of(in_shard(1, "pending")) is State.PREPARED
-        assert state.half_tail > 0
 
 
 def test_the_owner_record_names_the_incarnation_and_its_lanes(config: KafkaConfig) -> None:
@@ -364,80 +234,6 @@ def test_records_under_other_keys_in_owners_are_no_owners(config: KafkaConfig) -
     acquire(config, "next", [0], skipped=lambda *told: skipped.append(told))
     assert_fenced(config, former)
     assert skipped == [(config.owners_topic, "wrong_key")] * 12
-
-
-def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:
-    """Nothing would be read otherwise, and what is pending not be known."""
-    skipped, pending = list[tuple[str, str]](), in_shard(0, "pending")
-    prepare(config, 0, half(pending))
-    far = GivenCursors({0: Cursors(half=1_000_000, op=1_000_000)})
-    [acquired] = acquire(config, "one", [0], cursors=far, skipped=lambda *told: skipped.append(told))
-    assert acquired.state.state_of(pending) is State.PREPARED
-    assert skipped == [(config.cursors_group, "beyond_end")]
-
-
-async def test_the_fold_starts_at_the_cursors_but_reads_outcomes_back_to_the_horizon(config: KafkaConfig) -> None:
-    """Recovery reads half from its cursor, op from the lower of its cursor and the horizon, and knows its outcomes."""
-    before, after, ended = (in_shard(0, name) for name in ("before", "after", "ended"))
-    first, second = prepare(config, 0, half(before), half(after))
-    async with running(config) as instance:
-        written = await instance.write(commit_of(0, half(ended), 0))
-        assert written.op is not None
-        cursors = KafkaCursors(config, instance.observer)
-        await cursors.start()
-        await cursors.commit({0: Cursors(half=second, op=written.op + 2)})
-        await cursors.stop()
-    assert second > first
-    async with running(config) as instance:
-        state = instance.service.states[0]
-        assert state.state_of(before) is None
-        assert state.state_of(after) is State.PREPARED
-        assert state.state_of(ended) is State.COMMITTED
-
-
-async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_too(
-    config: KafkaConfig,
-) -> None:
-    """Kafka shows nothing behind the LSO when it is asked where the horizon begins: the fold begins there.
-
-    The one who wrote the outcome is not fenced, as it had released the shard; its commit was accepted, and the broker
-    writes its marker when the next owner has looked for the horizon.
-    """
-    produce(config, config.owners_topic, 0, b"0", None, record_headers(KIND_OWNER, "", "released"))
-    ended = in_shard(0, "ended")
-    [at] = prepare(config, 0, half(ended))
-    [lane] = initialised(config, [config.prefix + "released.0"], time.monotonic() + PATIENCE_S)
-    write = commit_of(0, half(ended), at)
-    assert write.op is not None
-    offsets: list[int | None] = []
-    lane.begin()
-    lane.produce(
-        config.op_topic,
-        encode_op(write.op),
-        ended.encode(),
-        0,
-        headers=record_headers(KIND_OP, "orders", "committed"),
-        on_delivery=lambda _error, message: offsets.append(message.offset()),
-    )
-    lane.produce(config.half_topic, None, ended.encode(), 0, headers=record_headers(KIND_HALF, "orders", "committed"))
-    assert lane.flush(time.monotonic() + PATIENCE_S, lambda: False)
-    [op] = offsets
-    assert op is not None
-
-    class Meanwhile(PartitionReader):
-        """Has the marker written as soon as it is known from where to read."""
-
-        def add(self, starts: Mapping[Place, int]) -> None:
-            if (config.parked_topic, 0) in starts:
-                lane.commit(PATIENCE_S)
-            super().add(starts)
-
-    cursors = GivenCursors({0: Cursors(half=at + 1, op=op + 1)})
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(acquire_module, "PartitionReader", Meanwhile)
-        [acquired] = await asyncio.to_thread(acquire, config, "next", [0], cursors=cursors)
-    lane.abandon()
-    assert acquired.state.state_of(ended) is State.COMMITTED
 
 
 def test_every_lane_id_of_the_former_owner_is_fenced(config: KafkaConfig) -> None:

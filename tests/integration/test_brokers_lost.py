@@ -16,7 +16,7 @@ from halfway.domain.errors import KafkaUnavailableError, LaneLostError, TopicUna
 from halfway.domain.records import Message
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.end_offsets import PartitionEnds
-from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.partition_availability import Openings
 from tests.chaos.brokers import BrokerCluster
 from tests.support.ownership.cluster_harness import (
@@ -31,6 +31,7 @@ from tests.support.ownership.cluster_harness import (
 )
 
 SHARDS = 4
+pytestmark = pytest.mark.xdist_group("brokers lost")  # one cluster for all of them
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def create(brokers: BrokerCluster, name: str, replicas: list[int], **settings: s
     brokers.admin.create_topics([new])[name].result(PATIENCE_S)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
     brokers: BrokerCluster, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,9 +113,9 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
         half(in_shard(shard, name, shards=SHARDS), Message(topic=topic, value=name.encode()))
         for shard, name, topic in ((0, "bad", under), (0, "worse", under), (1, "first", good), (1, "second", good))
     )
-    fresh = Destinations.fresh
+    fresh = TopicMetadata.fresh
 
-    def unaware(self: Destinations, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+    def unaware(self: TopicMetadata, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
         """Take every topic for sound, as one does in the moment in which a broker is lost."""
         found = fresh(self, names, timeout)
         return {name: None if one is None else Openings(name, one.partitions) for name, one in found.items()}
@@ -139,7 +140,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
         assert len(instance.observer.failures) == failures
 
         with monkeypatch.context() as patched:
-            patched.setattr(Destinations, "fresh", unaware)
+            patched.setattr(TopicMetadata, "fresh", unaware)
             with pytest.raises(LaneLostError):
                 await instance.write(commit_of(0, worse, 0))
         await instance.serves(range(SHARDS))
@@ -147,6 +148,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
         assert len(instance.observer.failures) == failures + 1
 
         brokers.brokers[2].launch()
+        await asyncio.to_thread(brokers.wait_until_ready)
         for one in (bad, worse):
             await instance.write_until_taken(commit_of(0, one, 0))
     assert verifier.alive

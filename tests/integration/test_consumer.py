@@ -15,6 +15,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # public, but not for mypy
 
+from halfway.client.barrier import UncommittedConnectionError
 from halfway.client.consumer import (
     Consumer,
     Inbox,
@@ -41,7 +42,7 @@ class Shop:
         self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         self.make_topic(self.topic, 2)
         self.make_topic(self.dead, 1)
-        self._database = folder / "points.sqlite"
+        self.database = folder / "points.sqlite"
         self._stack = stack
         self.inbox = Inbox("sqlite", self.begin)
         self.inbox.create()
@@ -50,7 +51,7 @@ class Shop:
 
     @contextmanager
     def begin(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
             yield connection
 
     def make_topic(self, name: str, partitions: int, **config: str) -> None:
@@ -261,6 +262,47 @@ def test_a_database_that_is_away_sets_no_message_aside(shop: Shop) -> None:
     shop.wait_for("one", "two")
     consumer.stop()
     assert len(refused) == 3 * QUICK.attempts
+
+
+def test_a_commit_that_stands_although_it_raised_is_no_dead_letter(shop: Shop) -> None:
+    """Its answer was lost at the last attempt. The same after a commit that does not stand sets the message aside."""
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(shop.database, timeout=30)) as connection:
+            yield connection
+            last = connection.execute("SELECT message FROM halfway_inbox WHERE message LIKE '3-0%'").fetchall()[-1:]
+            if last == [("3-02/1",)]:
+                raise sqlite3.OperationalError("the commit was refused")
+            connection.commit()
+            if last == [("3-01/1",)]:
+                raise sqlite3.OperationalError("the answer to the commit was lost")
+
+    shop.produce("stands", message="3-01/1")
+    consumer = shop.consume(inbox=Inbox("sqlite", begin), retries=Retries(attempts=1))
+    eventually(lambda: shop.committed()[0] == 1, shop.committed)
+    shop.produce("does not", message="3-02/1")
+    (letter,) = shop.dead_letters(1)
+    consumer.stop()
+    assert shop.effects() == ["stands"]
+    assert (letter.value, letter.header("dead-letter-attempts")) == (b"does not", b"1")
+
+
+def test_a_database_whose_transactions_never_commit_is_refused_before_the_first_effect(shop: Shop) -> None:
+    """Else every message would be passed over without one."""
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(shop.database, timeout=30)) as connection:
+            yield connection
+
+    shop.produce("one")
+    consumer = shop.consume(inbox=Inbox("sqlite", begin))
+    consumer.join(GENEROUS_S)
+    with pytest.raises(UncommittedConnectionError, match="do not commit when their context is left"):
+        consumer.stop()
+    shop.consume()
+    shop.wait_for("one")
 
 
 def test_a_message_that_cannot_be_set_aside_is_kept_and_others_go_on(shop: Shop) -> None:

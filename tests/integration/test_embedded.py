@@ -17,7 +17,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from halfway.embedded import (
-    SHORT_LIVED,
     BrokerExitedError,
     BrokerNotReadyError,
     DataInUseError,
@@ -30,12 +29,14 @@ from halfway.embedded import (
 )
 from halfway.embedded.ports import pick_port
 from halfway.embedded.properties import Node
+from tests.support.brokers.jvm import short_lived
 
 TIMEOUT_S = 15
 # Runs a broker until it is killed itself.
 PARENT = """
 import json, os, sys, time
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from tests.support.brokers.jvm import short_lived
 with EmbeddedKafka(EmbeddedConfig(jvm_options=("-XX:TieredStopAtLevel=1",))) as kafka:
     print(json.dumps({"pid": kafka.pid, "data_dir": str(kafka.data_dir)}), flush=True)
     time.sleep(600)
@@ -50,7 +51,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -63,14 +64,12 @@ def config(
     *,
     data_dir: Path | None = None,
     port: int = 0,
-    startup_timeout_s: float = 90,
     properties: Mapping[str, str] | None = None,
 ) -> EmbeddedConfig:
     return EmbeddedConfig(
         data_dir=data_dir,
         port=port,
-        startup_timeout_s=startup_timeout_s,
-        jvm_options=SHORT_LIVED,
+        jvm_options=short_lived(),
         properties=properties or {},
     )
 
@@ -228,7 +227,7 @@ def test_a_given_directory_is_kept_with_its_data_whatever_its_name(tmp_path: Pat
 
 def test_a_temporary_directory_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with EmbeddedKafka(EmbeddedConfig(keep_data=True, jvm_options=SHORT_LIVED)) as kafka:
+    with EmbeddedKafka(EmbeddedConfig(keep_data=True, jvm_options=short_lived())) as kafka:
         assert kafka.data_dir.parent == tmp_path
     assert (kafka.data_dir / "data" / "meta.properties").exists()
 
@@ -241,8 +240,8 @@ def test_killed_with_kill_9_its_parent_takes_it_along() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert eventually(lambda: not alive(told["pid"]), 5)
-    assert eventually(lambda: not Path(told["data_dir"]).exists(), 5)
+    assert eventually(lambda: not alive(told["pid"]))
+    assert eventually(lambda: not Path(told["data_dir"]).exists())
 
 
 def test_a_port_lost_to_another_process_at_the_last_moment_is_picked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +279,7 @@ def test_a_broker_that_does_not_start_says_why_and_where_its_log_is(
 def test_a_broker_that_does_not_answer_in_time_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for timeout_s in (0, 0.8):  # while its directory is formatted, and after
-        kafka = EmbeddedKafka(config(startup_timeout_s=timeout_s))
+        kafka = EmbeddedKafka(EmbeddedConfig(startup_timeout_s=timeout_s))
         with pytest.raises(BrokerNotReadyError, match=rf"within {timeout_s} s.*broker\.log"):
             kafka.start()
         assert not kafka.running
@@ -288,6 +287,6 @@ def test_a_broker_that_does_not_answer_in_time_is_ended(monkeypatch: pytest.Monk
 
 def test_progress_is_told_and_java_is_named() -> None:
     told: list[str] = []
-    with EmbeddedKafka(EmbeddedConfig(progress=told.append, jvm_options=SHORT_LIVED)) as kafka:
+    with EmbeddedKafka(EmbeddedConfig(progress=told.append, jvm_options=short_lived())) as kafka:
         assert any("Starting Kafka 4.3.1 on Java" in line for line in told)
         assert kafka.bootstrap_servers in told[-1]

@@ -11,13 +11,15 @@ from confluent_kafka import Producer
 
 from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
 from halfway.domain.records import Half, Message, Parked
-from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.records.codec import encode_parked
 from halfway.kafka.topics.provisioning import InternalTopics
 from tests.support.brokers.fixtures import Kafka
+from tests.support.brokers.jvm import short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
+from tests.support.replies import appended
 
 
 def half(name: str, size: int = 100) -> Half:
@@ -76,7 +78,7 @@ async def log(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[Kaf
 async def test_an_append_gives_the_offset_at_which_it_can_be_read(log: KafkaHalfLog) -> None:
     """Offsets of a shard go up by one, and each holds what was appended."""
     written = [half(f"t{number}") for number in range(3)]
-    offsets = [await log.append(1, record, deadline=patience()) for record in written]
+    offsets = [await appended(log, 1, record, deadline=patience()) for record in written]
     assert offsets == [0, 1, 2]
     for offset, record in zip(offsets, written, strict=True):
         assert await log.read_half(1, offset, record.id, deadline=patience()) == record
@@ -86,7 +88,7 @@ async def test_many_reads_over_shards_in_any_order_each_get_their_record(log: Ka
     """Reads are batched; neighbours, far apart ones and repeats are all right."""
     written = [half(f"t{number}") for number in range(1_500)]
     places = [(number % 3, record) for number, record in enumerate(written)]
-    offsets = await asyncio.gather(*(log.append(shard, record, deadline=patience()) for shard, record in places))
+    offsets = await asyncio.gather(*(appended(log, shard, record, deadline=patience()) for shard, record in places))
     seed = random.randrange(1 << 32)
     print("seed", seed)  # noqa: T201 - to see it where the test fails
     wanted = [*random.Random(seed).choices(range(len(written)), k=400), 0, 0, 1_499]
@@ -98,14 +100,14 @@ async def test_many_reads_over_shards_in_any_order_each_get_their_record(log: Ka
 
 async def test_another_record_at_the_offset_is_not_given_out(log: KafkaHalfLog) -> None:
     """The key must be the id: a stale offset is an error."""
-    offset = await log.append(0, half("a"), deadline=patience())
+    offset = await appended(log, 0, half("a"), deadline=patience())
     with pytest.raises(KafkaUnavailableError, match="another record"):
         await log.read_half(0, offset, "b", deadline=patience())
 
 
 async def test_an_offset_past_the_end_is_an_error_and_others_are_read_on(log: KafkaHalfLog) -> None:
     """Nothing is read from the beginning instead."""
-    offset = await log.append(0, half("a"), deadline=patience())
+    offset = await appended(log, 0, half("a"), deadline=patience())
     with pytest.raises(KafkaUnavailableError):
         await log.read_half(0, 1_000_000, "a", deadline=patience())
     assert await log.read_half(0, offset, "a", deadline=patience()) == half("a")
@@ -121,7 +123,7 @@ async def test_an_offset_that_holds_a_control_record_is_an_error(config: KafkaCo
     async with asyncio.timeout(PATIENCE_S):
         while await log.half_end(0, deadline=patience()) < 2:  # the marker is written after the commit's answer
             pass
-    last = await log.append(0, half("after"), deadline=patience())
+    last = await appended(log, 0, half("after"), deadline=patience())
     assert last == 2
     with pytest.raises(KafkaUnavailableError, match="any more"):
         await log.read_half(0, 1, "x", deadline=patience())
@@ -159,8 +161,8 @@ async def test_a_read_waits_until_what_stands_before_it_is_settled(config: Kafka
     producer.begin_transaction()
     producer.produce(config.half_topic, None, b"x", 0)
     producer.flush(PATIENCE_S)
-    behind = await log.append(0, half("behind"), deadline=patience())
-    beside = await log.append(1, half("beside"), deadline=patience())
+    behind = await appended(log, 0, half("behind"), deadline=patience())
+    beside = await appended(log, 1, half("beside"), deadline=patience())
     read = asyncio.create_task(log.read_half(0, behind, "behind", deadline=patience()))
     assert await log.read_half(1, beside, "beside", deadline=patience()) == half("beside")
     assert not read.done()
@@ -171,10 +173,10 @@ async def test_a_read_waits_until_what_stands_before_it_is_settled(config: Kafka
 async def test_the_largest_prepare_fits_and_one_above_is_refused(log: KafkaHalfLog, config: KafkaConfig) -> None:
     """What is within the limit is stored; what could not be parked later is refused before anything is stored."""
     large = half("large", config.max_prepare_bytes)
-    offset = await log.append(0, large, deadline=patience())
+    offset = await appended(log, 0, large, deadline=patience())
     assert await log.read_half(0, offset, "large", deadline=patience()) == large
     with pytest.raises(MessageTooLargeError):
-        await log.append(0, half("larger", config.half_record_bytes), deadline=patience())
+        await appended(log, 0, half("larger", config.half_record_bytes), deadline=patience())
     assert await log.half_end(0, deadline=patience()) == offset + 1
 
 
@@ -182,14 +184,14 @@ async def test_more_messages_than_an_op_marker_has_room_for_are_refused(log: Kaf
     """The half message would fit, but neither a commit nor a rollback could be written later."""
     messages = (Message(topic="orders", value=b"v"),) * (config.max_messages + 1)
     with pytest.raises(MessageTooLargeError, match="HALFWAY_MAX_MESSAGES"):
-        log.append(0, msgspec.structs.replace(half("many"), messages=messages), deadline=patience())
+        await appended(log, 0, msgspec.structs.replace(half("many"), messages=messages), deadline=patience())
     assert await log.half_end(0, deadline=patience()) == 0
 
 
 async def test_many_large_prepares_at_once_are_all_stored(log: KafkaHalfLog) -> None:
     """Batches stay below what the topic takes."""
     offsets = await asyncio.gather(
-        *(log.append(0, half(f"t{number}", 200_000), deadline=patience()) for number in range(30))
+        *(appended(log, 0, half(f"t{number}", 200_000), deadline=patience()) for number in range(30))
     )
     assert sorted(offsets) == list(range(30))
 
@@ -201,7 +203,7 @@ async def test_the_end_is_that_of_uncommitted_reads_and_never_older_than_the_que
     assert await log.half_end(0, deadline=patience()) == 0
 
     async def append_and_ask(number: int) -> None:
-        offset = await log.append(0, half(f"t{number}"), deadline=patience())
+        offset = await appended(log, 0, half(f"t{number}"), deadline=patience())
         assert await log.half_end(0, deadline=patience()) > offset
 
     await asyncio.gather(*(append_and_ask(number) for number in range(200)))
@@ -219,12 +221,12 @@ async def append_at_last(log: KafkaHalfLog, record: Half) -> int:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(OutcomeUnknownError):
-                return await log.append(0, record, deadline=patience())
+                return await appended(log, 0, record, deadline=patience())
 
 
 async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recovers_after() -> None:
     """An append is ambiguous, a read and a question are unavailable; all work again when the broker does."""
-    with EmbeddedKafka(EmbeddedConfig(jvm_options=SHORT_LIVED)) as broker:
+    with EmbeddedKafka(EmbeddedConfig(jvm_options=short_lived())) as broker:
         config = config_of(broker.bootstrap_servers, prepare_timeout_s=1)
         await make_topics(config)
         async with running(config, SkippedRecords()) as log:
@@ -233,7 +235,7 @@ async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recove
             broker.pause()
             soon = asyncio.get_running_loop().time() + 3
             results = await asyncio.gather(
-                log.append(0, half("b"), deadline=patience()),
+                appended(log, 0, half("b"), deadline=patience()),
                 log.read_half(0, offset, "a", deadline=soon),
                 log.half_end(0, deadline=soon),
                 return_exceptions=True,

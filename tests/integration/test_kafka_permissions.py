@@ -17,12 +17,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 )
 
 from halfway.domain.errors import ConfigurationError, NotAuthorisedError
-from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
+from tests.support.brokers.jvm import short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
 
+pytestmark = pytest.mark.xdist_group("permissions")  # one broker for all of them
 USER = "User:halfway"
 BROKER = {
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:SASL_PLAINTEXT",
@@ -67,7 +69,7 @@ def guarded() -> Iterator[str]:
     """Give the address of a broker that asks for a password and knows ACLs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("halfway.embedded.broker.ask", ask_as_admin)
-        with EmbeddedKafka(EmbeddedConfig(jvm_options=SHORT_LIVED, properties=BROKER)) as broker:
+        with EmbeddedKafka(EmbeddedConfig(jvm_options=short_lived(), properties=BROKER)) as broker:
             yield broker.bootstrap_servers
 
 
@@ -143,7 +145,7 @@ async def test_a_topic_that_halfway_may_not_see_is_not_authorised(guarded: str) 
     name = config.prefix.strip("_.")
     admin = AdminClient(login(guarded, "admin", "right"))
     admin.create_topics([NewTopic(name, 1, 1)])[name].result(PATIENCE_S)
-    destinations = Destinations(config)
+    destinations = TopicMetadata(config)
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     with pytest.raises(NotAuthorisedError, match=name) as described:
         await destinations.describe([name], deadline=deadline)

@@ -1,27 +1,35 @@
 """Groups, cursors and facts about real topics, on a real broker."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import TopicCollection, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 from confluent_kafka.cimpl import Consumer
 
-from halfway.domain.errors import KafkaUnavailableError
+from halfway.domain.errors import ForbiddenError, KafkaUnavailableError
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.log.audit_trail import KafkaAuditTrail, read_events
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.group_registry import KafkaGroups
 from halfway.kafka.records.codec import encode_group
 from halfway.kafka.topics import metadata
-from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.memory.surroundings import RecordingObserver
 from halfway.service.ports import Cursors
 from tests.support.brokers.fixtures import Kafka
+from tests.support.contract.groups import put, remove
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
+from tests.support.records.samples import AUDIT_EVENT
 
 
 def patience() -> float:
@@ -76,28 +84,96 @@ async def test_a_group_is_there_when_put_returns_and_gone_when_delete_returns(co
     """Each instance answers by what it has read back."""
     async with running_groups(config, SkippedRecords()) as groups:
         assert groups.get("orders") is None
-        await groups.put(group("orders"), deadline=patience())
-        await groups.put(group("carts"), deadline=patience())
+        await put(groups, group("orders"), deadline=patience())
+        await put(groups, group("carts"), deadline=patience())
         assert groups.get("orders") == group("orders")
         assert [one.name for one in groups.all()] == ["carts", "orders"]
-        await groups.put(group("orders", updated_at=2), deadline=patience())
+        await put(groups, group("orders", updated_at=2), deadline=patience())
         assert groups.get("orders") == group("orders", updated_at=2)
-        await groups.delete("orders", deadline=patience())
+        await remove(groups, "orders", deadline=patience())
         assert groups.get("orders") is None
 
 
 async def test_groups_are_there_after_a_restart_and_on_other_instances(config: KafkaConfig) -> None:
     """Start returns when all are read; a change of one instance reaches the other."""
     async with running_groups(config, SkippedRecords()) as first:
-        await asyncio.gather(*(first.put(group(f"g{number}"), deadline=patience()) for number in range(50)))
-        await first.delete("g7", deadline=patience())
+        await asyncio.gather(*(put(first, group(f"g{number}"), deadline=patience()) for number in range(50)))
+        await remove(first, "g7", deadline=patience())
         async with running_groups(config, SkippedRecords()) as second:
             assert second.all() == first.all()
             assert len(second.all()) == 49
-            await second.put(group("late"), deadline=patience())
+            await put(second, group("late"), deadline=patience())
             async with asyncio.timeout(PATIENCE_S):
                 while first.get("late") is None:  # noqa: ASYNC110 - the port tells no changes
                     await asyncio.sleep(0.01)
+
+
+async def test_what_was_decided_before_another_instances_change_is_not_written_behind_it(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decided anew, by the group as the other has left it: here that decision is a refusal."""
+    patterns = SkippedRecords()
+    async with running_groups(config, patterns) as slow, running_groups(config, patterns) as other:
+        await put(slow, group("shop"), deadline=patience())
+        write = slow._exclusive.write
+        seen: list[Group | None] = []
+
+        async def outpaced(*args: Any, **fields: Any) -> int:
+            monkeypatch.setattr(slow._exclusive, "write", write)
+            await put(other, group("shop", updated_at=2), deadline=patience())
+            return await write(*args, **fields)
+
+        def decide(before: Group | None) -> Group:
+            seen.append(before)
+            if before != group("shop"):
+                raise ForbiddenError("somebody has changed it")
+            return group("shop", updated_at=9)
+
+        monkeypatch.setattr(slow._exclusive, "write", outpaced)
+        with pytest.raises(ForbiddenError):
+            await slow.change("shop", decide, deadline=patience())
+        assert seen[-1] == group("shop", updated_at=2)
+    async with running_groups(config, patterns) as later:
+        assert later.get("shop") == group("shop", updated_at=2)
+
+
+async def test_many_instances_change_groups_at_once_and_no_change_is_lost(config: KafkaConfig) -> None:
+    """Each adds its turn to what it finds."""
+    patterns = SkippedRecords()
+    async with running_groups(config, patterns) as first, running_groups(config, patterns) as second:
+
+        async def add(groups: KafkaGroups, name: str) -> None:
+            def more(before: Group | None) -> Group:
+                return group(name, updated_at=1 if before is None else before.updated_at + 1)
+
+            await groups.change(name, more, deadline=patience())
+
+        turns = [add(groups, name) for _ in range(5) for groups in (first, second) for name in ("a", "b")]
+        await asyncio.gather(*turns)
+        await first.refresh(deadline=patience())
+        assert [first.get(name) for name in ("a", "b")] == [group(name, updated_at=10) for name in ("a", "b")]
+
+
+async def test_an_instance_that_dies_in_a_change_holds_up_no_reader(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor, for longer than it takes to settle what it left, who changes a group after it."""
+    patterns = SkippedRecords()
+    async with running_groups(config, patterns) as groups:
+        await put(groups, group("shop"), deadline=patience())
+        dying = TransactionalProducer(config, f"{config.prefix}groups")
+        await asyncio.to_thread(dying.initialise, time.monotonic() + PATIENCE_S)
+        dying.begin()
+        dying.produce(config.groups_topic, encode_group(group("shop", updated_at=8)), b"shop", 0)
+        assert await asyncio.to_thread(dying.flush, time.monotonic() + PATIENCE_S, lambda: False)
+        await groups.refresh(deadline=patience())
+        assert groups.get("shop") == group("shop")
+        await put(groups, group("shop", updated_at=2), deadline=patience())
+        with pytest.raises(ProducerFailedError):
+            await asyncio.to_thread(dying.commit, PATIENCE_S)
+        dying.abandon()
+        await groups.refresh(deadline=patience())
+        assert groups.get("shop") == group("shop", updated_at=2)
 
 
 async def test_records_that_are_no_groups_are_skipped_counted_and_said(
@@ -106,13 +182,13 @@ async def test_records_that_are_no_groups_are_skipped_counted_and_said(
     """Garbage, no key, a bad key and a null value by hand hide no group that stands before or after them."""
     skipped = SkippedRecords()
     async with running_groups(config, skipped) as groups:
-        await groups.put(group("before"), deadline=patience())
+        await put(groups, group("before"), deadline=patience())
         produce(config, config.groups_topic, 0, b"before-not", b"garbage")
         produce(config, config.groups_topic, 0, b"\xff", None)
         produce(config, config.groups_topic, 0, b"", encode_group(group("no key")))
         produce(config, config.groups_topic, 0, b"another", encode_group(group("one")))
         produce(config, config.groups_topic, 0, b"before", None)
-        await groups.put(group("after"), deadline=patience())
+        await put(groups, group("after"), deadline=patience())
         assert [one.name for one in groups.all()] == ["after", "before"]
     reasons = ["undecodable", *["wrong_key"] * 3, "foreign_tombstone"]
     assert skipped.skipped == [(config.groups_topic, reason) for reason in reasons]
@@ -142,6 +218,39 @@ async def test_cursors_come_back_as_committed_and_shards_without_any_are_left_ou
         }
 
 
+async def test_cursors_that_have_not_moved_are_left_alone_for_a_while(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most scans find nothing new; what was not confirmed, or was loaded since, is committed again."""
+    committed: list[dict[int, Cursors]] = []
+    commit = KafkaCursors._commit
+    fails = False
+
+    def counting(self: KafkaCursors, consumer: Consumer, cursors: dict[int, Cursors]) -> None:
+        committed.append(dict(cursors))
+        if fails:
+            raise KafkaUnavailableError("made up")
+        commit(self, consumer, cursors)
+
+    monkeypatch.setattr(KafkaCursors, "_commit", counting)
+    still, moved = Cursors(half=1, op=1), Cursors(half=2, op=1)
+    async with running_cursors(config) as cursors:
+        await cursors.commit({0: still, 1: still})
+        await cursors.commit({0: still, 1: still})
+        await cursors.commit({0: still, 1: moved})
+        assert committed == [{0: still, 1: still}, {1: moved}]
+        fails = True
+        await cursors.commit({0: moved})
+        fails = False
+        await cursors.commit({0: moved})
+        assert committed[2:] == [{0: moved}] * 2
+        await asyncio.to_thread(cursors.load, [0])
+        await cursors.commit({0: moved, 1: moved})
+        monkeypatch.setattr("halfway.kafka.log.cursors._AGAIN_S", 0.0)
+        await cursors.commit({1: moved})
+        assert committed[4:] == [{0: moved}, {1: moved}]
+
+
 async def test_cursors_are_offsets_that_any_lag_tool_sees(config: KafkaConfig) -> None:
     """They stand as the offsets of the group `<prefix>cursors` on half and op."""
     async with running_cursors(config) as cursors:
@@ -166,7 +275,7 @@ async def test_facts_of_topics_and_none_for_what_does_not_exist(config: KafkaCon
     name = config.prefix.strip("_.") + "-real"
     admin = admin_of(config)
     admin.create_topics([NewTopic(name, 5, 1, config={"max.message.bytes": "77777"})])[name].result(PATIENCE_S)
-    destinations = Destinations(config)
+    destinations = TopicMetadata(config)
     found = await destinations.describe(
         [name, name, config.half_topic, "no-such-topic", "not a name", "", ".", "x" * 250], deadline=patience()
     )
@@ -190,7 +299,7 @@ async def test_fresh_tells_of_a_topic_that_has_just_gone_or_come(config: KafkaCo
     """Existence is known to the second, though facts are kept for longer."""
     name = config.prefix.strip("_.") + "-real"
     admin = admin_of(config)
-    destinations = Destinations(config)
+    destinations = TopicMetadata(config)
 
     def missing() -> set[str]:
         found = destinations.fresh([name, config.half_topic, "not a name"], PATIENCE_S)
@@ -221,7 +330,7 @@ async def test_many_who_ask_at_once_share_one_request(config: KafkaConfig, monke
     monkeypatch.setattr(metadata, "TopicCollection", counting)
     monkeypatch.setattr(metadata, "EXISTENCE_S", PATIENCE_S)
     monkeypatch.setattr(metadata, "_REFRESH_S", PATIENCE_S)
-    destinations = Destinations(config)
+    destinations = TopicMetadata(config)
     names = [config.half_topic, config.op_topic]
     await asyncio.gather(
         *(destinations.describe(names, deadline=patience()) for _ in range(100)),
@@ -232,8 +341,22 @@ async def test_many_who_ask_at_once_share_one_request(config: KafkaConfig, monke
 
 async def test_facts_that_cannot_be_had_are_unavailable_by_the_deadline() -> None:
     """Without a broker nobody waits longer than they said."""
-    destinations = Destinations(config_of("127.0.0.1:1"))
+    destinations = TopicMetadata(config_of("127.0.0.1:1"))
     with pytest.raises(KafkaUnavailableError):
         await destinations.describe(["coupon"], deadline=asyncio.get_running_loop().time() + 0.5)
     with pytest.raises(KafkaUnavailableError):
         await asyncio.to_thread(destinations.fresh, ["coupon"], 0.5)
+
+
+async def test_the_audit_trail_is_read_back_once_each_from_a_time_on(config: KafkaConfig) -> None:
+    """In its order; an event that stands twice, because Kafka did not confirm it at first, is shown once."""
+    observer = RecordingObserver()
+    audit = KafkaAuditTrail(config, observer)
+    await audit.start()
+    events = [msgspec.structs.replace(AUDIT_EVENT, id=str(number), at=1000 + number) for number in range(5)]
+    for event in (*events, events[3]):
+        audit.record(event)
+    await audit.stop()
+    assert observer.count("audited", result="written") == 6
+    assert await asyncio.to_thread(lambda: list(read_events(config, since_ms=0))) == events
+    assert await asyncio.to_thread(lambda: list(read_events(config, since_ms=1003))) == events[3:]

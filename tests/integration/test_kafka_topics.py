@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,9 @@ def alter(config: KafkaConfig, name: str, setting: str, value: str) -> None:
     change = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])
     admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+    until = time.monotonic() + PATIENCE_S
+    while describe(config, name)[1][setting] != value:  # the controller has it, the broker learns of it
+        assert time.monotonic() < until, f"{setting} of {name} does not become {value}"
 
 
 async def delete(config: KafkaConfig, name: str) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # it is there
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from msgspec import structs
 
 from halfway.domain.errors import (
-    LaneLostError,
     MessageTooLargeError,
     NotWrittenError,
     OverloadedError,
@@ -26,16 +22,13 @@ from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Half, Message, OpKind
 from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.transactional_producer import fence
-from halfway.kafka.records.avro import MARKER
-from halfway.kafka.records.codec import KIND_HALF, decode_op, record_headers
-from halfway.kafka.topics.metadata import Destinations
-from halfway.kafka.topics.partition_availability import Openings
+from halfway.kafka.lane import quarantine
+from halfway.kafka.records.codec import decode_op
 from halfway.service.ports import Written
 from tests.support.brokers.fixtures import Kafka
+from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
-    Instance,
     admin_of,
     commit_of,
     config_for,
@@ -49,6 +42,7 @@ from tests.support.ownership.cluster_harness import (
     read_topic,
     running,
 )
+from tests.support.replies import submitted
 
 
 @pytest.fixture
@@ -81,6 +75,7 @@ async def test_commit_writes_messages_marker_and_tombstone_in_one_kafka_transact
         ("halfway-transaction-id", b"a-1"),
         ("halfway-message", b"1/3"),
         ("halfway-prepared-at", str(one.prepared_at).encode()),
+        ("halfway-prefix", config.prefix.encode()),
     )
     assert order.timestamp >= before
     told_apart = [dict(seen.headers)["halfway-message"] for seen in read_topic(config, points)]
@@ -162,16 +157,12 @@ async def test_a_full_queue_refuses_at_once(kafka: Kafka) -> None:
     config = config_for(kafka.bootstrap_servers, lane_queue=5)
     create_internal_topics(config)
     async with running(config) as instance:
-        waiting: list[asyncio.Future[Written]] = []
-        with pytest.raises(OverloadedError):
-            submit_many(instance, waiting)
-        await asyncio.gather(*waiting)
-
-
-def submit_many(instance: Instance, waiting: list[asyncio.Future[Written]]) -> None:
-    """Submit faster than the lane can write."""
-    for number in range(10_000):
-        waiting.append(instance.cluster.lane.submit(commit_of(0, half(f"f-{number}"), 0)))  # noqa: PERF401 - it raises
+        lane, writes = instance.cluster.lane, [commit_of(0, half(f"f-{number}"), 0) for number in range(100)]
+        results = await asyncio.gather(*(submitted(lane, write) for write in writes), return_exceptions=True)
+        refused = [isinstance(result, OverloadedError) for result in results]
+        assert any(refused)
+        assert all(isinstance(result, Written) for result in results if not isinstance(result, OverloadedError))
+        assert not refused[0]
 
 
 async def test_a_missing_topic_is_refused_without_touching_the_others(config: KafkaConfig) -> None:
@@ -273,8 +264,11 @@ async def test_a_message_that_its_topic_refuses_ends_one_incarnation_and_stays_a
     assert [seen.value for seen in read_topic(config, orders)] == [b"with the bad one"]
 
 
-async def test_an_end_that_was_refused_can_be_rolled_back_at_once(config: KafkaConfig) -> None:
+async def test_an_end_that_was_refused_can_be_rolled_back_at_once(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a real message is blamed for holds up commits of its id, not a write that has no messages."""
+    monkeypatch.setattr(quarantine, "FIRST_BACKOFF_S", 3600.0)
     small = config.prefix + "small"
     create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
     bad = half("bad", Message(topic=small, value=b"x" * 100_000))
@@ -285,9 +279,9 @@ async def test_an_end_that_was_refused_can_be_rolled_back_at_once(config: KafkaC
                 await instance.write_until_known(commit)
         assert commit.op is not None
         op = structs.replace(commit.op, kind=OpKind.ROLLED_BACK, messages=())
-        written = await instance.write(structs.replace(commit, state=State.ROLLED_BACK.value, messages=(), op=op))
+        written = await instance.write(structs.replace(commit, state=State.ROLLED_BACK, messages=(), op=op))
         assert written.op is not None
-        assert instance.service.states[0].state_of("bad") is State.ROLLED_BACK
+        assert state_of(instance.service.states[0], "bad") is State.ROLLED_BACK
         assert len(instance.observer.failures) == 1
     assert read_topic(config, small) == []
 
@@ -298,101 +292,6 @@ def _set_topic(config: KafkaConfig, topic: str, name: str, value: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(30)
-
-
-async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: KafkaConfig) -> None:
-    """Whoever fences the lane's ids ends the incarnation: LaneLostError, then a new one which writes again."""
-    orders = config.prefix + "orders"
-    async with running(config) as instance:
-        before = instance.incarnation
-        ids = [f"{config.prefix}{before}.{name}" for name in ("0", "1", "q")]
-        await asyncio.to_thread(fence, config, ids, time.monotonic() + 30)
-        one = half("a-1", Message(topic=orders, value=b"once"))
-        with pytest.raises(LaneLostError):
-            await instance.write(commit_of(0, one, 0))
-        await instance.write_until_known(commit_of(0, one, 0))
-        assert instance.incarnation not in (None, before)
-        assert instance.observer.failures == ["fenced"]
-        assert ("lost", 0) in instance.service.events
-    assert [seen.value for seen in read_topic(config, orders)] == [b"once"]
-
-
-async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_next(
-    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its callers do not wait for the thread, which is fenced when it wakes up."""
-    config = config_for(kafka.bootstrap_servers, lane_stall_s=0.5)
-    create_internal_topics(config)
-    create_topics(config, {config.prefix + "orders": 1})
-    wake, fresh = threading.Event(), Destinations.fresh
-
-    def hang_once(self: Destinations, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
-        monkeypatch.setattr(Destinations, "fresh", fresh)
-        wake.wait()
-        return fresh(self, names, timeout)
-
-    one = half("a-1", Message(topic=config.prefix + "orders", value=b"once"))
-    async with running(config) as instance:
-        monkeypatch.setattr(Destinations, "fresh", hang_once)
-        try:
-            with pytest.raises(LaneLostError):
-                await instance.write(commit_of(0, one, 0))
-            await instance.serves(range(2))
-        finally:
-            wake.set()
-        await instance.write_until_known(commit_of(0, one, 0))
-    assert [seen.value for seen in read_topic(config, config.prefix + "orders")] == [b"once"]
-
-
-async def test_nothing_of_a_kafka_transaction_that_failed_is_visible(config: KafkaConfig) -> None:
-    """The good messages of a batch that failed stand once, whatever had been written of them the first time."""
-    orders, small = config.prefix + "orders", config.prefix + "small"
-    create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
-    good = [half(f"good-{number}", Message(topic=orders, value=b"good-%02d" % number)) for number in range(30)]
-    bad = half("bad", Message(topic=small, value=b"x" * 100_000))
-    async with running(config) as instance:
-        results = await asyncio.gather(
-            *(instance.write_until_known(commit_of(1, one, 0)) for one in [*good, bad]), return_exceptions=True
-        )
-        assert [type(result).__name__ for result in results if isinstance(result, BaseException)] == [
-            "MessageTooLargeError"
-        ]
-    assert sorted(seen.value or b"" for seen in read_topic(config, orders)) == [b"good-%02d" % n for n in range(30)]
-    assert read_topic(config, small) == []
-
-
-async def test_the_tail_sees_what_others_append_and_passes_control_records(config: KafkaConfig) -> None:
-    """A half that another producer appends is applied, and the position reaches the real end of half[s]."""
-    orders = config.prefix + "orders"
-    async with running(config) as instance:
-        stranger = half(in_shard(0, "stranger"), Message(topic=orders, value=b"v"))
-        [offset] = await asyncio.to_thread(prepare, config, 0, stranger)
-        state = instance.service.states[0]
-        await eventually(lambda: state.state_of(stranger.id) is State.PREPARED, "the stranger's half")
-        entry = state.find(stranger.id)
-        assert entry is not None
-        written = await instance.write(commit_of(0, stranger, offset))
-        assert written.half is not None
-        tombstone = written.half
-        # After the tombstone stands the control record that ends its Kafka transaction.
-        await eventually(lambda: state.half_tail >= tombstone + 2, "a position after the control record")
-
-
-async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: KafkaConfig) -> None:
-    """Recovery and tail both go on after rubbish in half."""
-    rubbish = Producer(config.producer())
-    rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-1").encode(), 0)
-    rubbish.flush(30)
-    after, later = in_shard(0, "after"), in_shard(0, "later")
-    prepare(config, 0, half(after))
-    async with running(config) as instance:
-        assert instance.service.states[0].state_of(after) is State.PREPARED
-        assert instance.observer.counts[f"skipped {config.half_topic}"] == 1
-        rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-2").encode(), 0)
-        rubbish.flush(30)
-        await asyncio.to_thread(prepare, config, 0, half(later))
-        await eventually(lambda: instance.service.states[0].state_of(later) is not None, "the half after rubbish")
-        assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
 
 
 async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_ended(kafka: Kafka) -> None:
@@ -413,32 +312,6 @@ async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_e
         back = commit_of(1, never, rolled_back)
         assert back.op is not None
         op = structs.replace(back.op, kind=OpKind.ROLLED_BACK)
-        await instance.write(structs.replace(back, messages=(), state="rolled_back", op=op))
+        await instance.write(structs.replace(back, messages=(), state=State.ROLLED_BACK, op=op))
         assert instance.observer.failures == []
     assert len(read_topic(config, orders)) == len(messages)
-
-
-async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: KafkaConfig) -> None:
-    """It is halfway's own, as its headers say: to skip it could lose a prepare. The tail stops, and so does a start."""
-    newer = Producer(config.producer())
-
-    def written(transaction_id: bytes, shard: int) -> None:
-        headers = record_headers(KIND_HALF, "shop", "prepared")
-        newer.produce(config.half_topic, MARKER + b"newer schema", transaction_id, shard, headers=headers)
-        newer.flush(30)
-
-    def out(instance: Instance) -> bool:
-        status = instance.cluster.membership.status
-        return not status.joined and "newer release" in (status.last_error or "")
-
-    async with running(config) as instance:
-        await asyncio.to_thread(written, b"n-1", 0)
-        await eventually(lambda: out(instance) and not instance.service.states, "it leaves the group and says why")
-    again = Instance(config)
-    try:
-        await again.start()
-        await eventually(lambda: out(again), "it leaves the group and says why")
-        assert again.service.states == {}
-        assert again.observer.counts[f"skipped {config.half_topic}"] == 0
-    finally:
-        await again.stop()

@@ -90,13 +90,10 @@ def test_outcomes_that_were_removed_before_they_were_read_are_told(
 
 
 def test_the_command_tells_what_it_does(command: Command, topics: Topics, tmp_path: Path) -> None:
-    """Folder and topics, each batch, and at the end the outcomes; on stderr, and not the password.
-
-    It writes the format that it was asked for.
-    """
+    """Folder and topics, each batch, and at the end the outcomes; on stderr, and not the password."""
     topics.write(0, 30)
     result = command(
-        *("ledger", "--once", "--format", "delta", "--output", str(tmp_path)),
+        *("ledger", "--once", "--output", str(tmp_path)),
         HALFWAY_KAFKA__BOOTSTRAP_SERVERS=topics.access.bootstrap_servers,
         HALFWAY_KAFKA_PREFIX=topics.access.prefix,
         HALFWAY_PIPELINE_KAFKA__SSL_KEY_PASSWORD="not-to-be-told",

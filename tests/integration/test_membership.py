@@ -17,6 +17,7 @@ from halfway.kafka.ownership.acquisition import Acquisition
 from halfway.kafka.ownership.acquisition_deadline import AcquireError
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from tests.support.brokers.fixtures import Kafka
+from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     Instance,
@@ -33,6 +34,7 @@ from tests.support.ownership.cluster_harness import (
     read_topic,
     running,
 )
+from tests.support.replies import submitted
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
             moved = sorted(second.service.states)
             for shard in range(4):
                 owner, other = (second, first) if shard in moved else (first, second)
-                assert owner.service.states[shard].state_of(in_shard(shard, "one", shards=4)) is not None
+                assert state_of(owner.service.states[shard], in_shard(shard, "one", shards=4)) is not None
                 await owner.write(
                     commit_of(shard, half(in_shard(shard, "two", shards=4), Message(topic=orders, value=b"v")), 0)
                 )
@@ -77,7 +79,7 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
             await second.stop()
         await first.serves(range(4))
         for shard in range(4):
-            assert first.service.states[shard].state_of(in_shard(shard, "two", shards=4)) is not None
+            assert state_of(first.service.states[shard], in_shard(shard, "two", shards=4)) is not None
         assert first.observer.failures == second.observer.failures == []
     assert len(read_topic(config, orders)) == 8
     assert [event for event in first.service.events if event[0] == "lost"] == []
@@ -133,7 +135,7 @@ async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itsel
             shard=2,
             cursors=instance.cursors,
             fences=FencedOwners("stranger"),
-            turn=nullcontext(),
+            handling_lock=nullcontext(),
             deadline=time.monotonic() + PATIENCE_S,
             stall_s=config.lane_stall_s,
             cancelled=lambda: False,
@@ -169,7 +171,7 @@ async def test_two_instances_under_load_while_shards_move_write_everything_once(
         while True:
             owner = next((instance for instance in instances if shard in instance.service.states), None)
             if owner is not None:
-                if owner.service.states[shard].state_of(one.id) is not None:
+                if state_of(owner.service.states[shard], one.id) is not None:
                     return
                 try:
                     await owner.write(commit_of(shard, one, 0))
@@ -233,7 +235,7 @@ async def test_a_lane_that_was_closed_by_a_failure_hands_its_waiting_ends_back(c
     async with running(config) as instance:
         incarnation = instance.cluster.membership._incarnation
         assert incarnation is not None
-        futures = [instance.cluster.lane.submit(commit_of(0, half(f"w-{number}"), 0)) for number in range(500)]
+        futures = [submitted(instance.cluster.lane, commit_of(0, half(f"w-{number}"), 0)) for number in range(500)]
         incarnation.fail(ProducerFailedError("test", "made up"))
         async with asyncio.timeout(PATIENCE_S):
             results = await asyncio.gather(*futures, return_exceptions=True)

@@ -15,14 +15,11 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.records.codec import decode_owner
-from tests.support.brokers.fixtures import Kafka
+from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     Instance,
     commit_of,
-    config_for,
-    create_internal_topics,
-    create_topics,
     eventually,
     half,
     in_shard,
@@ -30,14 +27,7 @@ from tests.support.ownership.cluster_harness import (
     read_topic,
     running,
 )
-
-
-@pytest.fixture
-def config(kafka: Kafka) -> KafkaConfig:
-    made = config_for(kafka.bootstrap_servers)
-    create_internal_topics(made)
-    create_topics(made, {made.prefix + "orders": 1})
-    return made
+from tests.support.replies import submitted
 
 
 @contextmanager
@@ -59,8 +49,8 @@ def held(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[tu
         go.set()
 
 
-async def give_back(instance: Instance, shard: int, *, within: float = 1.0) -> None:
-    """Give a shard back as when the group revokes it, with less time."""
+async def give_back(instance: Instance, shard: int, *, within: float = 3.0) -> None:
+    """Give a shard back as when the group revokes it, with less time: enough for its lane to have begun, though."""
     until = asyncio.get_running_loop().time() + within
     instance.cluster.membership._on_revoked(frozenset({shard}))
     await instance.cluster.membership._give_back(frozenset({shard}), until)
@@ -73,12 +63,12 @@ def last_owner(config: KafkaConfig, shard: int) -> str | None:
 
 
 async def release_as_surplus(instance: Instance, shard: int) -> None:
-    """Release a shard as one that was claimed and is no longer wanted, which is given a second."""
+    """Release a shard as one that was claimed and is no longer wanted, with as little time."""
     incarnation = instance.cluster.membership._incarnation
     assert incarnation is not None
     incarnation.drop(shard)
     instance.service.lost(shard)
-    assert not await incarnation.release([shard], asyncio.get_running_loop().time() + 1)
+    assert not await incarnation.release([shard], asyncio.get_running_loop().time() + 3)
 
 
 @pytest.mark.parametrize("leave", [give_back, release_as_surplus])
@@ -127,12 +117,12 @@ async def test_an_end_that_outlives_its_shard_is_known_when_the_shard_comes_back
     one = half(in_shard(0, "one"), Message(topic=orders, value=b"once"))
     async with running(config) as instance:
         [at] = await asyncio.to_thread(prepare, config, 0, one)
-        await eventually(lambda: instance.service.states[0].state_of(one.id) is State.PREPARED, "the prepare")
+        await eventually(lambda: state_of(instance.service.states[0], one.id) is State.PREPARED, "the prepare")
         instance.service.hold = asyncio.Event()
         with held(monkeypatch, TransactionalProducer, "begin") as (met, go):
             old = instance.cluster.membership._incarnation
             assert old is not None
-            first = instance.cluster.lane.submit(commit_of(0, one, at))
+            first = submitted(instance.cluster.lane, commit_of(0, one, at))
             await eventually(met.is_set, "a Kafka transaction")
             await give_back(instance, 0)
             instance.service.hold = None
@@ -141,6 +131,6 @@ async def test_an_end_that_outlives_its_shard_is_known_when_the_shard_comes_back
             go.set()
             await asyncio.gather(first, return_exceptions=True)
             await asyncio.to_thread(old.lane.join, 2)
-        known = instance.service.states[0].state_of(one.id)
+        known = state_of(instance.service.states[0], one.id)
         stands = [seen.value for seen in await asyncio.to_thread(read_topic, config, orders)]
         assert (known, stands) in ((State.COMMITTED, [b"once"]), (State.PREPARED, []))

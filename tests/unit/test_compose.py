@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from examples.orders import service as order_service
+from examples.orders.serve import command_line
+from examples.orders.service import TOPICS
 from halfway.runtime.settings import load
 
 ROOT = Path(__file__).parents[2]
@@ -80,13 +81,13 @@ def test_whatever_runs_on_says_whether_it_is_healthy_and_is_waited_for(services:
 
 def test_the_order_service_is_optional_and_its_command_line_is_its_own(services: dict[str, Any]) -> None:
     assert {name for name, service in services.items() if "profiles" in service} == {"orders", "orders-topics"}
-    given = order_service.command_line().parse_args(services["orders"]["command"])
+    given = command_line().parse_args(services["orders"]["command"])
     assert (given.host, given.port) == ("0.0.0.0", 9000)  # noqa: S104 - in a container
     assert given.halfway == f"http://coordinator:{load({}).port}"
     assert given.check_url == "http://orders:9000/check"
     script = " ".join(services["orders-topics"]["command"])
     assert re.search(r"for topic in ([a-z ]+);", script) is not None
-    assert tuple(re.findall(r"for topic in ([a-z ]+);", script)[0].split()) == order_service.TOPICS
+    assert tuple(re.findall(r"for topic in ([a-z ]+);", script)[0].split()) == TOPICS
 
 
 def test_volumes_and_ports(services: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.runtime.settings import NOT_SETTINGS, PolicyDefaults, Settings
+from halfway.runtime.settings import NOT_SETTINGS, VARIABLES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -15,7 +15,8 @@ _TEST_ALONE = re.compile(r"`(?P<name>test_\w+)[`\[]")
 _LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
 _CITED = re.compile(r"(?P<page>docs/[\w-]+\.md)(?:#(?P<anchor>[\w-]+))?")
 _SETTING = re.compile(r"HALFWAY_[A-Z0-9_]+[A-Z0-9]")
-_OTHERS = re.compile(r"HALFWAY_(KAFKA__|TEST_|PIPELINE_)")
+_DECIDED = re.compile(r"\]\((?P<path>[^)]+\.py)\): (?P<names>`\w+`(?:, `\w+`)*)")
+_OTHERS = re.compile(r"HALFWAY_(KAFKA(__|$)|TEST_|PIPELINE_|CLIENT_)")
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -63,6 +64,29 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
     assert not missing, missing
 
 
+def test_every_threat_names_the_test_that_shows_what_stops_it() -> None:
+    """Each row of a table of threats ends with tests that there are, by file and function, or a whole file."""
+    page = ROOT / "docs" / "security.md"
+    rows = 0
+    threats = False
+    for _, line in _lines(page):
+        threats = line.endswith("| test |") or (threats and line.startswith("|"))
+        if not threats or line.endswith("| test |") or line.startswith("| ---"):
+            continue
+        rows += 1
+        named = list(_TEST.finditer(line.rsplit(" | ", 1)[1]))
+        there = [
+            one
+            for one in named
+            if one["folder"]
+            and (path := ROOT / one["folder"] / one["file"]).exists()
+            and f"def {one['name'] or 'test_'}" in path.read_text(encoding="utf-8")
+        ]
+        assert named, line
+        assert there == named, line
+    assert rows > 20
+
+
 @pages
 def test_every_link_leads_somewhere(page: Path) -> None:
     """To a file of the repository, and to a heading where one is named."""
@@ -97,8 +121,7 @@ def test_every_page_that_code_cites_exists() -> None:
 
 @pages
 def test_every_setting_that_is_named_is_one(page: Path) -> None:
-    known = {f"HALFWAY_{name.upper()}" for name in Settings.model_fields} | NOT_SETTINGS
-    known |= {f"HALFWAY_POLICY__{name.upper()}" for name in PolicyDefaults.model_fields}
+    known = VARIABLES.keys() | NOT_SETTINGS
     unknown = [
         f"line {number}: {name}"
         for number, line in _lines(page)
@@ -111,9 +134,21 @@ def test_every_setting_that_is_named_is_one(page: Path) -> None:
 def test_every_setting_is_documented() -> None:
     """Each has its name in docs/operating.md."""
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    missing = [
-        name
-        for name in Settings.model_fields
-        if name not in {"kafka", "policy"} and f"HALFWAY_{name.upper()}" not in text
-    ]
+    missing = [variable for variable in VARIABLES if variable not in text]
+    assert not missing, missing
+
+
+def test_every_decision_of_the_map_is_where_the_map_says() -> None:
+    """docs/architecture.md names a function, a class or a constant beside each link into the code."""
+    page = ROOT / "docs" / "architecture.md"
+    missing = []
+    for number, line in _lines(page):
+        for link in _DECIDED.finditer(line):
+            code = (page.parent / link["path"]).read_text(encoding="utf-8")
+            names = re.findall(r"\w+", link["names"])
+            missing += [
+                f"line {number}: {name} in {link['path']}"
+                for name in names
+                if re.search(rf"(?:def|class) {name}\b|^{name}\b.*=", code, re.MULTILINE) is None
+            ]
     assert not missing, missing

@@ -28,14 +28,18 @@ def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_pat
     """The file has a line a scenario with all that is promised; what was acknowledged stands once."""
     said: list[str] = []
     with Rig(say=said.append, bootstrap_servers=kafka.bootstrap_servers, name="bench-smoke") as rig:
-        lengths = Lengths(warm_up_s=0, lead_s=0, run_s=0.5, raw_s=0.5)
+        lengths = Lengths(warm_up_s=0, lead_s=0, run_s=0.5, raw_s=0.5, slices=1)
         lines = run_scenarios(rig, SCENARIOS, lengths, say=said.append)
         compared = compare(rig, lengths, say=said.append)
         lasted = soak(rig, Lasting(minutes=1 / 60, share=0.5, warm_up_s=0, maximum_s=0.5, window_s=0.5))
 
     write_json(tmp_path / "bench.json", lines)
     told = json.loads((tmp_path / "bench.json").read_bytes())
-    assert [line["scenario"] for line in told] == ["single-1", "single-16", "single-64", "batch-100"]
+    singles, streams = (
+        ["single-1", "single-16", "single-64"],
+        ["stream-64", "stream-64-oneway", "stream-256", "stream-1024"],
+    )
+    assert [line["scenario"] for line in told] == [*singles, "batch-100", *streams]
     for line in told:
         assert line.keys() >= KEYS
         assert line["raw_tx_per_s"] > 0

@@ -4,11 +4,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.coordinator.command_line import run_command
 
 RUN = Path(__file__).resolve().parents[3] / "examples" / "orders" / "run.py"
 
 
+@pytest.mark.usefixtures("short_lived_brokers")
 async def test_the_order_database_the_topics_and_halfway_agree_in_the_end(tmp_path: Path) -> None:
     """Each way for something to go wrong happens, and every transaction has the outcome of its order."""
     ended = await run_command(tmp_path, sys.executable, str(RUN), "--json", "--orders", "60")

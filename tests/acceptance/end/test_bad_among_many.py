@@ -2,14 +2,6 @@
 
 import asyncio
 
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
-
 from tests.support.coordinator.by_hand import total
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Answer, Connect, Rest, message, preparation
@@ -92,7 +84,7 @@ async def test_a_message_that_has_become_too_large_for_its_topic(
     bad = await rest.prepared(group, [message(topic, "x" * 300_000)])
     good = await prepared_many(rest, group, topic)
     before = await total(rest, "halfway_lane_batch_ends_count")
-    await set_limit(cluster, topic, 100_000)
+    await cluster.set_config(topic, "max.message.bytes", "100000")
 
     refused, answers = await ended_together(rest, bad, good)
 
@@ -105,13 +97,5 @@ async def test_a_message_that_has_become_too_large_for_its_topic(
     await assert_bounded(rest, before)
     await assert_all_stand_once(cluster, topic)
 
-    await set_limit(cluster, topic, 400_000)
+    await cluster.set_config(topic, "max.message.bytes", "400000")
     await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.status == 200)
-
-
-async def set_limit(cluster: Cluster, topic: str, limit: int) -> None:
-    entry = ConfigEntry("max.message.bytes", str(limit), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    for done in admin.incremental_alter_configs([resource]).values():
-        await asyncio.to_thread(done.result, 20)

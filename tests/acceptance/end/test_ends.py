@@ -280,7 +280,8 @@ async def test_what_is_written_down_tells_everything_without_decoding_and_withou
 
     The audit must not need the half, which is compacted away.
     """
-    prepared = (await rest.prepare(quiet, [message(topic, "value", key="key"), message(topic, None)])).expect(201)
+    messages = [message(topic, "value", key="key", headers=[]), message(topic, None, headers=[])]
+    prepared = (await rest.prepare(quiet, messages)).expect(201)
     transaction = prepared["id"]
     await rest.commit(transaction)
 

@@ -3,10 +3,14 @@
 import asyncio
 import json
 from collections import Counter
+from itertools import count
+from pathlib import Path
+from sqlite3 import Connection
 
 import pytest
 
-from examples.orders.consumers import TopicConsumer
+from halfway.client.barrier import sqlite_transactions
+from halfway.client.consumer import Consumer, Inbox, Record, Retries
 from halfway.domain.records import OpKind
 from tests.support.brokers.guarded import GuardedKafka
 from tests.support.coordinator.endpoints import CheckEndpoint
@@ -62,13 +66,15 @@ class TestTheHalfSendFails:
         """503 `outcome_unknown`: the service rolls back, and where the half was stored after all, so does the check."""
         cluster = Cluster(guarded_kafka.bootstrap_servers)
         topic = await cluster.make_topic()
+        # Kafka stands still for about two seconds, which must not cost the instance its membership.
         coordinator = new_coordinator(
-            {"HALFWAY_PREPARE_TIMEOUT_S": "1"}, bootstrap_servers=guarded_kafka.bootstrap_servers
+            {"HALFWAY_PREPARE_TIMEOUT_S": "1", "HALFWAY_SESSION_TIMEOUT_S": "10"},
+            bootstrap_servers=guarded_kafka.bootstrap_servers,
         )
         coordinator.start()
         rest = connect(coordinator)
         (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
-        await rest.commit(await rest.prepared(group, [message(topic, "before", key="order-0")]))
+        await self._ordered(rest, database, group, topic, "before")
         guarded_kafka.pause()
 
         answers = await asyncio.gather(
@@ -80,16 +86,23 @@ class TestTheHalfSendFails:
             assert int(answer.headers["Retry-After"]) > 0
         guarded_kafka.resume()
         # The service has run no local transaction for them; it goes on with the next order.
-        database.committed.add("order-4")
-        after = await eventually(
-            lambda: rest.prepare(group, [message(topic, "after", key="order-4")]), lambda answer: answer.status == 201
-        )
-        ended = await rest.end(after.body["id"], "commit", retry=True)
-        assert ended.expect(200)["state"] == "committed"
+        await self._ordered(rest, database, group, topic, "after")
         await eventually(lambda: rest.page(group=group, state="prepared"), lambda page: page["transactions"] == [])
         assert [record.value for record in await cluster.read(topic)] == [b"before", b"after"]
         for one in (await rest.page(group=group, state="rolled_back"))["transactions"]:
             assert one["cause"] == "check"
+
+    async def _ordered(self, rest: Rest, database: OrderDatabase, group: str, topic: str, value: str) -> None:
+        """Place an order, a new one after each prepare that is not acknowledged: only then is there a local one."""
+        for number in count(100):
+            key = f"order-{value}-{number}"
+            prepared = await rest.prepare(group, [message(topic, value, key=key)])
+            if prepared.status == 201:
+                database.committed.add(key)
+                ended = await rest.end(prepared.body["id"], "commit", retry=True)
+                assert ended.expect(200)["state"] == "committed"
+                return
+            prepared.expect(503)
 
 
 async def test_the_local_transaction_fails(
@@ -124,7 +137,7 @@ async def test_the_half_is_stored_but_its_answer_is_lost(
     own = f"{group}.order-1"
     body = json.dumps(preparation(group, [message(topic, key="order-1")], as_id=own)).encode()
     head = (
-        f"POST /v1/transactions HTTP/1.1\r\nHost: halfway\r\nContent-Type: application/json\r\n"
+        f"POST /v1/transactions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     _, writer = await asyncio.open_connection("127.0.0.1", coordinator.port)
@@ -194,7 +207,7 @@ async def test_the_end_is_lost(
 
 
 async def test_a_consumer_fails_for_good(
-    rest: Rest, coordinator: CoordinatorProcess, cluster: Cluster, group: str
+    rest: Rest, coordinator: CoordinatorProcess, cluster: Cluster, group: str, tmp_path: Path
 ) -> None:
     """Bounded retries, then a dead-letter topic: one bad message holds up no other, and none is lost.
 
@@ -209,36 +222,40 @@ async def test_a_consumer_fails_for_good(
         transactions[order] = await rest.prepared(group, messages)
         await rest.commit(transactions[order])
     tried: Counter[str] = Counter()
+    begin = sqlite_transactions(tmp_path / "shipping.sqlite")
+    inbox = Inbox("sqlite", begin, retention_s=None)
+    inbox.create()
 
-    def ship(value: bytes) -> None:
-        order = value.decode()
+    def ship(record: Record, _: Connection) -> None:
+        order = (record.value or b"").decode()
         tried[order] += 1
         if order == "order-poison" or (order == "order-shaky" and tried[order] < 3):
             raise ValueError(f"no carrier for {order}")
 
-    async def consume() -> None:
-        consumer = TopicConsumer(
-            bootstrap_servers=cluster.bootstrap_servers,
-            topic=shipping,
+    async def consume(last: str) -> None:
+        consumer = Consumer(
+            {"bootstrap.servers": cluster.bootstrap_servers},
             group=f"{group}-shipping",
+            topics=[shipping],
             handle=ship,
+            inbox=inbox,
+            retries=Retries(attempts=3, first_pause_s=0.01, max_pause_s=0.01),
             dead_letter_topic=dead,
-            attempts=3,
-            backoff_s=0.01,
         )
-        ends = {partition: end for (_, partition), end in (await asyncio.to_thread(cluster.ends, [shipping])).items()}
-        consumer.start()
+        running = asyncio.create_task(asyncio.to_thread(consumer.run))
         try:
-            await until_true(lambda: consumer.has_read(ends) or consumer.error, what="the topic is read")
+            await until_true(lambda: tried[last] or running.done(), what="the topic is read")
         finally:
-            await asyncio.to_thread(consumer.stop)
-        assert consumer.error is None
+            consumer.stop()
+            await running
 
-    await consume()
+    await consume("order-3")
     # The consumer comes back, and does nothing again.
-    await consume()
+    later = await rest.prepared(group, [message(shipping, "order-4", key="order-4")])
+    await rest.commit(later)
+    await consume("order-4")
 
-    assert tried == {"order-1": 1, "order-poison": 3, "order-2": 1, "order-shaky": 3, "order-3": 1}
+    assert tried == {"order-1": 1, "order-poison": 3, "order-2": 1, "order-shaky": 3, "order-3": 1, "order-4": 1}
     (letter,) = await cluster.read(dead)
     assert (letter.key, letter.value) == (b"order-poison", b"order-poison")
     assert letter.transaction_id == transactions["order-poison"]

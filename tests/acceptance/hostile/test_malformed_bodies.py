@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.support.canary import PAYLOAD
 from tests.support.coordinator.by_hand import total
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import QUIET, Rest, message
@@ -67,11 +68,11 @@ async def test_what_is_no_json_is_400_at_every_call(rest: Rest, ready: str, grou
 
 
 def prepare_with(group: str, topic: str, /, **fields: object) -> bytes:
-    return json.dumps({"group": group, "messages": [{"topic": topic, "value": "v"}], **fields}).encode()
+    return json.dumps({"group": group, "messages": [{"topic": topic, "value": PAYLOAD}], **fields}).encode()
 
 
 def message_with(group: str, topic: str, /, **fields: object) -> bytes:
-    return json.dumps({"group": group, "messages": [{"topic": topic, "value": "v", **fields}]}).encode()
+    return json.dumps({"group": group, "messages": [{"topic": topic, "value": PAYLOAD, **fields}]}).encode()
 
 
 HUGE = 10**400
@@ -108,12 +109,12 @@ WRONG_MESSAGES: dict[str, tuple[Fields, str]] = {
     "topic not ASCII": ({"topic": "tøpic"}, "topic"),
     "topic a number": ({"topic": 5}, "topic"),
     "value a number": ({"value": 5}, "value"),
-    "value a list": ({"value": ["v"]}, "value"),
-    "value of an unknown type": ({"value": {"type": "AVRO", "data": "x"}}, "value.type"),
+    "value a list": ({"value": [PAYLOAD]}, "value"),
+    "value of an unknown type": ({"value": {"type": "AVRO", "data": PAYLOAD}}, "value.type"),
     "value without data": ({"value": {"type": "STRING"}}, "value.data"),
-    "value with more": ({"value": {"type": "STRING", "data": "x", "more": 1}}, "value.more"),
+    "value with more": ({"value": {"type": "STRING", "data": PAYLOAD, "more": 1}}, "value.more"),
     "STRING of a number": ({"value": {"type": "STRING", "data": 5}}, "value.data"),
-    "BINARY not base64": ({"value": {"type": "BINARY", "data": "%%%"}}, "value.data"),
+    "BINARY not base64": ({"value": {"type": "BINARY", "data": f"{PAYLOAD}%%%"}}, "value.data"),
     "BINARY without padding": ({"value": {"type": "BINARY", "data": "QQ"}}, "value.data"),
     "BINARY with too much": ({"value": {"type": "BINARY", "data": "QQ==QQ=="}}, "value.data"),
     "BINARY with a line feed": ({"value": {"type": "BINARY", "data": "QUJD\n"}}, "value.data"),
@@ -126,8 +127,8 @@ WRONG_MESSAGES: dict[str, tuple[Fields, str]] = {
     "partition that is not there": ({"partition": 2_000_000_000}, "partition"),
     "partition a fraction": ({"partition": 0.5}, "partition"),
     "headers an object": ({"headers": {"a": "b"}}, "headers"),
-    "a header without a name": ({"headers": [{"value": "x"}]}, "headers[0].name"),
-    "a header of halfway's": ({"headers": [{"name": "halfway-transaction-id", "value": "x"}]}, "headers[0].name"),
+    "a header without a name": ({"headers": [{"value": PAYLOAD}]}, "headers[0].name"),
+    "a header of halfway's": ({"headers": [{"name": "halfway-transaction-id", "value": PAYLOAD}]}, "headers[0].name"),
     "a header's name of 10,000": ({"headers": [{"name": "x" * 10_000}]}, "headers[0].name"),
     "a header's value a number": ({"headers": [{"name": "x", "value": 5}]}, "headers[0].value"),
 }

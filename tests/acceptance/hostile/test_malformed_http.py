@@ -42,7 +42,8 @@ async def test_an_id_of_10_000_characters_or_with_slashes_in_the_path(rest: Rest
     refused(await send(rest, "GET", "/v1/transactions/a/b"), 404, "unknown_path")
     refused(await send(rest, "GET", "/v1/transactions//"), 404, "unknown_path")
     refused(await send(rest, "GET", "/v1/transactions/../groups"), 404, "unknown_path")
-    assert (await raw(rest, b"GET /v1/transactions/" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n"))[0] == 400
+    long = b"GET /v1/transactions/" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert (await raw(rest, long))[0] == 400
 
 
 WRONG_QUERIES = {
@@ -111,10 +112,10 @@ async def test_another_type_or_encoding_of_the_body_is_415(rest: Rest, ready: st
     assert (await rest.show(ready))["state"] == "prepared"
 
 
-LINE = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+LINE = b"POST /v1/transactions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BAD_HTTP = {
-    "a long request line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
-    "a long header": b"GET /v1/groups HTTP/1.1\r\nHost: h\r\nX-Long: " + b"x" * 20_000 + b"\r\n\r\n",
+    "a long request line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a long header": b"GET /v1/groups HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 20_000 + b"\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     "a chunk without a size": LINE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
     "a chunk with a negative size": LINE + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n{}\r\n0\r\n\r\n",
@@ -123,7 +124,7 @@ BAD_HTTP = {
     "a negative length": LINE + b"Content-Length: -2\r\n\r\n{}",
     "a length and chunks": LINE + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "a header without a colon": b"GET /v1/groups HTTP/1.1\r\nHost h\r\n\r\n",
-    "a header with a NUL": b"GET /v1/groups HTTP/1.1\r\nHost: h\r\nX: a\x00b\r\n\r\n",
+    "a header with a NUL": b"GET /v1/groups HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
 }
 
 

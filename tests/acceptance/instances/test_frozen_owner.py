@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from tests.faults import plan
 from tests.support.brokers.fixtures import Kafka
-from tests.support.coordinator.fleet import SHARDS, Fleet, id_in, shares
+from tests.support.coordinator.fleet import SHARDS, Fleet, id_in, settled, shares
 from tests.support.coordinator.rest_client import QUIET, Answer, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually, until_true
@@ -55,7 +55,7 @@ async def test_a_frozen_owner_holds_up_nobody_but_its_own_shards(
     fleet.settings |= {"HALFWAY_SESSION_TIMEOUT_S": "20", "HALFWAY_REQUEST_TIMEOUT_S": "5"}
     fleet.start(3)
     rests = [connect(member) for member in fleet.members]
-    found = await eventually(lambda: shares(rests), lambda found: [len(one) for one in found] == [2, 2, 2])
+    found = await settled(rests)
     asked, frozen = rests[0], fleet.members[2]
     await asked.put_group(group, topics=[topic], policy=QUIET)
     names = {shard: [id_in(shard) for _ in range(40)] for shard in range(SHARDS)}
@@ -80,7 +80,7 @@ async def test_a_frozen_owner_holds_up_nobody_but_its_own_shards(
         (await asked.end(name, "commit", retry=True)).expect(200)
     await eventually(lambda: shares(rests[:2]), lambda found: set().union(*found) == set(range(SHARDS)))
     frozen.resume()
-    await eventually(lambda: shares(rests), lambda found: [len(one) for one in found] == [2, 2, 2])
+    await settled(rests)
     for name in of_the_frozen:
         assert (await asked.end(name, "commit", retry=True)).expect(200)["changed"] is False
     values = Counter((record.value or b"").decode() for record in await cluster.read(topic))
@@ -147,7 +147,7 @@ async def test_consumers_that_a_frozen_owner_holds_back_go_on_when_another_takes
     victim = fleet.add_faulty()
     await asyncio.to_thread(victim.start)
     rests = [connect(member) for member in fleet.members]
-    found = await eventually(lambda: shares(rests), lambda found: [len(one) for one in found] == [3, 3])
+    found = await settled(rests)
     there, here = rests
     await there.put_group(group, topics=[topic], policy=QUIET)
     name = id_in(min(found[1]))

@@ -11,7 +11,7 @@ import pytest
 
 from halfway import schemas
 from tests.support.brokers.fixtures import Kafka
-from tests.support.coordinator.fleet import SHARDS, Fleet, RoundRobin, id_in, shares
+from tests.support.coordinator.fleet import SHARDS, Fleet, RoundRobin, id_in, settled, shares
 from tests.support.coordinator.process import READY_WITHIN_S
 from tests.support.coordinator.rest_client import QUIET, Connect, message
 from tests.support.coordinator.topics import Cluster
@@ -125,7 +125,7 @@ async def test_two_releases_run_side_by_side_in_a_rolling_upgrade(
     for member in (older, newer):
         member.wait_until_ready()
     old, new = connect(older), connect(newer)
-    await eventually(lambda: shares([old, new]), lambda found: [len(one) for one in found] == [3, 3])
+    await settled([old, new])
     both = RoundRobin(old.session, [older, newer])
     await both.put_group(group, topics=[topic], policy=QUIET)
     names = [id_in(number % SHARDS) for number in range(36)]
@@ -164,9 +164,10 @@ async def test_two_releases_run_side_by_side_in_a_rolling_upgrade(
     within_s = READY_WITHIN_S + GENEROUS_S  # it starts first
     await until_true(lambda: "release_too_old" in skipped.log, what="a release that is too old", within_s=within_s)
     await eventually(lambda: shares([new]), lambda found: found == [set(range(SHARDS))])
-    status, told = await connect(skipped).health("/health/ready")
+    status, _ = await eventually(
+        lambda: connect(skipped).health("/health/ready"), lambda answer: "newer release" in answer[1]
+    )
     assert status == 503
-    assert "newer release" in told
     for name in names[30:]:
         assert (await new.end(name, "commit", retry=True)).expect(200)["changed"]
     values = [(record.value or b"").decode() for record in await cluster.read(topic)]

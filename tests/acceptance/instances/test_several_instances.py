@@ -22,9 +22,11 @@ from tests.support.coordinator.fleet import (
     ask_as_peer,
     id_in,
     served_by,
+    settled,
     shares,
 )
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, preparation
+from tests.support.coordinator.stream_client import CheckedStream
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually, until_true
 
@@ -48,11 +50,7 @@ def fleet(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
 async def rests(fleet: Fleet, connect: Connect) -> list[Rest]:
     """Give a client of each instance, once each serves its share."""
     rests = [connect(member) for member in fleet.members]
-
-    async def shares() -> list[int]:
-        return [len(await served_by(rest)) for rest in rests]
-
-    await eventually(shares, lambda found: found == [2, 2, 2])
+    await settled(rests)
     return rests
 
 
@@ -91,6 +89,52 @@ async def test_every_call_may_go_to_any_instance(rests: list[Rest], cluster: Clu
     for rest in rests:
         for call in ("prepare", "end", "get", "check", "resume"):
             assert await forwarded_by(rest, call) > 0, call
+
+
+async def test_figures_jobs_and_histories_are_those_of_all_instances(
+    rests: list[Rest], cluster: Cluster, topic: str, group: str
+) -> None:
+    """Each asked through another instance: nothing of another's shards is missing."""
+    await rests[0].put_group(group, topics=[topic], urls=["http://127.0.0.1:9/"], policy=QUIET)
+    names = [id_in(shard) for shard in range(SHARDS)]
+    for name in names:
+        (await rests[0].prepare(group, [message(topic, name)], as_id=name)).expect(201)
+
+    async def figures() -> list[tuple[bool, list[int], list[int], int]]:
+        shown = [(await rest.call("GET", "/statistics")).expect(200) for rest in rests]
+        return [
+            (
+                one["complete"],
+                [shard["shard"] for shard in one["shards"]],
+                [row["pending"] for row in one["groups"] if row["group"] == group],
+                len(one["instances"]),
+            )
+            for one in shown
+        ]
+
+    await eventually(figures, lambda found: found == [(True, [*range(SHARDS)], [SHARDS], 3)] * 3)
+    job = {"action": "commit", "filter": {"group": group}, "reason": "all of them", "id": f"{group}-job"}
+    (await rests[1].call("POST", "/jobs", job)).expect(202)
+
+    async def watched() -> list[str]:
+        return [(await rest.call("GET", f"/jobs/{group}-job")).expect(200)["state"] for rest in rests]
+
+    await eventually(watched, lambda states: states == ["done"] * 3)
+    for rest in rests:
+        (await rest.call("POST", "/jobs", job)).expect(200)
+    found = {(record.partition, record.offset, record.transaction_id) for record in await cluster.read(topic)}
+    assert {name for _, _, name in found} == set(names)
+    assert len(found) == SHARDS
+    for rest in rests:
+        for name in names:
+
+            async def history(rest: Rest = rest, name: str = name) -> list[tuple[int, int, str]]:
+                shown = (await rest.call("GET", f"/transactions/{name}/history")).expect(200)
+                assert [event["event"] for event in shown["events"]] == ["prepared", "committed"]
+                assert shown["events"][1]["remark"] == "all of them"
+                return [(one["partition"], one["offset"], name) for one in shown["messages"]]
+
+            await eventually(history, lambda places: set(places) <= found)
 
 
 async def test_what_is_nowhere_is_404_through_every_instance(rests: list[Rest]) -> None:
@@ -211,6 +255,51 @@ async def test_a_puller_gets_the_checks_of_all_shards_from_any_instance(
         await rest.rollback(name)
 
 
+async def test_a_stream_to_any_instance_does_the_operations_of_all_shards(
+    rests: list[Rest], cluster: Cluster, topic: str, group: str
+) -> None:
+    """Each operation by the owner of its shard; what is sent again on a stream to another instance is done once."""
+    await rests[0].put_group(group, topics=[topic], policy=QUIET)
+    names = [id_in(number % SHARDS) for number in range(10 * SHARDS)]
+    streams = [await CheckedStream.connect(rest.session, rest.url) for rest in rests]
+    for made, status in ((streams[0], 201), (streams[1], 200)):
+        answers = await asyncio.gather(*(made.prepare(group, message(topic, name), id=name) for name in names))
+        assert [answer.status for answer in answers] == [status] * len(names)
+    for ended, changed in ((streams[2], True), (streams[0], False)):
+        answers = await asyncio.gather(*(ended.end(name, "commit") for name in names[:-SHARDS]))
+        assert [answer.document["changed"] for answer in answers] == [changed] * len(answers)
+    answers = await asyncio.gather(*(streams[1].end(name, "commit", confirm=False) for name in names[-SHARDS:]))
+    assert {answer.status for answer in answers} == {202}
+    unknown = await asyncio.gather(*(streams[1].end(id_in(shard), "commit") for shard in range(SHARDS)))
+    assert {answer.document["error_code"] for answer in unknown} == {"unknown_transaction"}
+    for name in names[-SHARDS:]:
+        await rests[0].until(name, "committed")
+    assert sorted((record.value or b"").decode() for record in await cluster.read(topic)) == sorted(names)
+    for stream in streams:
+        await stream.close()
+
+
+async def test_the_checks_of_all_shards_are_pushed_to_a_stream_at_any_instance(
+    rests: list[Rest], topic: str, group: str
+) -> None:
+    policy = {"first_check_after_s": 0.2, "check_interval_s": 1000, "max_interval_s": 1000}
+    await rests[0].put_group(group, topics=[topic], policy=policy)
+    stream = await CheckedStream.connect(rests[2].session, rests[2].url)
+    assert (await stream.subscribe(group, 2)).status == 200
+    names = {id_in(shard) for shard in range(SHARDS)}
+    answers = await asyncio.gather(*(stream.prepare(group, message(topic), id=name) for name in names))
+    assert {answer.status for answer in answers} == {201}
+    asked: list[str] = []
+    while len(asked) < len(names):
+        check = await asyncio.wait_for(stream.checks.get(), 45)
+        asked.append(check["id"])
+        ended = await stream.end(check["id"], "rollback", check_id=check["check_id"])
+        assert ended.document["changed"] is True
+    assert sorted(asked) == sorted(names)
+    assert {(await rests[0].show(name))["cause"] for name in names} == {"check"}
+    await stream.close()
+
+
 async def incarnations(cluster: Cluster, fleet: Fleet) -> dict[str, tuple[str, int]]:
     """Give by URL the incarnation of each instance, and a shard that it owns."""
     owners = [
@@ -280,7 +369,7 @@ async def test_an_instance_is_killed_and_another_joins_under_load(
         fresh = fleet.add()
         await asyncio.to_thread(fresh.start)
         three = [*two, connect(fresh)]
-        after = await eventually(lambda: shares(three), lambda found: [len(one) for one in found] == [2, 2, 2])
+        after = await settled(three)
         assert after[0] < before[0], "it got a shard that it did not have"
         assert after[1] < before[1], "it got a shard that it did not have"
         load.rest = RoundRobin(rests[0].session, [*fleet.members[:2], fresh])

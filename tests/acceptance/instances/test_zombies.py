@@ -27,6 +27,7 @@ _AGAIN = plan.Fault(point=_AT, action="initialise")
 def beside(first: FaultyCoordinator, second: FaultyCoordinator) -> FaultyCoordinator:
     """Let the second be another instance of the first one's cluster."""
     second.prefix = first.prefix
+    first.alone = second.alone = False
     second.settings["HALFWAY_KAFKA_PREFIX"] = first.prefix
     return second
 

@@ -26,7 +26,8 @@ SETTINGS = {
     # A caller's time is over before the lane gives up, so that there are callers of both kinds.
     "HALFWAY_REQUEST_TIMEOUT_S": "2",
     "HALFWAY_PREPARE_TIMEOUT_S": "2",
-    "HALFWAY_LANE_STALL_S": "4",
+    # Far enough behind it that a slow machine still sees an answer released between the two.
+    "HALFWAY_LANE_STALL_S": "8",
 }
 _FAILED = '"event": "incarnation_failed"'
 

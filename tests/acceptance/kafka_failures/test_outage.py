@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
+from uuid import uuid4
 
 import pytest
 
@@ -56,7 +57,10 @@ async def _outage(
     cluster = Cluster(kafka.bootstrap_servers)
     topics = await cluster.make_topics("orders", "points")
     (await rest.put_group(group, topics=topics, policy=QUIET)).expect(201)
-    waiting = [await rest.prepared(group, [message(topic) for topic in topics]) for _ in range(5)]
+    waiting = [
+        await rest.prepared(group, [message(topic) for topic in topics], as_id=f"own-{uuid4().hex}", retry=True)
+        for _ in range(5)
+    ]
     away: Callable[[], None] = kafka.kill if how == "killed" else kafka.pause
     back: Callable[[], object] = kafka.start if how == "killed" else kafka.resume
 

@@ -117,7 +117,7 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     created = await command_line.run(tmp_path, "topics", "create", settings=settings)
 
     assert created.status == 0, created
-    names = {coordinator.topic(kind) for kind in ("half", "op", "parked", "groups", "owners")}
+    names = {coordinator.topic(kind) for kind in ("half", "op", "parked", "groups", "owners", "audit")}
     assert names <= await cluster.topic_names()
     verified = await command_line.run(tmp_path, "topics", "verify", settings=settings)
     assert verified.status == 0, verified
@@ -128,11 +128,13 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
 
 
 async def test_serve_without_a_kafka_says_what_to_set(tmp_path: Path) -> None:
-    ended = await command_line.run(tmp_path, "serve")
+    ports = {"HALFWAY_PORT": str(pick_port()), "HALFWAY_HEALTH_PORT": str(pick_port())}
+    ended = await command_line.run(tmp_path, "serve", settings={"HALFWAY_HOST": HOST, **ports})
     assert ended.status == 1
     assert "HALFWAY_KAFKA__BOOTSTRAP_SERVERS" in ended.err
 
 
+@pytest.mark.usefixtures("short_lived_brokers")
 @pytest.mark.parametrize("ended_by", ["Ctrl-C", "its parent's end"])
 async def test_everything_in_one_command(tmp_path: Path, ended_by: str) -> None:
     """`halfway dev --json` prints one line when it is ready, runs until it is stopped, and leaves nothing behind.
@@ -153,10 +155,12 @@ async def test_everything_in_one_command(tmp_path: Path, ended_by: str) -> None:
         assert dev.stdout is not None
         async with asyncio.timeout(READY_WITHIN_S):
             ready = json.loads(await dev.stdout.readline())
-        assert set(ready) == {"url", "health_url", "bootstrap_servers"}
+        assert set(ready) == {"url", "health_url", "bootstrap_servers", "console_url"}
         async with aiohttp.ClientSession() as session:
             rest = Rest(session, ready["url"], ready["health_url"])
             assert (await rest.health("/health/ready"))[0] == 200
+            async with session.get(ready["console_url"]) as page:
+                assert (page.status, page.content_type) == (200, "text/html")
             (await rest.put_group("orders", topics=["orders"])).expect(201)
             await rest.commit(await rest.prepared("orders", [message("orders", "first")]))
         records = await Cluster(ready["bootstrap_servers"]).read("orders")

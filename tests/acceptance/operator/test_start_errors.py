@@ -19,6 +19,7 @@ from tests.support.waiting import eventually, until_true
 
 async def refused(coordinator: CoordinatorProcess) -> str:
     """Start a coordinator that must end with status 1, and give what it said."""
+    coordinator.warm = False
     coordinator.launch()
     status = await coordinator.exited()
     assert status == 1, coordinator.log[-4000:]

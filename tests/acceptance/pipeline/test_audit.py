@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +18,7 @@ from checker.judge import judge
 from checker.records import AnyRecord
 from halfway.domain.records import Message
 from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.engines import SparkEngine
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit, sweep
 from halfway.pipeline.jobs.audit import AuditOptions
@@ -107,7 +109,7 @@ def rows(folder: Path, table: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def audited(spark: "SparkSession", world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit")
-    audit.run(spark, KafkaSource(spark, world.access), Folder(spark, str(folder)), NO_GRACE)
+    audit.run(SparkEngine(spark), KafkaSource(spark, world.access), Folder(spark, str(folder)), NO_GRACE)
     return folder
 
 
@@ -164,6 +166,22 @@ def test_an_archive_gives_the_same_verdicts(command: Command, world: World, audi
     again = command("audit", "--snapshot", kept, "--grace-s", "0", "--output", str(tmp_path / "audit"))
     assert again.exit_code == 1, again.output
     assert [row for row in verdicts_in(tmp_path / "audit") if row["id"] != LATECOMER] == verdicts_in(audited)
+
+
+def test_an_audit_that_goes_on_agrees_with_the_whole(
+    command: Command, world: World, audited: Path, tmp_path: Path
+) -> None:
+    """The first run reads all, the second nothing but what is open: the same verdicts, and no anomaly told twice."""
+    job = ("audit", "--continue", "--grace-s", "0", "--output", str(tmp_path))
+    for _ in range(2):
+        ended = command(*job, **world.settings)
+        assert ended.exit_code == 1, ended.output
+    found = ds.dataset(tmp_path / audit.VERDICTS, partitioning="hive").to_table().to_pylist()
+    last = {row["id"]: row["verdict"] for row in sorted(found, key=lambda row: row["run"]) if row["id"] != LATECOMER}
+    assert last == {row["id"]: row["verdict"] for row in verdicts_in(audited)}
+    anomalies = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    assert sorted(row["id"] for row in anomalies) == sorted(world.planted)
+    assert {row["run"] for row in anomalies} == {0}
 
 
 def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", world: World, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from halfway.domain.records import Barrier, Half, Message, MessageDigest, Op, Op
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess, load
+from halfway.pipeline.engines import SparkEngine
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
@@ -46,6 +47,7 @@ TOPICS = {
     PREFIX + "op": {"cleanup.policy": "compact,delete", "retention.ms": str(7 * DAY), **CLEANING},
     PREFIX + "parked": {"cleanup.policy": "compact", **CLEANING},
     PREFIX + "groups": {"cleanup.policy": "compact"},
+    PREFIX + "owners": {"cleanup.policy": "compact"},
     "kept": {},
     "trimmed": {"retention.ms": str(8 * DAY), "segment.ms": "10000"},
     "compacted": {"cleanup.policy": "compact", **CLEANING, "delete.retention.ms": str(4 * DAY)},
@@ -247,7 +249,7 @@ def audited(
     try:
         with redirect_stdout(told), redirect_stderr(told):
             source = KafkaSource(spark, load(settings))
-            summary = audit.run(spark, source, Folder(spark, str(folder)), AuditOptions(grace_ms=0))
+            summary = audit.run(SparkEngine(spark), source, Folder(spark, str(folder)), AuditOptions(grace_ms=0))
             source.committed(["kept"]).explain(mode="extended")
     finally:
         everything.removeHandler(handler)
@@ -319,7 +321,7 @@ def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
             for done in admin.delete_records([TopicPartition("kept", 0, until)]).values():
                 done.result(20)
 
-    audit.run(spark, Trimmed(spark, access), Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
+    audit.run(SparkEngine(spark), Trimmed(spark, access), Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
     assert anomalies(spark, tmp_path) == writer.planted
     gone = {(name, 0): "expired_unknown" for offset, name in sound.items() if offset < until}
     assert gone, "nothing was removed that is not proved without it"

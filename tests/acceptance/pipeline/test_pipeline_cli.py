@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipeline.transforms.verdict import ANOMALIES, FINE
+from halfway.pipeline.transforms.verdict import VERDICTS
 from tests.support.pipeline.archives import HISTORY, verdicts_in, verdicts_of, write_archive
 from tests.support.pipeline.fixtures import QUICK, Command, as_options, without_spark
 
 SMALL = ("--memory", "1g", "--master", "local[1]", *as_options(QUICK | {"spark.sql.shuffle.partitions": "1"}))
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,7 @@ def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subp
         env=without_spark() | dict(settings or {}),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=400,
         check=False,
     )
 
@@ -53,7 +53,7 @@ def test_audit_exits_0_where_all_is_well_and_prints_a_table(command: Command, tm
     assert (audited.exit_code, audited.stderr) == (0, "")
     header, *lines = (line.split() for line in audited.stdout.splitlines())
     assert header == ["verdict", "transactions"]
-    counts = dict.fromkeys((*FINE, *ANOMALIES), "0") | {"committed_ok": "2", "pending": "1"}
+    counts = dict.fromkeys(VERDICTS, "0") | {"committed_ok": "2", "pending": "1"}
     assert lines == [[name, count] for name, count in counts.items()]
 
 
@@ -107,7 +107,7 @@ def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path:
     heeding = ["env", "--default-signal=INT", *command]
     with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=without_spark()) as process, (tmp_path / file).open("w"):
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=120)
+        _, told = process.communicate(timeout=400)
     assert process.returncode == 130
     assert f"halfway-pipeline {job}: interrupted".encode() in told
     assert b"Traceback" not in told

@@ -21,7 +21,7 @@ EXPECTED = verdicts_of(**HISTORY)
 """What a local session gives too: test_pipeline_cli.py runs the same job there."""
 
 # One after the other, beside the tests that share a session.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("spark-submit")]
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("spark-submit")]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_zip_is_enough_where_the_workers_have_pyarrow(snapshot: Path, packed: 
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     uv, lock = Path(sys.executable).with_name("uv"), ROOT / "requirements" / "cluster.txt"
     install = [str(uv), "pip", "install", "--quiet", "--python", str(bare), "--constraint", str(lock), "pyarrow"]
-    subprocess.run(install, check=True, timeout=120)
+    subprocess.run(install, check=True, timeout=400)
     given = ["--py-files", str(packed / "halfway-spark.zip")]
     job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path / "audit"), "--json"]
     done = spark_submit(1, given, job, {**INTERPRETED, "spark.pyspark.python": str(bare / "bin" / "python")})

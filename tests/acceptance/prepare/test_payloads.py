@@ -10,7 +10,7 @@ import pytest
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, moment_ms
 from tests.support.coordinator.topics import Cluster, Record
 
-OURS = ("halfway-transaction-id", "halfway-message", "halfway-prepared-at")
+OURS = ("halfway-transaction-id", "halfway-message", "halfway-prepared-at", "halfway-prefix")
 EVERY_BYTE = bytes(range(256))
 
 

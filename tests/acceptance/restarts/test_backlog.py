@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 
+from tests.support.canary import PAYLOAD
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, preparation
@@ -12,7 +13,7 @@ from tests.support.waiting import eventually
 
 BATCH = 1000
 CALLERS = 4
-VALUE = "v" * 100
+VALUE = PAYLOAD.ljust(100, "v")
 MIB = 1024 * 1024
 BEYOND_PAYLOAD = 1024
 """What a pending transaction may cost in memory beside its payload."""
@@ -37,7 +38,7 @@ async def memory(rest: Rest) -> int:
 
 async def prepare_many(rest: Rest, group: str, topic: str, count: int) -> list[str]:
     """Prepare in large batches and give the ids."""
-    body = [preparation(group, [message(topic, VALUE, key="k")])] * BATCH
+    body = [preparation(group, [message(topic, VALUE, key="k", headers=[])])] * BATCH
     made: list[str] = []
     left = iter(range(count // BATCH))
 

@@ -90,6 +90,28 @@ async def test_killed_while_the_commit_is_under_way(scene: Scene, seconds: float
 
 
 @pytest.mark.parametrize(
+    "point, confirm, victims",
+    [
+        ("stream.hand_over.before", True, "pending"),
+        ("stream.hand_over.after", True, "either"),
+        ("stream.accept.after", False, "either"),
+        ("lane.5.commit.before", True, "pending"),
+        ("lane.5.commit.before", False, "pending"),
+        ("stream.answer.before", True, "either"),
+    ],
+)
+async def test_killed_while_it_serves_a_stream(scene: Scene, point: str, confirm: bool, victims: str) -> None:
+    """What was not confirmed is pending or resolved, and the same end again is answered; 202 promises no more."""
+    await scene.set()
+    await scene.end_victims_on_a_stream(Fault(point=point, action="kill"), confirm=confirm)
+    await scene.coordinator.killed_at_its_fault()
+    assert not any(scene.attempts[name].acknowledged for name in scene.victims)
+
+    await scene.restart()
+    await scene.stands(victims=victims)
+
+
+@pytest.mark.parametrize(
     "point, seconds, victims",
     [
         ("suspects.rehearse.after", 0, "pending"),

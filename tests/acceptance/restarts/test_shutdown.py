@@ -11,14 +11,20 @@ from tests.support.brokers.proxied import ProxiedKafka
 from tests.support.coordinator.callers import Callers
 from tests.support.coordinator.endpoints import Endpoints
 from tests.support.coordinator.metrics import samples, total
-from tests.support.coordinator.process import NewCoordinator
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually
 
 CALLERS = 16
-STOP_S = 14
-"""Ends and threads that wait for Kafka need the half of it."""
+STOP_S = 20
+"""Ends and threads that wait for Kafka need the half of it; what comes then takes a few seconds."""
+
+
+@pytest.fixture(autouse=True)
+def _as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each start be one of the command, and each end the whole process'."""
+    monkeypatch.setattr(CoordinatorProcess, "warm", False)
 
 
 def children(pid: int) -> list[str]:
@@ -116,14 +122,16 @@ async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
     (await rest.put_group(f"{group}-pull", topics=[topic], policy=QUIET)).expect(201)
     transaction = await rest.prepared(group, [message(topic)])
     await endpoint.until_asked(about=transaction)
-    poll = asyncio.create_task(rest.call("GET", f"/groups/{group}-pull/checks", query={"wait_s": 25}))
-    await eventually(lambda: rest.health("/health/ready"), lambda answer: answer[0] == 200)
-    await asyncio.sleep(0.2)
+    answer, poll = await asyncio.open_connection("127.0.0.1", coordinator.port)
+    poll.write(f"GET /v1/groups/{group}-pull/checks?wait_s=25 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    await poll.drain()
+    await rest.show(transaction)  # sent later on another connection: when it is answered the poll waits
 
     coordinator.terminate()
 
     assert await coordinator.exited(within_s=40) == 0
-    assert (await poll).status in {200, 503}
+    assert (await answer.readline()).split()[1] in {b"200", b"503"}
+    poll.close()
     forever.set()
     coordinator.start(HALFWAY_CHECK_TIMEOUT_S="2")
     endpoint.answer("rollback")
@@ -138,7 +146,8 @@ async def test_a_client_that_sends_its_request_too_slowly_does_not_hold_up_the_s
     _, idle = await asyncio.open_connection("127.0.0.1", coordinator.port)
     _, slow = await asyncio.open_connection("127.0.0.1", coordinator.port)
     slow.write(
-        b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        b"POST /v1/transactions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
     )
     await slow.drain()
     try:

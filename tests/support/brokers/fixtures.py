@@ -14,9 +14,12 @@ from typing import Protocol
 
 import pytest
 
-from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
 
 VARIABLE = "HALFWAY_TEST_KAFKA"
+STEADY = {"broker.session.timeout.ms": "30000"}
+"""Nobody kills this broker, and on a slow machine it is silent for seconds: its controller must not fence it."""
 
 
 class Kafka(Protocol):
@@ -42,7 +45,9 @@ def run_kafka(choice: str) -> Iterator[Kafka]:
     """Run or reach the Kafka that `choice` names, as HALFWAY_TEST_KAFKA does."""
     match choice:
         case "embedded":
-            with EmbeddedKafka(EmbeddedConfig(jvm_options=SHORT_LIVED)) as embedded:
+            with EmbeddedKafka(
+                EmbeddedConfig(jvm_options=short_lived(), properties=STEADY, startup_timeout_s=STARTED_WITHIN_S)
+            ) as embedded:
                 yield embedded
         case "testcontainers":
             from docker.errors import DockerException  # type: ignore[import-untyped]  # it has no types

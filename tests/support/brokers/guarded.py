@@ -1,6 +1,7 @@
 """A broker of our own with a second listener that asks for a password, and with access control lists."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,9 +15,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     ResourceType,
 )
 
-from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, Listener, Node
+from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
 
 GUARDED_LISTENER = "GUARDED"
 USERS = {"entitled": "right-password", "stranger": "other-password"}
@@ -33,7 +35,8 @@ class GuardedKafka(EmbeddedKafka):
         super().__init__(
             EmbeddedConfig(
                 data_dir=data_dir,
-                jvm_options=SHORT_LIVED,
+                jvm_options=short_lived(),
+                startup_timeout_s=STARTED_WITHIN_S,
                 properties={
                     "listener.security.protocol.map": (
                         f"{CONTROLLER_LISTENER}:PLAINTEXT,{CLIENT_LISTENER}:PLAINTEXT,{GUARDED_LISTENER}:SASL_PLAINTEXT"
@@ -80,11 +83,33 @@ class GuardedKafka(EmbeddedKafka):
         denial = _denial(AclBindingFilter, user, topic, operation)
         for done in admin.delete_acls([denial], request_timeout=_ANSWER_WITHIN_S).values():
             done.result(_ANSWER_WITHIN_S)
+        _wait(lambda: not admin.describe_acls(denial).result(_ANSWER_WITHIN_S), f"{denial} to go")
 
     def _create(self, acls: Iterable[AclBinding]) -> None:
+        """Return when the broker judges by them: the controller has them a moment earlier."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        for done in admin.create_acls(list(acls), request_timeout=_ANSWER_WITHIN_S).values():
+        made = list(acls)
+        for done in admin.create_acls(made, request_timeout=_ANSWER_WITHIN_S).values():
             done.result(_ANSWER_WITHIN_S)
+        _wait(lambda: {*made} <= {*admin.describe_acls(_ANY).result(_ANSWER_WITHIN_S)}, f"{made}")
+
+
+_ANY = AclBindingFilter(
+    ResourceType.ANY,
+    None,  # type: ignore[arg-type]  # any name, principal and host, as the library has it
+    ResourcePatternType.ANY,
+    None,  # type: ignore[arg-type]
+    None,  # type: ignore[arg-type]
+    AclOperation.ANY,
+    AclPermissionType.ANY,
+)
+
+
+def _wait(until: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _ANSWER_WITHIN_S
+    while not until():
+        assert time.monotonic() < deadline, f"the broker does not know of {what}"
+        time.sleep(0.05)
 
 
 B = TypeVar("B", AclBinding, AclBindingFilter)

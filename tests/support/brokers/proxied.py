@@ -6,9 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from halfway.embedded import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
+from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.properties import CLIENT_LISTENER, Listener, Node
+from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
 from tests.support.brokers.proxy import KafkaProxy
 
 
@@ -19,7 +20,14 @@ class ProxiedKafka(EmbeddedKafka):
     """
 
     def __init__(self, *names: str, data_dir: Path | None = None, properties: Mapping[str, str] | None = None) -> None:
-        super().__init__(EmbeddedConfig(data_dir=data_dir, jvm_options=SHORT_LIVED, properties=properties or {}))
+        super().__init__(
+            EmbeddedConfig(
+                data_dir=data_dir,
+                jvm_options=short_lived(),
+                properties=properties or {},
+                startup_timeout_s=STARTED_WITHIN_S,
+            )
+        )
         self.proxies: dict[str, KafkaProxy] = {}
         self._taken: set[int] = set()
         for name in names or ("PROXIED",):

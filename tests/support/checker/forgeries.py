@@ -135,7 +135,7 @@ FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
         lambda _, topics: without(topics, ("d", 1)),
         {("lost", "committed_and_not_there", "d")},
     ),
-    "a commit that only its marker tells of is in no topic": (
+    "a commit that only its marker shows is in no topic": (
         all_of(lambda history, topics: history.remove(history[18]), lambda history, topics: without(topics, ("d", 1))),
         {("lost", "committed_and_not_there", "d")},
     ),

@@ -27,6 +27,7 @@ from halfway.service.ports import (
 )
 from halfway.service.resolve import lane_writes
 from halfway.service.resolve.lane_writes import OpFields
+from tests.support.replies import appended, submitted
 
 PATIENCE_S = 60.0
 SHARDS = 2
@@ -109,9 +110,8 @@ class Listener:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
-    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
-        state = self.states.get(shard)
-        entry = None if state is None else state.unresolved(transaction_id)
+    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
+        entry = self.states[shard].unresolved((key or b"").decode()) if shard in self.states else None
         return isinstance(entry, Pending) and entry.offset == offset
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
@@ -198,14 +198,14 @@ class Instance:
 
     async def prepare(self, shard: int, half: Half) -> int:
         """Append a first prepare and apply it."""
-        offset = await self.half_log.append(shard, half, deadline=self.deadline())
+        offset = await appended(self.half_log, shard, half, deadline=self.deadline())
         self.states[shard].apply_half(offset, half.id, half)
         return offset
 
     async def write(self, write: LaneWrite) -> Written:
         """Write through the lane, and apply what was written."""
         async with asyncio.timeout(PATIENCE_S):
-            written = await self.lane.submit(write)
+            written = await submitted(self.lane, write)
         state = self.states[write.shard]
         if write.op is not None:
             assert written.op is not None

@@ -22,7 +22,7 @@ from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.log.owners import KafkaOwners
 from halfway.kafka.ownership.cluster import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_op, decode_parked, encode_half, record_headers
-from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory import RecordingObserver
 from tests.support.contract.instance import PATIENCE_S, SHARDS, Ports, Seen, Stored, new_id
@@ -81,7 +81,7 @@ class KafkaBackend:
             cursors = KafkaCursors(config, observer)
             stack.push_async_callback(cursors.stop)
             await cursors.start()
-            destinations = Destinations(config)
+            destinations = TopicMetadata(config)
             cluster = KafkaCluster(config, observer, destinations, cursors)
             yield Ports(
                 lane=cluster.lane,
@@ -128,7 +128,7 @@ class KafkaBackend:
         return time.time_ns() // 1_000_000
 
     def _wait_for(self, name: str) -> None:
-        """Wait until the broker tells of a topic: it answers a creation before that."""
+        """Wait until the broker lists a topic: it answers the creation earlier."""
         until = time.monotonic() + PATIENCE_S
         while name not in self._admin.list_topics(timeout=10).topics:
             assert time.monotonic() < until, f"topic {name} did not appear"

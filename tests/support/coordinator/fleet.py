@@ -12,11 +12,13 @@ from uuid import uuid4
 import aiohttp
 
 from halfway.domain.ids import shard_of
+from halfway.domain.principal import ANYBODY
 from halfway.service.cluster.peer_wire import AnswerReader, encode_call, request_of, result_of
 from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest, message
+from tests.support.waiting import eventually
 
 SHARDS = 6
 CREDENTIAL = "a secret that all instances share"
@@ -55,6 +57,7 @@ class Fleet:
         directory = self._directory / f"member-{len(self.members)}"
         member = kind(self.bootstrap_servers, directory, {**self.settings, **(settings or {})})
         member.prefix = self.prefix
+        member.alone = False
         member.settings["HALFWAY_INSTANCE_URL"] = member.url
         self.members.append(member)
         return member
@@ -106,7 +109,7 @@ async def ask_as_peer(
     version: str = str(VERSION),
 ) -> object:
     """Ask an instance as another one does; the status where it refuses the whole request."""
-    body = request_of([encode_call(call, within_ms=10_000, credential=None)])
+    body = request_of([encode_call(call, within_ms=10_000, principal=ANYBODY)])
     headers = {TO_HEADER: to, VERSION_HEADER: version, "Content-Type": "application/msgpack"}
     if credential is not None:
         headers[CREDENTIAL_HEADER] = credential
@@ -149,7 +152,8 @@ class Load:
         while not self.done:
             name = f"load-{uuid4().hex}"
             status, _ = await self.call(
-                "/transactions", {"group": self.group, "id": name, "messages": [message(self.topic, name)]}
+                "/transactions",
+                {"group": self.group, "id": name, "messages": [message(self.topic, name)]},
             )
             assert status in (200, 201), (status, name)
             self.prepared.add(name)
@@ -174,3 +178,20 @@ async def shares(rests: list[Rest]) -> list[set[int]]:
         except aiohttp.ClientError:
             found.append(set())
     return found
+
+
+async def settled(rests: list[Rest]) -> list[set[int]]:
+    """Wait until each instance serves its fair share and reaches the owners of the others; give their shards.
+
+    They are ready before their shards are shared out, and an instance learns of an owner a moment after that serves.
+    """
+    most = -(-SHARDS // len(rests))
+
+    async def found() -> list[set[int]]:
+        found = await shares(rests)
+        fair = sum(map(len, found)) == SHARDS and all(SHARDS // len(rests) <= len(one) <= most for one in found)
+        # A list asks the owner of each shard.
+        reached = fair and all([(await rest.call("GET", "/transactions")).status == 200 for rest in rests])
+        return found if reached else []
+
+    return await eventually(found, len)

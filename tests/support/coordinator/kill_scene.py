@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import aiohttp
 
+from bench.stream_client import StreamClient, StreamLostError
 from halfway.kafka.records import codec
 from tests.faults.plan import Fault
 from tests.support.coordinator.faulty import FaultyCoordinator
@@ -142,6 +143,22 @@ class Scene:
         await asyncio.to_thread(points.until_reached, _QUEUED.point, times=len(ends))
         points.release()
         await asyncio.gather(*ends)
+
+    async def end_victims_on_a_stream(self, fault: Fault, *, confirm: bool = True) -> None:
+        """End the victims in one frame of a stream; return when each has been answered, or the stream was lost."""
+        self.coordinator.faults.plan(fault)
+        async with aiohttp.ClientSession() as session:
+            stream = await StreamClient.connect(session, self.coordinator.url)
+            ends = [stream.end(name, how, confirm=confirm) for name, how in zip(self.victims, _OUTCOMES, strict=True)]
+            answers = await asyncio.gather(*ends, return_exceptions=True)
+            await stream.abort()
+        for name, how, answer in zip(self.victims, _OUTCOMES, answers, strict=True):
+            self.attempts[name] = attempt = Attempt(outcome=how)
+            if isinstance(answer, StreamLostError):
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            attempt.answer = Answer(status=answer.status, body=answer.document, headers={})
 
     # --- after
 

@@ -2,30 +2,36 @@
 
 import asyncio
 import os
+import signal
+import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 from uuid import uuid4
 
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
+from tests.support.brokers.members import remove_members
+from tests.support.canary import know_secrets
+from tests.support.coordinator.warm_process import WarmProcess
 
 READY_WITHIN_S = 60.0
 EXIT_WITHIN_S = 60.0
 _ASK_AGAIN_S = 0.05
 
 QUICK: Mapping[str, str] = {
-    # Few shards start quickly; a short session lets a killed coordinator's successor start quickly.
-    "HALFWAY_SHARDS": "2",
-    "HALFWAY_SESSION_TIMEOUT_S": "2",
-    "HALFWAY_SCAN_INTERVAL_S": "0.1",
+    "HALFWAY_SHARDS": "2",  # few start quickly
+    # On a slow machine one that lives, or its broker, is silent for seconds, and would lose its shards in a test.
+    "HALFWAY_SESSION_TIMEOUT_S": "8",
+    "HALFWAY_SCAN_INTERVAL_S": "0.2",
     "HALFWAY_MIN_CHECK_INTERVAL_S": "0.05",
-    "HALFWAY_CHECK_TIMEOUT_S": "2",
+    "HALFWAY_CHECK_TIMEOUT_S": "4",
     "HALFWAY_LEASE_S": "2",
+    "HALFWAY_CHECK_ALSO_NETWORKS": "127.0.0.0/8,::1",
     "HALFWAY_LOG_FORMAT": "json",
 }
 """Settings under which a test need not wait for what takes minutes in production."""
@@ -36,6 +42,11 @@ class CoordinatorProcess:
 
     It ends with the tests, whatever happens to them. `settings` are environment variables over `QUICK`.
     """
+
+    launched: ClassVar[list["CoordinatorProcess"]] = []
+    """Those whose logs are still to be looked through for what must not be in them."""
+    warm = True
+    """Whether it is forked from a process that has imported it. Where the start itself is the subject it is not."""
 
     def __init__(self, bootstrap_servers: str, directory: Path, settings: Mapping[str, str] | None = None) -> None:
         port = pick_port()
@@ -54,17 +65,25 @@ class CoordinatorProcess:
             "HALFWAY_HEALTH_PORT": str(self.health_port),
             **(settings or {}),
         }
+        self.paused = False
+        """Whether it is frozen."""
         self._process: SupervisedProcess | None = None
+        self._looked_through = 0
+        self._shown = b""
+        self.alone = True
+        """Whether no other instance shares its topics: then its successor need not wait for the end of its session."""
         directory.mkdir(parents=True, exist_ok=True)
         self.log_path.touch()
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        scheme = "https" if "HALFWAY_TLS_CERTIFICATE_FILE" in self.settings else "http"
+        return f"{scheme}://{HOST}:{self.port}"
 
     @property
     def health_url(self) -> str:
-        return f"http://{HOST}:{self.health_port}"
+        scheme = "https" if self.settings.get("HALFWAY_HEALTH_TLS") == "true" else "http"
+        return f"{scheme}://{HOST}:{self.health_port}"
 
     @property
     def pid(self) -> int:
@@ -80,18 +99,37 @@ class CoordinatorProcess:
         """Everything that it has written so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
+    def fresh_words(self) -> bytes:
+        """Give what it has logged since this was asked last, and what it showed to everybody before it was closed."""
+        with self.log_path.open("rb") as file:
+            file.seek(self._looked_through)
+            fresh = file.read()
+        self._looked_through += len(fresh)
+        return fresh + self._shown
+
     def topic(self, kind: str) -> str:
         """Give the name of an internal topic: `half`, `op`, `parked`, `groups` or `owners`."""
         return self.prefix + kind
 
     def launch(self, **settings: str) -> None:
-        """Start the process and return at once; `settings` hold from this start on."""
-        assert not self.running
-        self.settings |= settings
-        self._process = SupervisedProcess(self._command(), cwd=self.directory, log_path=self.log_path)
+        """Start the process and return at once; `settings` hold from this start on.
 
-    def _command(self) -> list[str]:
-        return halfway_command(self.settings, "serve")
+        If it was killed its successor is assigned its shards at once, unless others share them.
+        """
+        assert not self.running
+        if self.alone and self._process is not None and self._process.poll() == -signal.SIGKILL:
+            remove_members(self.settings["HALFWAY_KAFKA__BOOTSTRAP_SERVERS"], self.topic("members"))
+        self.settings |= settings
+        know_secrets(self.settings)
+        if self not in self.launched:
+            self.launched.append(self)
+        self._process = self._forked() if self.warm and "PYTHONPATH" not in self.settings else self._started()
+
+    def _started(self) -> SupervisedProcess:
+        return SupervisedProcess(halfway_command(self.settings, "serve"), cwd=self.directory, log_path=self.log_path)
+
+    def _forked(self) -> SupervisedProcess:
+        return WarmProcess(clean_environment(self.settings), cwd=self.directory, log_path=self.log_path)
 
     def start(self, **settings: str) -> None:
         """Start the process and return once it says that it is ready."""
@@ -108,11 +146,19 @@ class CoordinatorProcess:
             time.sleep(_ASK_AGAIN_S)
 
     def _ready(self) -> bool:
+        return self._got(f"{self.health_url}/health/ready") is not None
+
+    def _got(self, url: str, *, key: str | None = None) -> bytes | None:
+        """Give what is at one of its own URLs, None for any other status than 200."""
+        vouching = ssl.create_default_context(cafile=self.settings.get("HALFWAY_PEER_CA_FILE"))
+        asked = urllib.request.Request(url)  # noqa: S310  our own
+        if key is not None:
+            asked.add_header("Authorization", f"Bearer {key}")
         try:
-            with urllib.request.urlopen(f"{self.health_url}/health/ready", timeout=5) as answer:  # noqa: S310  our own
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(asked, timeout=5, context=vouching) as answer:  # noqa: S310  our own
+                return bytes(answer.read()) if answer.status == 200 else None
         except (urllib.error.URLError, OSError):
-            return False
+            return None
 
     def exit_status(self, within_s: float = EXIT_WITHIN_S) -> int:
         """Wait for the end, and return its exit status (minus the signal's number if one killed it)."""
@@ -143,21 +189,28 @@ class CoordinatorProcess:
         """End it as a crash does (SIGKILL)."""
         assert self._process is not None
         self._process.kill()
+        self.paused = False
 
     def pause(self) -> None:
         """Freeze it (SIGSTOP)."""
         assert self._process is not None
         self._process.pause()
+        self.paused = True
 
     def resume(self) -> None:
         """Let a frozen one go on (SIGCONT)."""
         assert self._process is not None
         self._process.resume()
+        self.paused = False
 
     def close(self) -> None:
-        """End it if it runs."""
-        if self.running:
-            self.kill()
+        """End it if it runs; its metrics and its OpenAPI document are among `fresh_words` then."""
+        if not self.running:
+            return
+        key = self.settings.get("HALFWAY_OPERATOR_KEY")
+        if not self.paused and (metrics := self._got(f"{self.health_url}/metrics", key=key)) is not None:
+            self._shown = metrics + (self._got(f"{self.url}/openapi.json", key=key) or b"")
+        self.kill()
 
 
 class NewCoordinator(Protocol):
@@ -166,6 +219,11 @@ class NewCoordinator(Protocol):
     def __call__(
         self, settings: Mapping[str, str] | None = None, *, bootstrap_servers: str | None = None
     ) -> CoordinatorProcess: ...
+
+
+def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Give these variables beside our own environment, without ours of halfway."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")} | dict(settings)
 
 
 def halfway_command(settings: Mapping[str, str], *arguments: str, module: str = "halfway.runtime.cli") -> list[str]:

@@ -1,13 +1,16 @@
 """The REST calls of docs/rest.md, each a thin function, as any client in any language would make them."""
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
+from tests.support.canary import MARKED, PAYLOAD, refuse_leaks
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.waiting import eventually
 
@@ -20,11 +23,19 @@ QUIET: Mapping[str, object] = {"first_check_after_s": NEVER_S}
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back; `body` is the parsed JSON, None if there was none."""
+    """What came back; `body` is the parsed JSON, None if there was none.
+
+    No problem in it, of the whole or of an item of a batch, holds a payload or a secret.
+    """
 
     status: int
     body: Any
     headers: Mapping[str, str] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        problems = _problems(self.body, self.status)
+        if problems:
+            refuse_leaks(json.dumps(problems).encode())
 
     def expect(self, *statuses: int) -> Json:
         """Return the body if the status is one of `statuses`; AssertionError with the whole answer otherwise."""
@@ -119,10 +130,12 @@ class Rest:
         *,
         as_id: str | None = None,
         check_after_s: float | None = None,
+        retry: bool = False,
     ) -> str:
-        """Prepare, and give the id once it is acknowledged."""
-        answer = await self.prepare(group, messages, as_id=as_id, check_after_s=check_after_s)
-        return str(answer.expect(201)["id"])
+        """Prepare, and give the id once it is acknowledged; with `retry` it needs an id of the client's own."""
+        assert as_id is not None or not retry
+        answer = await self.prepare(group, messages, as_id=as_id, check_after_s=check_after_s, retry=retry)
+        return str(answer.expect(200, 201)["id"] if retry else answer.expect(201)["id"])
 
     async def end(
         self,
@@ -200,9 +213,18 @@ def preparation(
     return {name: value for name, value in body.items() if value is not None}
 
 
-def message(topic: str, value: object = "v", **fields: object) -> Json:
-    """Give one message of a prepare; `fields` are `key`, `headers` and `partition`."""
-    return {"topic": topic, "value": value, **fields}
+def message(topic: str, value: object = PAYLOAD, **fields: object) -> Json:
+    """Give one message of a prepare, marked unless `headers` are given; other `fields` are `key` and `partition`."""
+    return {"topic": topic, "value": value, "headers": MARKED, **fields}
+
+
+def _problems(body: object, status: int) -> list[object]:
+    if status >= HTTPStatus.BAD_REQUEST:
+        return [body]
+    if not isinstance(body, dict):
+        return []
+    lists = [items for items in body.values() if isinstance(items, list)]
+    return [item["problem"] for items in lists for item in items if isinstance(item, dict) and "problem" in item]
 
 
 def moment_ms(time: str) -> int:

@@ -1,6 +1,6 @@
 """Real and internal topics as consumers see them.
 
-The end of a partition is its end offset under read_uncommitted; a reader has come to it when the broker tells it so
+The end of a partition is its end offset under read_uncommitted; a reader has come to it when the broker says so
 under read_committed. Offsets are never counted: transactions leave gaps.
 """
 
@@ -14,6 +14,8 @@ from uuid import uuid4
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewTopic,
     OffsetSpec,
@@ -89,6 +91,15 @@ class Cluster:
         (told,) = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values()
         entries = await asyncio.to_thread(told.result, _ANSWER_WITHIN_S)
         return {setting: entry.value for setting, entry in entries.items()}
+
+    async def set_config(self, topic: str, name: str, value: str) -> None:
+        """Set one setting of a topic."""
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        for done in self._admin.incremental_alter_configs([resource]).values():
+            await asyncio.to_thread(done.result, _ANSWER_WITHIN_S)
+        # The controller has it; the broker learns of it a moment later.
+        await eventually(lambda: self.config(topic), lambda found: found[name] == value)
 
     async def members(self, group: str) -> int:
         """Count the members of a consumer group."""

@@ -13,6 +13,7 @@ from halfway.domain.shard import ShardState
 from halfway.domain.transaction import Cause, State
 from tests.support.domain import naive_fold
 from tests.support.domain.naive_fold import Known, Logs
+from tests.support.domain.states import state_of
 
 Action = Literal[
     "prepare",
@@ -46,6 +47,8 @@ ACTIONS: tuple[Action, ...] = (
 )
 GROUP = "shop"
 IDS = ("a", "b", "c")
+CONTENTS = "AB"
+GAPS = 2
 PARTITIONS = ("half", "op", "parked")
 
 
@@ -66,15 +69,23 @@ class Step:
 def _histories(draw: st.DrawFn, always: tuple[Action, ...] = ("foreign prepare", "tail")) -> list[Step]:
     """Draw from few kinds of actions and few ids, and long ones often: that goes deeper than a bit of everything."""
     actions = draw(st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6, unique=True))
-    step = st.builds(
-        Step,
-        action=st.sampled_from([*actions, *always]),
-        id=st.sampled_from(IDS[: draw(st.integers(1, 3))]),
-        content=st.sampled_from("AB"),
-        gap=st.integers(0, 1),
-        order=st.integers(0, 5),
-    )
-    return draw(st.lists(step, min_size=draw(st.sampled_from([0, 6, 15])), max_size=30))
+    ids = IDS[: draw(st.integers(1, 3))]
+    kinds = (*actions, *always)
+    # One draw for each step, as drawing takes most of the time.
+    step = st.integers(0, len(kinds) * len(ids) * len(CONTENTS) * GAPS * len(ORDERS) - 1)
+    return [
+        _step(drawn, kinds, ids)
+        for drawn in draw(st.lists(step, min_size=draw(st.sampled_from([0, 6, 15])), max_size=30))
+    ]
+
+
+def _step(number: int, kinds: Sequence[Action], ids: Sequence[str]) -> Step:
+    """Return the step of a number, whose digits are its fields."""
+    number, order = divmod(number, len(ORDERS))
+    number, gap = divmod(number, GAPS)
+    number, content = divmod(number, len(CONTENTS))
+    kind, name = divmod(number, len(ids))
+    return Step(action=kinds[kind], id=ids[name], content=CONTENTS[content], gap=gap, order=order)
 
 
 steps = _histories()
@@ -353,7 +364,7 @@ def described(state: ShardState) -> dict[str, Known]:
             at=ended.at,
         )
     for transaction_id, what in found.items():
-        assert state.state_of(transaction_id) is what.state
+        assert state_of(state, transaction_id) is what.state
     return found
 
 

@@ -1,19 +1,18 @@
 """The two services of the story, each a process that is killed at any moment: `services.py produce|consume SETTINGS`.
 
 The producer places orders in a database of its own and sends two messages for each; the consumer notes each message in
-a database of its own. SETTINGS is a JSON object.
+a database of its own. SETTINGS is a JSON object; its databases are URLs of SQLAlchemy.
 """
 
 import json
 import random
-import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import NullPool, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 from halfway.client import HalfwayError, Message, SyncHalfway
@@ -21,8 +20,10 @@ from halfway.client.barrier import Barrier
 from halfway.client.consumer import Consumer, Inbox, Record, Retries
 from halfway.client.sqlalchemy import SessionProducer
 
-THREADS = 4
+THREADS = 8
 MESSAGES = 2
+NEW_ORDER = text("INSERT INTO orders VALUES (:id)")
+NEW_EFFECT = text("INSERT INTO effects VALUES (:id)")
 
 Settings = Mapping[str, Any]
 
@@ -31,23 +32,18 @@ class UnwantedOrderError(Exception):
     """A local transaction that rolls back."""
 
 
-def database(path: str) -> Callable[[], AbstractContextManager[sqlite3.Connection]]:
+def database(url: str) -> Engine:
     """Return what connects; only a crash of the machine could lose what is not yet on the disk."""
+    engine = create_engine(url, pool_size=THREADS)
+    if engine.dialect.name == "sqlite":
 
-    @contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(path, timeout=60)) as connection:
+        @event.listens_for(engine, "connect")
+        def hasten(connection: Any, _record: object) -> None:
+            connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=OFF")
-            with connection:
-                yield connection
+            connection.execute("PRAGMA busy_timeout=60000")
 
-    return begin
-
-
-def create(path: str, table: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(f"CREATE TABLE {table}")
+    return engine
 
 
 def change_mind(chance: random.Random) -> None:
@@ -57,17 +53,15 @@ def change_mind(chance: random.Random) -> None:
 
 def produce(given: Settings) -> None:
     """Place orders until killed, around a transaction and inside sessions: most commit, some roll back."""
-    begin = database(given["orders"])
-    barrier = Barrier("sqlite", begin)
+    engine = database(given["orders"])
+    barrier = Barrier(engine.dialect.name, engine.begin)
     seeds = random.Random(given["seed"])
-    engine = create_engine(f"sqlite:///{given['orders']}", poolclass=NullPool, connect_args={"timeout": 60})
-    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
 
     def around(client: SyncHalfway, order: str, chance: random.Random) -> None:
         messages = [Message(topic=given["topic"], key=value, value=value) for value in values_of(order)]
         with client.transaction(messages, confirm=chance.random() < 0.5) as transaction:
-            with begin() as connection:
-                connection.execute("INSERT INTO orders VALUES (?)", (order,))
+            with engine.begin() as connection:
+                connection.execute(NEW_ORDER, {"id": order})
                 barrier.insert(connection, transaction.id)
                 change_mind(chance)
             change_mind(chance)  # too late: it has committed
@@ -77,7 +71,7 @@ def produce(given: Settings) -> None:
     def inside(client: SyncHalfway, order: str, chance: random.Random) -> None:
         producer = SessionProducer(client)
         with Session(engine) as session, session.begin():
-            session.execute(text("INSERT INTO orders VALUES (:order)"), {"order": order})
+            session.execute(NEW_ORDER, {"id": order})
             for value in values_of(order):
                 producer.send(session, given["topic"], value, value)
             change_mind(chance)
@@ -105,9 +99,10 @@ def values_of(order: str) -> list[str]:
 def consume(given: Settings) -> None:
     """Note each message; now and then a handler fails."""
     chance = random.Random(given["seed"])
+    engine = database(given["effects"])
 
-    def handle(record: Record, connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO effects VALUES (?)", ((record.value or b"").decode(),))
+    def handle(record: Record, connection: Connection) -> None:
+        connection.execute(NEW_EFFECT, {"id": (record.value or b"").decode()})
         if chance.random() < 0.02:
             raise ValueError("not this time")
 
@@ -116,7 +111,7 @@ def consume(given: Settings) -> None:
         group=given["group"],
         topics=[given["topic"]],
         handle=handle,
-        inbox=Inbox("sqlite", database(given["effects"]), retention_s=None),
+        inbox=Inbox(engine.dialect.name, engine.begin, retention_s=None),
         retries=Retries(attempts=100, first_pause_s=0.01, max_pause_s=0.2),
     ).run()
 

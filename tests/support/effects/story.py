@@ -9,16 +9,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from sqlalchemy import Engine, text
 
 from halfway.client import CheckWorker, Halfway, SyncHalfway
 from halfway.client.barrier import Barrier
 from halfway.client.consumer import Inbox, Record
 from halfway.embedded.process import SupervisedProcess
-from tests.support.effects.services import create, database, values_of
+from tests.support.effects.services import database, values_of
 
 PARTITIONS = 4
 PROCESSES = ("produce", "produce", "consume", "consume")
@@ -26,6 +28,7 @@ OPEN: Final[tuple[Literal["prepared", "parked"], ...]] = ("prepared", "parked")
 COPY = "copy"
 COPIED = 0.1
 """Of the messages that one process, such as a mirror, writes again."""
+LAST = "SELECT id FROM effects WHERE id LIKE 'last/%'"
 REST_WITHIN_S = 120.0
 SERVICES = Path(__file__).with_name("services.py")
 SOON = {"first_check_after_s": 1, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 1000}
@@ -34,32 +37,32 @@ SOON = {"first_check_after_s": 1, "check_interval_s": 1, "max_interval_s": 1, "m
 class Story:
     """Two processes of each service over one topic; `play` returns how many of each thing happened."""
 
-    def __init__(self, url: str, bootstrap_servers: str, topic: str, folder: Path, seed: int) -> None:
+    def __init__(
+        self, url: str, bootstrap_servers: str, topic: str, databases: tuple[str, str], folder: Path, seed: int
+    ) -> None:
+        """Take the URLs of the orders' database and of the effects'; both are empty, and nobody else uses them."""
         self._chance = random.Random(seed)
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._folder = folder
         self._group = f"effects-{self._chance.getrandbits(32):08x}"
-        self._orders, self._effects = str(folder / "orders.sqlite"), str(folder / "effects.sqlite")
         self._given = {
             "url": url,
             "bootstrap_servers": bootstrap_servers,
             "topic": topic,
             "group": self._group,
-            "orders": self._orders,
-            "effects": self._effects,
+            "orders": databases[0],
+            "effects": databases[1],
         }
-        create(self._orders, "orders (id text)")
-        create(self._effects, "effects (message text)")
-        self._barrier = Barrier("sqlite", database(self._orders))
-        self._barrier.create()
-        Inbox("sqlite", database(self._effects)).create()
+        self._orders, self._effects = map(database, databases)
+        self._barrier = Barrier(self._orders.dialect.name, self._orders.begin)
         self._running: list[SupervisedProcess] = []
         self._copies = 0
 
     def play(self, orders: int, kills: int) -> Mapping[str, int]:
         """Go on until so many orders have committed and so many processes were killed; then compare."""
         with ExitStack() as stack:
+            stack.enter_context(self._tables())
             client = stack.enter_context(SyncHalfway(self._given["url"], self._group))
             client.register(topics=[self._topic], policy=SOON)
             client.run_in_background(lambda inner: CheckWorker(inner, self._barrier.decide, wait_s=1).run())
@@ -67,8 +70,10 @@ class Story:
             stack.callback(self._kill, range(len(PROCESSES)))
             self._running = [self._start(service) for service in PROCESSES]
             killed = 0
-            while killed < kills or len(self._orders_now()) < orders:
+            while killed < kills or self._count(self._orders, "orders") < orders:
                 time.sleep(self._chance.uniform(0.5, 4))
+                if killed >= kills * self._count(self._orders, "orders") / orders:
+                    continue
                 slot = self._chance.randrange(len(PROCESSES))
                 self._kill([slot])
                 self._running[slot] = self._start(PROCESSES[slot])
@@ -77,9 +82,23 @@ class Story:
             self._until_ended()
             copying.set()
             self._until_read()
-        committed = self._orders_now()
-        self._compare(committed)
+            committed = self._column(self._orders, "SELECT id FROM orders")
+            self._compare(committed)
         return {"orders": len(committed), "kills": killed, "copies": self._copies}
+
+    @contextmanager
+    def _tables(self) -> Iterator[None]:
+        """Make the tables; leave no connection behind at the end."""
+        try:
+            self._barrier.create()
+            Inbox(self._effects.dialect.name, self._effects.begin).create()
+            for engine, name in ((self._orders, "orders"), (self._effects, "effects")):
+                with engine.begin() as connection:
+                    connection.execute(text(f"CREATE TABLE {name} (id varchar(40))"))
+            yield
+        finally:
+            self._orders.dispose()
+            self._effects.dispose()
 
     def _start(self, service: str) -> SupervisedProcess:
         given = json.dumps({**self._given, "seed": self._chance.getrandbits(32)})
@@ -140,14 +159,22 @@ class Story:
             producer.produce(self._topic, value, partition=partition)
         producer.flush(REST_WITHIN_S)
         producer.close()
-        self._wait(lambda: set(last) <= set(self._effects_now()), "the consumers are not at the end")
+        while not set(last) <= set(self._column(self._effects, LAST)):
+            seen = self._count(self._effects, "effects")
+            # The last one may come between the two looks.
+            self._wait(partial(self._gets_on, seen, last), "the consumers do not get to the end")
+
+    def _gets_on(self, seen: int, last: Sequence[str]) -> bool:
+        return self._count(self._effects, "effects") > seen or set(last) <= set(self._column(self._effects, LAST))
 
     def _compare(self, committed: Sequence[str]) -> None:
         wanted = {value for order in committed for value in values_of(order)}
         written = self._written()
         assert {value: times for value, times in written.items() if times > 1} == {}
         assert sorted(wanted ^ set(written)) == []
-        found = Counter(effect for effect in self._effects_now() if not effect.startswith("last/"))
+        found = Counter(
+            effect for effect in self._column(self._effects, "SELECT id FROM effects") if not effect.startswith("last/")
+        )
         assert {effect: times for effect, times in found.items() if times > 1} == {}
         assert sorted(wanted - set(found)) == []
         assert sorted(set(found) - wanted) == []
@@ -179,12 +206,9 @@ class Story:
             assert time.monotonic() < deadline, f"{trouble}; the logs:\n{logs}"
             time.sleep(0.2)
 
-    def _orders_now(self) -> list[str]:
-        return self._column(self._orders, "SELECT id FROM orders")
+    def _count(self, engine: Engine, table: str) -> int:
+        return int(self._column(engine, f"SELECT count(*) FROM {table}")[0])  # noqa: S608 - no input
 
-    def _effects_now(self) -> list[str]:
-        return self._column(self._effects, "SELECT message FROM effects")
-
-    def _column(self, path: str, select: str) -> list[str]:
-        with database(path)() as connection:
-            return [str(row[0]) for row in connection.execute(select)]
+    def _column(self, engine: Engine, select: str) -> list[str]:
+        with engine.begin() as connection:
+            return [str(value) for value in connection.execute(text(select)).scalars()]

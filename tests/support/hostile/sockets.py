@@ -18,7 +18,7 @@ LONGEST_PAUSE_S = 3.0
 
 
 def opened(port: int, *, receive_buffer: int | None = None) -> socket.socket:
-    """Give a connection; a small receive buffer makes whoever does not read notice soon."""
+    """Give a connection; with a small receive buffer the sender soon notices a peer that does not read."""
     made = socket.socket()
     made.settimeout(60)
     if receive_buffer is not None:
@@ -29,7 +29,7 @@ def opened(port: int, *, receive_buffer: int | None = None) -> socket.socket:
 
 def head(method: str, path: str, *fields: str) -> bytes:
     """Give the head of a request."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: h", "Content-Type: application/json", *fields]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *fields]
     return "\r\n".join([*lines, "", ""]).encode()
 
 

@@ -9,7 +9,8 @@ SMALL = b'{"topic":"orders","value":""}'
 
 def filled(head: bytes, item: bytes, tail: bytes, size: int = LIMIT) -> bytes:
     """Give a body of a size with as many items as fit into it."""
-    return head + b",".join([item] * ((size - len(head) - len(tail)) // (len(item) + 1))) + tail
+    items = (item + b",") * ((size - len(head) - len(tail)) // (len(item) + 1))
+    return head + items[:-1] + tail
 
 
 def batch_of(*items: bytes) -> bytes:

@@ -24,8 +24,10 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.cluster import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
-from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.service.ports import TOMBSTONE, LaneWrite, Written
+from tests.support.domain.states import state_of
+from tests.support.replies import submitted
 
 PATIENCE_S = 60.0
 
@@ -54,6 +56,11 @@ def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str
     )
     for future in futures.values():
         future.result(30)
+    # The controller has them; the broker learns of them a moment later.
+    until = time.monotonic() + PATIENCE_S
+    while not names.keys() <= admin.list_topics(timeout=PATIENCE_S).topics.keys():
+        assert time.monotonic() < until, f"{[*names]} do not come up"
+        time.sleep(0.02)
 
 
 def add_partitions(config: KafkaConfig, name: str, count: int) -> None:
@@ -113,9 +120,8 @@ class SmallService:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
-    def holds(self, shard: int, offset: int, transaction_id: str) -> bool:
-        state = self.states.get(shard)
-        entry = None if state is None else state.unresolved(transaction_id)
+    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
+        entry = self.states[shard].unresolved((key or b"").decode()) if shard in self.states else None
         return isinstance(entry, Pending) and entry.offset == offset
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
@@ -149,7 +155,7 @@ class Instance:
         self.observer = CountingObserver()
         self.service = SmallService()
         self.cursors = KafkaCursors(config, self.observer)
-        self.destinations = Destinations(config)
+        self.destinations = TopicMetadata(config)
         self._stopped = False
         self.cluster = KafkaCluster(config, self.observer, self.destinations, self.cursors)
 
@@ -176,7 +182,7 @@ class Instance:
     async def write(self, write: LaneWrite) -> Written:
         """Write once, and apply what was written."""
         async with asyncio.timeout(PATIENCE_S):
-            written = await self.cluster.lane.submit(write)
+            written = await submitted(self.cluster.lane, write)
         state = self.service.states.get(write.shard)
         if state is not None and written.op is not None and write.op is not None:
             state.apply_op(written.op, write.op)
@@ -192,7 +198,7 @@ class Instance:
                     return await self.write(write)
                 except (LaneLostError, NotWrittenError):
                     await eventually(lambda: write.shard in self.service.states, f"serving {write.shard}")
-                    if self.service.states[write.shard].state_of(write.id) is State.COMMITTED:
+                    if state_of(self.service.states[write.shard], write.id) is State.COMMITTED:
                         return Written()
                     await asyncio.sleep(0.02)
 

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from halfway.domain.errors import HalfwayError
+from halfway.domain.principal import Principal, PrincipalKind
 from halfway.domain.transaction import Outcome, State
 from halfway.peers import HttpPeers
 from halfway.rest.server.peer_port import PeerPort
@@ -17,6 +18,7 @@ from halfway.service.requests import End, EndResult
 
 HOST = "127.0.0.1"
 SECRET = "the secret of this cluster"
+CALLER = Principal(kind=PrincipalKind.GROUP, name="shop", key_id="k")
 Serve = Callable[[Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]], Awaitable[OwnerHint]]
 
 
@@ -29,7 +31,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.asked: list[PeerCall] = []
-        self.credentials: list[str | None] = []
+        self.principals: list[Principal] = []
         self.left_s: list[float] = []
         self.requests = 0
         self.incarnation: str | None = "one"
@@ -48,9 +50,9 @@ class Owner:
         self.requests += 1
         return await self.port(request)
 
-    async def answer(self, call: PeerCall, *, deadline: float, credential: str | None) -> msgspec.Struct:
+    async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
         self.asked.append(call)
-        self.credentials.append(credential)
+        self.principals.append(principal)
         self.left_s.append(deadline - asyncio.get_running_loop().time())
         name = call.request.id if isinstance(call, EndCall) else ""
         if name in self.gates:
@@ -65,4 +67,4 @@ def within(seconds: float = 10) -> float:
 
 
 async def ask(peers: HttpPeers, owner: OwnerHint, name: str, seconds: float = 10) -> Any:
-    return await peers.ask(owner, end_of(name), deadline=within(seconds), credential="of the caller")
+    return await peers.ask(owner, end_of(name), deadline=within(seconds), principal=CALLER)

@@ -15,6 +15,7 @@ from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.jobs.audit import VERDICTS
 from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.quick_sources import RECORD
 
 PREFIX = "_halfway."
 AT = 1_700_000_000_000
@@ -25,17 +26,6 @@ HISTORY: Mapping[str, Sequence[str]] = {
     "doubled": ["twice-1"],
 }
 """What is audited in a local session and on a cluster; its rows must be the same."""
-RECORD = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
-)
 
 
 def write_records(folder: Path, records: Sequence[tuple[Any, ...]], *, at: int) -> None:
@@ -115,8 +105,8 @@ def verdicts_of(*, fine: Sequence[str], lost: Sequence[str] = (), doubled: Seque
                 "topics": [REAL],
                 "expected": 1,
                 "found": found,
-                "prepared_at": AT - 10,
-                "ended_at": AT,
+                "prepared_at": datetime.fromtimestamp((AT - 10) / 1000, UTC),
+                "ended_at": datetime.fromtimestamp(AT / 1000, UTC),
                 "evidence": evidence if problem else None,
             }
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from halfway.pipeline import cli
-from halfway.pipeline.jobs.ledger import ENDED, QUARANTINE, Tables
+from halfway.pipeline.jobs.ledger import PENDING, QUARANTINE, Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,7 +36,7 @@ def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> 
     def dying_write(self: Tables, batch: "DataFrame", number: int) -> None:
         batches.append(number)
         if len(batches) == batch_of_run and moment == "half written":
-            unfinished = Path(self._output.path(ENDED, f"batch={number}", "_temporary"))
+            unfinished = Path(self._output.path(PENDING, f"batch={number}", "_temporary"))
             threading.Thread(target=_die_when_there, args=[unfinished, die], daemon=True).start()
         write(self, batch, number)
         if len(batches) == batch_of_run:

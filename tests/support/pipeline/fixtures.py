@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from py4j.java_gateway import java_import
 
-from halfway.pipeline import cli
+from halfway.pipeline import cli, running
 from halfway.pipeline.session import SparkOptions, session
 
 if TYPE_CHECKING:
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 # pyspark.testing imports pandas on Spark, which warns where this is not set.
 os.environ.setdefault("PYARROW_IGNORE_TIMEZONE", "1")
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+# With one compiler there are 48 MiB for what it makes by default: when they are full nothing more is compiled.
+CODE_CACHE = "-XX:ReservedCodeCacheSize=240m"
+QUICK_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+    f"{CODE_CACHE}"
+)
 """For a JVM that does little: what a second compiler and a parallel collector would win is less than they cost."""
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
@@ -78,7 +83,7 @@ Command = Callable[..., Result]
 @pytest.fixture
 def command(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Command:
     """Give a function that runs `halfway-pipeline` with arguments and variables, in the session of the tests."""
-    monkeypatch.setattr(cli, "session", lambda *_, **__: spark)
+    monkeypatch.setattr(running, "session", lambda *_, **__: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
 
     def run(*arguments: str, **variables: str) -> Result:

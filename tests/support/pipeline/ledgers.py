@@ -14,7 +14,7 @@ from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
-from halfway.pipeline.jobs.ledger import Format, LedgerOptions
+from halfway.pipeline.jobs.ledger import LedgerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SHARDS = 2
 CREATED = 1_700_000_000_000
 MESSAGE = Message(topic="orders", key=b"k", value=b"v")
-FORMATS: tuple[Format, Format] = ("parquet", "delta")
 ONCE = LedgerOptions(once=True, max_records=400)
 
 

@@ -1,6 +1,9 @@
 """One record of each kind, as the committed bytes in records.json hold it."""
 
+from halfway.domain.audit_trail import AuditEvent
+from halfway.domain.keys import Key
 from halfway.domain.policy import OnExhausted, PolicyOverrides
+from halfway.domain.principal import PrincipalKind
 from halfway.domain.records import (
     Barrier,
     CheckMode,
@@ -50,6 +53,20 @@ OP = Op(
     remark="gave up",
     messages=tuple(MessageDigest.of(message) for message in HALF.messages),
 )
+AUDIT_EVENT = AuditEvent(
+    id="0123456789abcdef0123456789abcdef",
+    at=1_755_000_005_000,
+    action="end_by_hand",
+    actor_kind="operator",
+    actor="anna",
+    key_id="3fK9",
+    subject=HALF.id,
+    group="orders",
+    detail="commit",
+    remark="bezahlt für €5",
+    result="done",
+    instance="http://halfway-0:8080",
+)
 RECORDS = {
     "half": HALF,
     "op": OP,
@@ -62,8 +79,18 @@ RECORDS = {
         policy=PolicyOverrides(max_checks=3, first_check_after_s=0.5, on_exhausted=OnExhausted.ROLLBACK),
         created_at=1_755_000_000_000,
         updated_at=1_755_000_005_000,
-        key_hashes=(b"0123456789abcdef",),
     ),
+    "key": Key(
+        id="0123456789AB",
+        kind=PrincipalKind.GROUP,
+        name="orders",
+        created_at=1_755_000_000_000,
+        expires_at=1_755_000_009_000,
+        digest=bytes(range(32)),
+        certificate="DNS:orders.svc",
+        seal=bytes(range(32, 64)),
+    ),
+    "audit": AUDIT_EVENT,
     "owner": Owner(
         shard=3,
         incarnation="a1b2",

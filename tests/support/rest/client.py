@@ -11,13 +11,17 @@ from typing import Any, Self
 import aiohttp
 
 from halfway.memory import Memory
+from halfway.rest.console import Console, with_console
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import Api, ApiLimits
 from halfway.rest.server.server import HttpServer
+from halfway.rest.server.tls import ServerTls
 from halfway.service.coordinator import Coordinator
+from halfway.service.keys import Keys
 from halfway.service.requests import ServiceLimits
 
 HOST = "127.0.0.1"
+_CONSOLE = Console()
 SHOP: dict[str, Any] = {"check": {"urls": ["http://shop:9000/check"]}, "topics": ["orders", "coupons"]}
 
 
@@ -49,26 +53,40 @@ class Requests:
         assert seconds >= 0
         self.counts[operation, status] += 1
 
+    def streamed(self, operation: str, status: int, count: int) -> None:
+        self.counts[operation, status] += count
+
 
 class RestWorld:
     """One interface on a free port, and a client of it."""
 
     def __init__(
-        self, limits: ApiLimits | None = None, *, reject_prepares: bool = False, unsent: Unsent | None = None
+        self,
+        limits: ApiLimits | None = None,
+        *,
+        reject_prepares: bool = False,
+        unsent: Unsent | None = None,
+        memory: Memory | None = None,
+        keys: Keys | None = None,
+        tls: ServerTls | None = None,
+        port: int = 0,
     ) -> None:
-        self.memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
+        self.memory = memory or Memory(shards=2, topics={"orders": 3, "coupons": 1})
         limits_of_service = ServiceLimits(shards=2, reject_prepares=reject_prepares)
-        self.coordinator = Coordinator(limits=limits_of_service, **self.memory.ports)
+        self.coordinator = Coordinator(limits=limits_of_service, keys=keys, **self.memory.ports)
+        self.memory.peers.serve(self.coordinator.answering)
+        self._tls = tls
+        self._port = port
         self.requests = Requests()
         self.api = Api(
             self.coordinator, internal_prefix="_halfway.", observer=self.requests, limits=limits, unsent=unsent
         )
-        self._server = HttpServer(self.api, unsent=unsent)
+        self._server = HttpServer(with_console(_CONSOLE, self.api), unsent=unsent)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         await self.memory.membership.start(self.coordinator.listener)
-        await self._server.start(HOST, 0)
+        await self._server.start(HOST, self._port, self._tls)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
         return self
 
@@ -91,7 +109,7 @@ class RestWorld:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://{HOST}:{self.port}"
 
     async def call(
         self,
@@ -107,6 +125,8 @@ class RestWorld:
         sent = {"Content-Type": "application/json"} if data is not None else {}
         async with self.session.request(method, self.url + path, data=data, headers={**sent, **(headers or {})}) as got:
             text = await got.read()
+            if got.content_type == "text/event-stream":
+                return Answer(status=got.status, body=text.decode(), headers=got.headers.copy())
             return Answer(status=got.status, body=json.loads(text) if text else None, headers=got.headers.copy())
 
     async def put_shop(self, **changes: object) -> Answer:

@@ -103,6 +103,12 @@ class World:
     async def state(self, transaction_id: str) -> State:
         return (await self.get(transaction_id)).state
 
+    async def until_state(self, transaction_id: str, state: State, within_s: float = 10) -> None:
+        """Wait until the coordinator answers with `state`: the log has the record a moment before it knows."""
+        async with asyncio.timeout(within_s):
+            while await self.state(transaction_id) is not state:  # noqa: ASYNC110 - nothing tells when it has come about
+                await asyncio.sleep(0.001)
+
     async def scan(self, *, after_s: float = 0) -> None:
         """Move the clock, scan every shard as the scheduler does, and let the checks that it sent come back."""
         self.memory.clock.advance(after_s)

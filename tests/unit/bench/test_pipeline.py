@@ -1,14 +1,20 @@
 """The made-up topics of the pipeline's benchmark, and what DuckDB makes of them."""
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
-from bench.pipeline import archive, duckdb_audit
+from bench.pipeline import archive, continued
 from bench.pipeline.scale import Cost, growth
 from bench.pipeline.stream import Batch, by_minute
 from halfway.domain.records import OpKind
 from halfway.kafka.records import codec
+from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.quick_sources import QuickArchive
 
 HALVES = 500
 
@@ -26,10 +32,25 @@ def test_every_op_marker_is_one_that_the_coordinator_reads(tmp_path: Path) -> No
 
 
 def test_duckdb_gives_each_planted_anomaly_its_verdict(tmp_path: Path) -> None:
-    """The rules that the benchmark compares Spark with find what was planted, and nothing else."""
+    """What was planted is found, and nothing else."""
     archive.write(tmp_path / "archive", HALVES, messages=True, seed=7)
-    found = duckdb_audit.audit(tmp_path / "archive", tmp_path / "verdicts.parquet", processes=1)
-    assert found == archive.expected(HALVES)
+    engine = DuckEngine()
+    source = QuickArchive(engine, LocalFolder(str(tmp_path / "archive")))
+    summary = audit.run(engine, source, LocalFolder(str(tmp_path / "audit")), audit.AuditOptions())
+    engine.close()
+    assert {name: count for name, count in summary.verdicts.items() if count} == archive.expected(HALVES)
+
+
+def test_a_tenth_that_is_new_gives_the_verdicts_of_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run that is measured goes on from one over nine tenths."""
+    archive.write(tmp_path / "archive", HALVES, messages=True, seed=7)
+    for pins in (archive.CUT, "offsets.json"):
+        continued.main("duckdb", str(tmp_path / "archive"), pins, str(tmp_path / "audit"), "")
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert sum(first.values()) == HALVES * 9 // 10
+    assert {name: count for name, count in second.items() if count} == archive.expected(HALVES)
 
 
 def test_growth_is_told_for_ten_times_the_work() -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +86,16 @@ def test_commits_name_their_ids() -> None:
     assert body_of(one) == {"outcome": "commit"}
     many = body_of(requests(batch=2).ends([b"a", b"b"]))
     assert many == {"end": [{"id": "a", "outcome": "commit"}, {"id": "b", "outcome": "commit"}]}
+
+
+@pytest.mark.parametrize("batch", [0, 10])
+def test_prepares_are_of_all_groups_in_turn(batch: int) -> None:
+    """Each group has as many as the others, also where there are more groups than messages."""
+    groups = [f"group-{number}" for number in range(KEYS + 64)]
+    made = Requests(host="127.0.0.1:1", topic="t", batch=batch, groups=groups)
+    found: list[object] = []
+    while len(found) < len(groups) and (batch == 0 or len(found) < 160):
+        body = body_of(made.next_prepare()[1])
+        prepares = msgspec.convert(body["prepare"] if batch else [body], list[dict[str, object]])
+        found += [one["group"] for one in prepares]
+    assert found == groups[: len(found)]

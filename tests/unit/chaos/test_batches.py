@@ -18,10 +18,12 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.got: list[Body] = []
+        self.groups: list[str] = []
         self.instead: Answer | None = None
 
-    async def post(self, body: Body) -> Answer:
+    async def post(self, group: str, body: Body) -> Answer:
         self.got.append(body)
+        self.groups.append(group)
         if self.instead is not None:
             return self.instead
         items = {kind: [{"status": 201, "body": {"id": item}} for item in given] for kind, given in body.items()}
@@ -45,9 +47,20 @@ def gathering(coordinator: Coordinator) -> Batches:
 async def test_each_gets_the_answer_to_its_own_item(coordinator: Coordinator) -> None:
     """Prepares and ends of one batch, in whatever order they came."""
     many = gathering(coordinator)
-    answers = await asyncio.gather(many.send("end", "a"), many.send("prepare", "b"), many.send("end", "c"))
+    answers = await asyncio.gather(
+        many.send("shop", "end", "a"), many.send("shop", "prepare", "b"), many.send("shop", "end", "c")
+    )
     assert [answer.text("id") for answer in answers] == ["a", "b", "c"]
     assert coordinator.got == [{"prepare": ["b"], "end": ["a", "c"]}]
+
+
+async def test_a_batch_is_of_one_group(coordinator: Coordinator) -> None:
+    """Its key reaches no other."""
+    many = gathering(coordinator)
+    answers = await asyncio.gather(*(many.send(group, "end", group) for group in ("shop", "other", "shop")))
+    assert [answer.text("id") for answer in answers] == ["shop", "other", "shop"]
+    sent = zip(coordinator.groups, coordinator.got, strict=True)
+    assert sorted((group, body["end"]) for group, body in sent) == [("other", ["other"]), ("shop", ["shop", "shop"])]
 
 
 async def test_a_problem_is_the_answer_of_its_item_alone(coordinator: Coordinator) -> None:
@@ -55,7 +68,7 @@ async def test_a_problem_is_the_answer_of_its_item_alone(coordinator: Coordinato
     items = [{"status": 201, "body": {"id": "a"}}, {"status": 503, "problem": {"error_code": "shard_unavailable"}}]
     coordinator.instead = Answer(status=200, body={"prepare": items, "end": []})
     many = gathering(coordinator)
-    first, second = await asyncio.gather(many.send("prepare", "a"), many.send("prepare", "b"))
+    first, second = await asyncio.gather(many.send("shop", "prepare", "a"), many.send("shop", "prepare", "b"))
     assert (first.status, first.text("id")) == (201, "a")
     assert (second.status, second.text("error_code")) == (503, "shard_unavailable")
 
@@ -67,7 +80,7 @@ async def test_what_the_whole_batch_was_answered_is_the_answer_of_each(
     """Also where no answer came."""
     coordinator.instead = answer
     many = gathering(coordinator)
-    answers = await asyncio.gather(many.send("prepare", "a"), many.send("end", "b"))
+    answers = await asyncio.gather(many.send("shop", "prepare", "a"), many.send("shop", "end", "b"))
     assert list(answers) == [answer, answer]
 
 
@@ -77,7 +90,7 @@ async def test_a_full_batch_goes_at_once_and_the_next_one_begins(
     """Nobody is left out of both."""
     monkeypatch.setattr(batches, "MOST", 2)
     many = gathering(coordinator)
-    answers = await asyncio.gather(*(many.send("end", str(number)) for number in range(5)))
+    answers = await asyncio.gather(*(many.send("shop", "end", str(number)) for number in range(5)))
     assert [answer.text("id") for answer in answers] == ["0", "1", "2", "3", "4"]
     assert [len(body["end"]) for body in coordinator.got] == [2, 2, 1]
 
@@ -85,9 +98,9 @@ async def test_a_full_batch_goes_at_once_and_the_next_one_begins(
 async def test_a_producer_that_disappears_takes_no_other_with_it(coordinator: Coordinator) -> None:
     """Its item is sent all the same, as its request would have been."""
     many = gathering(coordinator)
-    gone = asyncio.create_task(many.send("end", "gone"))
+    gone = asyncio.create_task(many.send("shop", "end", "gone"))
     await asyncio.sleep(0)
-    stays = asyncio.create_task(many.send("end", "stays"))
+    stays = asyncio.create_task(many.send("shop", "end", "stays"))
     await asyncio.sleep(0)
     gone.cancel()
     assert (await stays).text("id") == "stays"
@@ -100,10 +113,10 @@ async def test_a_connection_that_is_broken_off_answers_nobody(
     """Whether the batch arrived is left open."""
     monkeypatch.setattr(batches, "BROKEN_OFF", 1)
 
-    async def never(body: Body) -> Answer:
+    async def never(_: str, body: Body) -> Answer:
         coordinator.got.append(body)
         await asyncio.Event().wait()
         return NOTHING
 
-    assert await Batches(never, random.Random(1)).send("end", "a") == NOTHING
+    assert await Batches(never, random.Random(1)).send("shop", "end", "a") == NOTHING
     assert coordinator.got == [{"prepare": [], "end": ["a"]}]

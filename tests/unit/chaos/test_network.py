@@ -154,7 +154,7 @@ async def test_a_connection_breaks_at_a_request_of_one_kind(line: Line, fate: Fa
 
 async def test_requests_of_one_kind_are_late(line: Line) -> None:
     """And keep their order."""
-    line.network.meet(Meeting(api=Api.FETCH, fate=Fate.DELAY, seconds=0.3))
+    line.network.meet(Meeting(api=Api.FETCH, fate=Fate.DELAY, seconds=1))
     reader, writer = await line.connect()
     late = request(Api.FETCH, b"x")
     writer.write(late + ONE)

@@ -1,13 +1,16 @@
 """A caller with short times, and a question for it."""
 
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from halfway.checkback import HttpCheckCaller
+from halfway.checkback import LOOPBACK_NETWORKS, Destinations, HttpCheckCaller
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group, Message
 from halfway.service.ports import CheckReply, CheckRequest
+from tests.support.checkback.servers import response
 
 GROUP = Group(
     name="orders",
@@ -27,13 +30,23 @@ QUESTION = CheckRequest(
     messages=(Message(topic="coupon", key=b"order-1", value=b"spring"),),
 )
 
+LOCAL = Destinations(also_networks=LOOPBACK_NETWORKS)
+
+
+def local_caller(**options: Any) -> HttpCheckCaller:
+    """Make a caller that may ask endpoints on this machine."""
+    return HttpCheckCaller(**{"destinations": LOCAL, **options})
+
+
+COMMIT = response(b'{"outcome": "commit"}')
+
 Ask = Callable[..., Coroutine[None, None, CheckReply]]
 
 
 @pytest.fixture
 async def caller() -> AsyncIterator[HttpCheckCaller]:
     """Give a caller whose time for a call is long enough for a slow machine."""
-    async with HttpCheckCaller(timeout_s=20) as made:
+    async with local_caller(timeout_s=20) as made:
         yield made
 
 
@@ -50,9 +63,18 @@ def ask(caller: HttpCheckCaller) -> Ask:
 @pytest.fixture
 async def ask_briefly() -> AsyncIterator[Ask]:
     """Give a function that asks some URLs of which one at least will not answer: it waits one second for all."""
-    async with HttpCheckCaller(timeout_s=1) as impatient:
+    async with local_caller(timeout_s=1) as impatient:
 
         async def call(*urls: str, request: CheckRequest = QUESTION) -> CheckReply:
             return await impatient.call(GROUP, urls, request)
 
         yield call
+
+
+@pytest.fixture
+def refusing_port() -> int:
+    """Give a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -7,12 +7,11 @@ import random
 
 import pytest
 
-from halfway.checkback import HttpCheckCaller
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply, CheckRequest
 from tests.support.hostile.adversary import Adversary
-from tests.unit.checkback.conftest import GROUP
+from tests.unit.checkback.conftest import GROUP, local_caller
 from tests.unit.checkback.test_stray_answers import OTHER_GROUP
 
 ROUNDS = int(os.environ.get("HALFWAY_TEST_ADVERSARIES", "25"))
@@ -63,7 +62,7 @@ async def answers(adversary: Adversary, *, demanded: bool) -> list[tuple[str, Ch
             replies.append((transaction_id, await caller.call(group, [url], request)))
 
     try:
-        async with HttpCheckCaller(timeout_s=5, demand_nonce=demanded) as caller:
+        async with local_caller(timeout_s=5, demand_nonce=demanded) as caller:
             ids = list(adversary.truth)
             await asyncio.gather(*(ask(ids[start::6], (GROUP, OTHER_GROUP)[start % 2]) for start in range(6)))
     finally:

@@ -1,31 +1,22 @@
 """How the caller gets to an endpoint, to the next one, and away again."""
 
 import asyncio
-import json
 import socket
-from ipaddress import IPv4Address, IPv6Address
+import ssl
+from pathlib import Path
 
-import msgspec
 import pytest
-from yarl import URL
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from halfway.checkback import AnyAddress, HttpCheckCaller
+from halfway.checkback import LOOPBACK_NETWORKS, Destinations
+from halfway.client import CheckVerifier
 from halfway.domain.records import Message
+from halfway.domain.secrets import CheckSecrets
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckRequest
+from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
-from tests.unit.checkback.conftest import GROUP, QUESTION, Ask
-
-COMMIT = response(b'{"outcome": "commit"}')
-
-
-@pytest.fixture
-def refusing_port() -> int:
-    """Give a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
 
 
 async def test_a_refused_connection_is_not_sent(ask: Ask, refusing_port: int) -> None:
@@ -60,7 +51,7 @@ async def test_an_endpoint_that_accepts_nothing_is_not_sent() -> None:
             client.setblocking(False)
             client.connect_ex(full.getsockname())
             waiting.append(client)
-        async with HttpCheckCaller(timeout_s=20, connect_timeout_s=0.3) as caller:
+        async with local_caller(timeout_s=20, connect_timeout_s=0.3) as caller:
             reply = await caller.call(GROUP, [f"http://127.0.0.1:{full.getsockname()[1]}/check"], QUESTION)
     finally:
         for opened in (*waiting, full):
@@ -106,115 +97,6 @@ async def test_a_url_that_is_not_plain_http_is_not_called(ask: Ask, url: str) ->
     assert (reply.outcome, reply.sent, reply.answered, reply.reachable) == (Outcome.UNKNOWN, False, False, False)
     assert reply.detail
     assert "secret" not in reply.detail
-
-
-async def test_no_endpoint_at_all_is_unknown(ask: Ask) -> None:
-    """A group without endpoints is nobody's to ask."""
-    reply = await ask()
-    assert (reply.outcome, reply.sent, reply.reachable) == (Outcome.UNKNOWN, False, False)
-
-
-async def test_the_next_endpoint_is_asked_when_one_fails(ask: Ask, refusing_port: int) -> None:
-    """Refused, 500 and HTML are no verdicts, so the fourth endpoint gives it; the fifth is not asked any more."""
-    async with (
-        endpoint(sends(response(b"", status="500 Oh"))) as broken,
-        endpoint(sends(response(b"<html>", content_type="text/html"))) as html,
-        endpoint(sends(COMMIT)) as good,
-        endpoint(sends(COMMIT)) as spare,
-    ):
-        reply = await ask(f"http://127.0.0.1:{refusing_port}/", broken.url, html.url, good.url, spare.url)
-    assert (reply.outcome, reply.sent, reply.answered, reply.reachable) == (Outcome.COMMIT, True, True, True)
-    assert [len(service.asked) for service in (broken, html, good, spare)] == [1, 1, 1, 0]
-    assert {asked.headers["webhook-id"] for service in (broken, html, good) for asked in service.asked} == {"order-1:2"}
-
-
-async def test_each_host_gets_one_attempt_of_a_check(ask: Ask) -> None:
-    """Ten URLs of one host do not make ten requests of one check; another host is asked all the same."""
-    async with endpoint(sends(response(b"", status="500 Oh"))) as broken, endpoint(sends(COMMIT)) as good:
-        reply = await ask(*(f"{broken.url}/{number}" for number in range(9)), good.url)
-    assert reply.outcome is Outcome.COMMIT
-    assert (len(broken.asked), len(good.asked)) == (1, 1)
-
-
-async def test_twenty_hung_groups_on_a_host_do_not_hold_up_another() -> None:
-    """Each group has connections of its own to an address: 16 checks of each of twenty that hang delay no other's."""
-    waiting: list[asyncio.Task[object]] = []
-
-    async def serve(writer: asyncio.StreamWriter, asked: Asked) -> None:
-        if json.loads(asked.body)["group"] == "orders":
-            writer.write(COMMIT)
-        else:
-            await asyncio.Event().wait()
-
-    async with endpoint(serve) as service, HttpCheckCaller(timeout_s=170, connect_timeout_s=160) as caller:
-        for number in range(20 * 16):
-            hung = msgspec.structs.replace(QUESTION, group=f"hung{number % 20}")
-            group = msgspec.structs.replace(GROUP, name=hung.group)
-            waiting.append(asyncio.create_task(caller.call(group, [service.url], hung)))
-        while len(service.asked) < len(waiting):
-            assert not any(task.done() for task in waiting)
-            await asyncio.sleep(0.01)
-        assert (await caller.call(GROUP, [service.url], QUESTION)).outcome is Outcome.COMMIT
-        assert not any(task.done() for task in waiting)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def test_unknown_said_so_ends_the_asking(ask: Ask) -> None:
-    """It is a verdict: the next endpoint of the same service knows no more."""
-    async with endpoint(sends(response(b'{"outcome": "unknown"}'))) as first, endpoint(sends(COMMIT)) as second:
-        reply = await ask(first.url, second.url)
-    assert (reply.outcome, reply.answered) == (Outcome.UNKNOWN, True)
-    assert second.asked == []
-
-
-async def test_an_endpoint_that_hangs_leaves_time_for_the_next() -> None:
-    """One deadline holds for all, and none may use it up alone."""
-    async with endpoint(hangs()) as frozen, endpoint(sends(COMMIT)) as good, HttpCheckCaller(timeout_s=6) as caller:
-        reply = await caller.call(GROUP, [frozen.url, good.url], QUESTION)
-    assert (reply.outcome, reply.reachable) == (Outcome.COMMIT, True)
-
-
-async def test_one_reachable_endpoint_makes_the_group_reachable(ask: Ask, refusing_port: int) -> None:
-    """The first was sent and answered nonsense, the second refused: sent, and not for the circuit breaker."""
-    async with endpoint(sends(response(b"", status="500 Oh"))) as broken:
-        reply = await ask(broken.url, f"http://127.0.0.1:{refusing_port}/check")
-    assert (reply.sent, reply.answered, reply.reachable) == (True, False, True)
-    assert "500" in reply.detail
-    assert "refused" in reply.detail
-
-
-async def test_twenty_hung_endpoints_do_not_hold_up_another(ask: Ask) -> None:
-    """While questions to twenty frozen services wait, one to a healthy service is answered."""
-    async with endpoint(sends(COMMIT)) as healthy, endpoint(hangs()) as frozen:
-        waiting = [asyncio.create_task(ask(frozen.url)) for _ in range(20)]
-        while len(frozen.asked) < 20:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
-        assert (await ask(healthy.url)).outcome is Outcome.COMMIT
-        assert not any(task.done() for task in waiting)
-        for task in waiting:
-            task.cancel()
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(error, asyncio.CancelledError) for error in ended)
-
-
-async def test_a_place_that_does_not_come_free_says_nothing_of_the_endpoint() -> None:
-    """With one connection for all and that one hung, the other endpoint was not tried: not sent, not unreachable."""
-    async with (
-        endpoint(hangs()) as frozen,
-        endpoint(sends(COMMIT)) as healthy,
-        HttpCheckCaller(timeout_s=20, max_connections=1) as caller,
-        HttpCheckCaller(timeout_s=20) as other,
-    ):
-        waiting = asyncio.create_task(caller.call(GROUP, [frozen.url], QUESTION))
-        while not frozen.asked:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
-        caller._timeout_s = 0.3
-        reply = await caller.call(GROUP, [healthy.url], QUESTION)
-        waiting.cancel()
-        assert (await other.call(GROUP, [healthy.url], QUESTION)).answered
-    assert (reply.sent, reply.answered, reply.reachable) == (False, False, True)
 
 
 async def test_connections_are_kept_and_used_again(ask: Ask) -> None:
@@ -298,7 +180,7 @@ async def test_a_large_question_to_one_who_does_not_read_ends_in_time() -> None:
         check_id="a:1", id="a", group="orders", prepared_at=0, attempt=1,
         messages=(Message(topic="coupon", value=b"\xff" * 8_000_000),),
     )  # fmt: skip
-    async with server, HttpCheckCaller(timeout_s=1) as caller, asyncio.timeout(30):
+    async with server, local_caller(timeout_s=1) as caller, asyncio.timeout(30):
         reply = await caller.call(GROUP, [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"], large)
         for task in tasks:
             task.cancel()
@@ -309,7 +191,7 @@ async def test_a_large_question_to_one_who_does_not_read_ends_in_time() -> None:
 async def test_a_closed_caller_answers_unknown() -> None:
     """A question that comes while halfway stops is answered, and opens nothing."""
     async with endpoint(sends(COMMIT)) as service:
-        caller = HttpCheckCaller()
+        caller = local_caller()
         await caller.close()
         reply = await caller.call(GROUP, [service.url], QUESTION)
     assert (reply.outcome, reply.sent, reply.answered) == (Outcome.UNKNOWN, False, False)
@@ -319,7 +201,7 @@ async def test_a_closed_caller_answers_unknown() -> None:
 async def test_closing_ends_what_waits() -> None:
     """A question under way is answered unknown when the caller closes."""
     async with endpoint(hangs()) as frozen:
-        caller = HttpCheckCaller(timeout_s=60)
+        caller = local_caller(timeout_s=60)
         waiting = asyncio.create_task(caller.call(GROUP, [frozen.url], QUESTION))
         while not frozen.asked:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.01)
@@ -345,42 +227,120 @@ async def test_proxies_and_passwords_of_the_environment_are_not_used(
 
 async def test_a_proxy_that_the_operator_names_is_used() -> None:
     """The proxy gets the whole URL of the endpoint."""
-    async with endpoint(sends(COMMIT)) as proxy, HttpCheckCaller(proxy=proxy.url) as caller:
+    async with endpoint(sends(COMMIT)) as proxy, local_caller(proxy=proxy.url) as caller:
         assert (await caller.call(GROUP, ["http://orders.invalid/check"], QUESTION)).answered
     assert proxy.asked[0].line == "POST http://orders.invalid/check HTTP/1.1"
 
 
-class _OnlyIPv6(AnyAddress):
-    def allows(self, address: IPv4Address | IPv6Address) -> bool:
-        return isinstance(address, IPv6Address)
-
-
-class _NoCheckPath(AnyAddress):
-    def refusal(self, url: URL) -> str | None:
-        return "not that path" if url.path == "/check" else None
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "169.254.169.254", "[::ffff:7f00:1]"])
+async def test_behind_a_proxy_what_the_url_itself_says_is_judged_here(host: str) -> None:
+    """The proxy looks names up, so it judges their addresses; it is never asked for an address that is refused."""
+    async with (
+        endpoint(sends(COMMIT)) as proxy,
+        local_caller(proxy=proxy.url, destinations=Destinations()) as caller,
+    ):
+        reply = await caller.call(GROUP, [f"http://{host}/check"], QUESTION)
+    assert (reply.sent, proxy.connections) == (False, 0)
+    assert "HALFWAY_CHECK_ALSO_NETWORKS" in reply.detail
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "127.1"])
 async def test_an_address_that_the_operator_does_not_allow_gets_no_connection(host: str) -> None:
-    """The rule sees the address that is connected to, whatever it was called in the URL; the refusal names the setting.
-
-    The two numbers are no URLs for the HTTP client: it refuses them by itself.
-    """
-    async with endpoint(sends(COMMIT)) as service, HttpCheckCaller(urls=_OnlyIPv6()) as caller:
+    """The two numbers are no URLs for the HTTP client: it would refuse them by itself."""
+    async with endpoint(sends(COMMIT)) as service, local_caller(destinations=Destinations()) as caller:
         reply = await caller.call(GROUP, [f"http://{host}:{service.port}/check"], QUESTION)
     assert (reply.sent, reply.answered) == (False, False)
-    assert "HALFWAY_CHECK_NETWORKS" in reply.detail or "the URL cannot be read" in reply.detail
+    assert "HALFWAY_CHECK_ALSO_NETWORKS" in reply.detail
     assert service.connections == 0
+
+
+async def test_a_name_that_has_another_address_at_its_connection_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is judged is the address that is connected to, not what the name had at an earlier look-up."""
+    async with (
+        endpoint(sends(COMMIT)) as service,
+        local_caller(destinations=Destinations(), connect_timeout_s=5) as caller,
+    ):
+        url = f"http://orders.example:{service.port}/check"
+        assert caller.refusal(url) is None  # as a registration sees it
+        resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", service.port))]
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: resolved)
+        reply = await caller.call(GROUP, [url], QUESTION)
+    assert (reply.sent, service.connections) == (False, 0)
+    assert "the host name has a loopback address" in reply.detail
+    assert "HALFWAY_CHECK_ALSO_NETWORKS" in reply.detail
+
+
+async def test_a_redirect_is_not_followed_wherever_it_leads() -> None:
+    location = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://%s/check\r\nContent-Length: 0\r\n\r\n"
+    async with endpoint(sends(COMMIT)) as inside:
+        redirect = location % f"127.0.0.1:{inside.port}".encode()
+        async with endpoint(sends(redirect)) as service, local_caller() as caller:
+            reply = await caller.call(GROUP, [service.url], QUESTION)
+    assert (reply.answered, inside.connections) == (False, 0)
 
 
 async def test_a_url_that_the_operator_does_not_allow_is_not_called() -> None:
     """The rule's reason is shown, and the next endpoint is asked."""
-    async with endpoint(sends(COMMIT)) as service, HttpCheckCaller(urls=_NoCheckPath()) as caller:
-        refused = await caller.call(GROUP, [service.url], QUESTION)
-        allowed = await caller.call(GROUP, [service.url, service.url + "/2"], QUESTION)
-    assert (refused.sent, refused.detail) == (False, "not that path")
+    only = Destinations(hosts=["127.0.0.1"], also_networks=LOOPBACK_NETWORKS)
+    async with endpoint(sends(COMMIT)) as service, local_caller(destinations=only) as caller:
+        elsewhere = f"http://localhost:{service.port}/check"
+        refused = await caller.call(GROUP, [elsewhere], QUESTION)
+        allowed = await caller.call(GROUP, [elsewhere, service.url], QUESTION)
+    assert (refused.sent, refused.detail) == (
+        False,
+        "the operator does not allow the host 'localhost' (HALFWAY_CHECK_HOSTS)",
+    )
     assert allowed.answered
     assert service.connections == 1
+
+
+async def test_a_check_is_signed_with_every_secret_of_its_group_and_keeps_its_id() -> None:
+    """A service that knows the old or the new secret takes it; the next try of the same check has the same id."""
+    secrets = CheckSecrets([b"n" * 32, b"o" * 32])
+    async with endpoint(sends(COMMIT)) as service, local_caller(secrets_of=secrets.of) as caller:
+        assert (await caller.call(GROUP, [service.url], QUESTION)).answered
+        assert (await caller.call(GROUP, [service.url], QUESTION)).answered
+    for asked in service.asked:
+        for secret in secrets.shown("orders"):
+            Webhook(secret).verify(asked.body, dict(asked.headers))
+            CheckVerifier(secret).verify(asked.body, asked.headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secrets.shown("shop")[0]).verify(asked.body, dict(asked.headers))
+    assert [asked.headers["webhook-id"] for asked in service.asked] == ["order-1:2"] * 2
+    assert len({asked.body for asked in service.asked}) == 2
+
+
+async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp_path: Path) -> None:
+    """Whoever stands in its place is not even told the question."""
+    authority = Authority(tmp_path, "authority")
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(*authority.sign("own", "CN=localhost", "DNS:localhost,IP:127.0.0.1"))
+    trusting = authority.trusted()
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n"))
+        writer.write(COMMIT)
+        await writer.drain()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(answer, "127.0.0.1", 0, ssl=served) as server,
+        local_caller() as doubting,
+        local_caller(ssl_context=trusting) as trusts,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        url = f"https://127.0.0.1:{port}/check"
+        refused = await doubting.call(GROUP, [url], QUESTION)
+        assert (refused.sent, refused.detail) == (False, f"127.0.0.1:{port}: the TLS certificate is not valid")
+        assert asked == []
+        assert (await trusts.call(GROUP, [url], QUESTION)).answered
+
+
+async def test_without_a_master_secret_a_check_has_no_signature(ask: Ask) -> None:
+    async with endpoint(sends(COMMIT)) as service:
+        assert (await ask(service.url)).answered
+    assert "webhook-signature" not in service.asked[0].headers
 
 
 async def test_an_id_that_is_no_header_is_not_sent(ask: Ask) -> None:

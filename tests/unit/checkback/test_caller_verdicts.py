@@ -30,8 +30,29 @@ async def test_a_verdict_is_taken(ask: Ask, outcome: Outcome) -> None:
     async with endpoint(sends(response(body, content_type="application/json; charset=utf-8"))) as service:
         reply = await ask(service.url)
     assert reply == CheckReply(
-        outcome=outcome, sent=True, answered=True, reachable=True, detail=reply.detail, remark="as booked"
+        outcome=outcome,
+        sent=True,
+        answered=True,
+        reachable=True,
+        detail=reply.detail,
+        remark="as booked",
+        attempts=reply.attempts,
     )
+    (attempt,) = reply.attempts
+    assert (attempt.status, attempt.answered, attempt.excerpt) == (200, True, body.decode())
+    assert service.url.startswith(attempt.host)
+
+
+@pytest.mark.parametrize("body", [b"<script>alert(1)</script>", b"\xff\x00" * 400, b""])
+async def test_the_beginning_of_what_is_no_verdict_is_kept(ask: Ask, body: bytes) -> None:
+    """As text of at most 512 bytes, whatever it holds."""
+    async with endpoint(sends(response(body, status="502 Bad Gateway", content_type="text/html"))) as service:
+        reply = await ask(service.url)
+    assert_no_verdict(reply)
+    (attempt,) = reply.attempts
+    assert (attempt.sent, attempt.answered, attempt.status) == (True, False, 502)
+    assert attempt.excerpt == (body[:512].decode("utf-8", "replace") or None)
+    assert attempt.duration_s >= 0
 
 
 async def test_the_request_is_what_the_protocol_says(ask: Ask) -> None:

@@ -3,6 +3,7 @@
 import json
 
 from halfway.checkback import question
+from halfway.domain.message_json import rfc3339
 from halfway.domain.records import Message
 from halfway.service.ports import CheckRequest
 
@@ -61,5 +62,5 @@ def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them
 
 def test_times_are_in_utc_with_milliseconds() -> None:
     """Every time has the same shape, also on a full second."""
-    assert question.rfc3339(0) == "1970-01-01T00:00:00.000Z"
-    assert question.rfc3339(1_767_225_600_999) == "2026-01-01T00:00:00.999Z"
+    assert rfc3339(0) == "1970-01-01T00:00:00.000Z"
+    assert rfc3339(1_767_225_600_999) == "2026-01-01T00:00:00.999Z"

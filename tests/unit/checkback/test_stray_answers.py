@@ -14,7 +14,7 @@ from halfway.domain.records import Group, Message
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply, CheckRequest
 from tests.support.checkback.servers import Asked, echoes, endpoint, response, sends
-from tests.unit.checkback.conftest import GROUP, QUESTION, Ask
+from tests.unit.checkback.conftest import GROUP, QUESTION, Ask, local_caller
 
 STRAY = response(b'{"outcome": "commit"}')
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -143,7 +143,7 @@ async def test_an_answer_before_the_question_was_read_does_not_count() -> None:
         writer.close()
         gone.set()
 
-    async with await asyncio.start_server(answer_first, "127.0.0.1", 0) as server, HttpCheckCaller() as caller:
+    async with await asyncio.start_server(answer_first, "127.0.0.1", 0) as server, local_caller() as caller:
         reply = await caller.call(GROUP, [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"], large)
         await gone.wait()
     assert (reply.outcome, reply.answered) == (Outcome.UNKNOWN, False)

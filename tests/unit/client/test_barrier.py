@@ -10,12 +10,16 @@ import pytest
 
 from halfway.client.barrier import (
     Barrier,
+    ConflictError,
     InvalidRetentionError,
     LateTransactionError,
     NoTransactionError,
+    UncommittedConnectionError,
     UnsupportedConnectionError,
+    sqlite_transactions,
 )
 from halfway.client.checks import Check
+from halfway.client.doubt import may_have_committed
 
 
 class Shop:
@@ -35,7 +39,11 @@ class Shop:
 
     def count(self) -> int:
         with self.begin() as connection:
-            return int(connection.execute("SELECT count(*) FROM halfway_barrier").fetchone()[0])
+            return int(
+                connection.execute("SELECT count(*) FROM halfway_barrier WHERE transaction_id <> '#table'").fetchone()[
+                    0
+                ]
+            )
 
 
 def asked(transaction_id: str, *, age: timedelta = timedelta(0)) -> Check:
@@ -100,6 +108,20 @@ def test_a_retention_below_what_halfway_may_ask_for_is_refused(shop: Shop) -> No
         shop.barrier.check_policy({"max_age_s": 600_000})
 
 
+def test_a_rollback_that_does_not_stay_is_not_answered(shop: Shop, tmp_path: Path) -> None:
+    """What connects does not commit, as `engine.connect`: the late local transaction would commit after all."""
+
+    def connect() -> closing[sqlite3.Connection]:
+        return closing(sqlite3.connect(tmp_path / "shop.sqlite"))
+
+    barrier = Barrier("sqlite", connect)
+    assert (barrier.decide(asked("a")), barrier.settle("b")) == ("unknown", "unknown")
+    with pytest.raises(UncommittedConnectionError, match=r"`engine\.begin` of SQLAlchemy"):
+        barrier.learn()
+    shop.barrier.learn()
+    assert shop.count() == 0
+
+
 def test_a_row_that_would_commit_by_itself_is_not_written(shop: Shop, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "shop.sqlite", isolation_level=None)) as connection:
         with pytest.raises(NoTransactionError, match="begin the local transaction first"):
@@ -119,3 +141,54 @@ def test_bad_use_names_the_remedy(shop: Shop, tmp_path: Path) -> None:
         shop.barrier.insert(tmp_path, "a")
     with pytest.raises(ValueError, match="id of the prepared transaction"), shop.begin() as connection:
         shop.barrier.insert(connection, "a" * 129)
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A local transaction in a database without a write-ahead log, that has read and not written."""
+    path = tmp_path / "plain.sqlite"
+    Barrier("sqlite", sqlite_transactions(path)).create()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM halfway_barrier").fetchall()
+        yield connection
+
+
+def test_a_check_beside_one_that_reads_waits_for_no_time_of_the_services_own(
+    reading: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """Its commit would wait for whoever reads, as long as the service's connections do: here for an hour."""
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "plain.sqlite", busy_s=3600))
+    assert barrier.decide(asked("a")) == "unknown"
+    barrier.insert(reading, "a")
+    reading.execute("COMMIT")
+    assert barrier.decide(asked("a")) == "commit"
+
+
+@pytest.mark.parametrize("own", ["", "BEGIN", "BEGIN IMMEDIATE"])
+def test_a_check_begins_its_transaction_whatever_its_connection_has_begun(tmp_path: Path, own: str) -> None:
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(tmp_path / "shop.sqlite", isolation_level=None)) as connection, connection:
+            if own:
+                connection.execute(own)
+            yield connection
+            assert connection.execute("PRAGMA busy_timeout").fetchone() == (5000,)
+
+    barrier = Barrier("sqlite", begin)
+    barrier.create()
+    assert (barrier.decide(asked("a")), barrier.look("a")) == ("rollback", "rollback")
+
+
+def test_a_late_one_that_has_read_before_is_told_to_run_again(shop: Shop, tmp_path: Path) -> None:
+    """Inside its snapshot it cannot see the check's row; a repeat can."""
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite", isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM halfway_barrier").fetchall()
+        assert shop.barrier.decide(asked("a")) == "rollback"
+        with pytest.raises(ConflictError, match="run it again") as told:
+            shop.barrier.insert(connection, "a")
+        assert not may_have_committed(told.value)
+        connection.execute("ROLLBACK")
+    with shop.begin() as connection, pytest.raises(LateTransactionError):
+        shop.barrier.insert(connection, "a")

@@ -4,28 +4,34 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import ClientSession, web
 from fastapi import FastAPI
-from flask import Flask
+from flask import Flask, current_app, g
 from starlette.applications import Starlette
 from werkzeug.exceptions import NotFound
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client as WsgiClient
 
+from halfway.checkback.signing import signed_headers
 from halfway.client import (
     AiohttpChecks,
     AsgiChecks,
     Check,
+    CheckVerifier,
     FlaskChecks,
     WsgiChecks,
     answer_check,
     answer_check_sync,
 )
 from halfway.client import checks as checks_module
+from halfway.client.threads import BoundedThreads
+from halfway.domain.secrets import CheckSecrets
+from tests.support.client.serving import serving
 
 QUESTION: dict[str, Any] = {
     "type": "transaction.check",
@@ -53,34 +59,38 @@ def fails(check: Check) -> str:
     raise ZeroDivisionError
 
 
-Ask = Callable[[Any, bytes], Any]
+class Signed(NamedTuple):
+    """The headers of a check, and what verifies them."""
+
+    headers: Mapping[str, str]
+    verifier: CheckVerifier | None
 
 
-async def over_aiohttp(decide: Any, body: bytes) -> tuple[int, str, bytes]:
+UNSIGNED = Signed({}, None)
+Ask = Callable[..., Any]
+
+
+async def over_aiohttp(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> tuple[int, str, bytes]:
     app = web.Application(client_max_size=10)
-    app.router.add_post("/check", AiohttpChecks(decide).__call__)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        address = f"http://127.0.0.1:{runner.addresses[0][1]}/check"
-        async with ClientSession() as session, session.post(address, data=body) as response:
-            return response.status, response.content_type, await response.read()
-    finally:
-        await runner.cleanup()
+    app.router.add_post("/check", AiohttpChecks(decide, signed.verifier).__call__)
+    async with (
+        serving(app) as url,
+        ClientSession() as session,
+        session.post(f"{url}/check", data=body, headers=signed.headers) as response,
+    ):
+        return response.status, response.content_type, await response.read()
 
 
-async def over_starlette(decide: Any, body: bytes) -> tuple[int, str, bytes]:
-    return await over_asgi(Starlette(), decide, body)
+async def over_starlette(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> tuple[int, str, bytes]:
+    return await over_asgi(Starlette(), decide, body, signed)
 
 
-async def over_fastapi(decide: Any, body: bytes) -> tuple[int, str, bytes]:
-    return await over_asgi(FastAPI(), decide, body)
+async def over_fastapi(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> tuple[int, str, bytes]:
+    return await over_asgi(FastAPI(), decide, body, signed)
 
 
-async def over_asgi(app: Starlette, decide: Any, body: bytes) -> tuple[int, str, bytes]:
-    app.add_route("/check", AsgiChecks(decide), methods=["POST"])  # type: ignore[arg-type]  # an application as well
+async def over_asgi(app: Starlette, decide: Any, body: bytes, signed: Signed) -> tuple[int, str, bytes]:
+    app.add_route("/check", AsgiChecks(decide, signed.verifier), methods=["POST"])  # type: ignore[arg-type]  # an application as well
     half = len(body) // 2
     events = [
         {"type": "http.request", "body": body[:half], "more_body": True},
@@ -94,28 +104,30 @@ async def over_asgi(app: Starlette, decide: Any, body: bytes) -> tuple[int, str,
     async def send(event: Any) -> None:
         sent.append(event)
 
-    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/check", "headers": [], "query_string": b""}
-    await app({**scope, "root_path": ""}, receive, send)
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/check", "query_string": b""}
+    headers = [(name.encode(), value.encode()) for name, value in signed.headers.items()]
+    await app({**scope, "root_path": "", "headers": headers}, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), sent[1]["body"]
 
 
-async def over_wsgi(decide: Any, body: bytes) -> tuple[int, str, bytes]:
+async def over_wsgi(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> tuple[int, str, bytes]:
     started: list[Any] = []
     environ = {"REQUEST_METHOD": "POST", "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body + b"next")}
-    answer = await asyncio.to_thread(WsgiChecks(decide), environ, lambda *line: started.extend(line))
+    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in signed.headers.items()}
+    answer = await asyncio.to_thread(WsgiChecks(decide, signed.verifier), environ, lambda *line: started.extend(line))
     return int(started[0].partition(" ")[0]), dict(started[1])["Content-Type"], b"".join(answer)
 
 
-async def over_flask(decide: Any, body: bytes) -> tuple[int, str, bytes]:
+async def over_flask(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> tuple[int, str, bytes]:
     app = Flask("shop")
-    app.add_url_rule("/check", "check", FlaskChecks(decide), methods=["POST"])
-    answer = await asyncio.to_thread(app.test_client().post, "/check", data=body)
+    app.add_url_rule("/check", "check", FlaskChecks(decide, signed.verifier), methods=["POST"])
+    answer = await asyncio.to_thread(app.test_client().post, "/check", data=body, headers=dict(signed.headers))
     return answer.status_code, answer.mimetype or "", answer.data
 
 
-async def over_werkzeug(decide: Any, body: bytes) -> tuple[int, str, bytes]:
-    mounted = DispatcherMiddleware(NotFound(), {"/check": WsgiChecks(decide)})
-    answer = await asyncio.to_thread(WsgiClient(mounted).post, "/check", data=body)
+async def over_werkzeug(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> tuple[int, str, bytes]:
+    mounted = DispatcherMiddleware(NotFound(), {"/check": WsgiChecks(decide, signed.verifier)})
+    answer = await asyncio.to_thread(WsgiClient(mounted).post, "/check", data=body, headers=dict(signed.headers))
     return answer.status_code, answer.mimetype or "", answer.data
 
 
@@ -127,6 +139,16 @@ async def test_each_endpoint_answers_with_the_verdict_and_the_nonce(ask: Ask) ->
     status, content_type, answer = await ask(commit, BODY)
     assert (status, content_type) == (200, "application/json")
     assert json.loads(answer) == {"outcome": "commit", "nonce": "qL4c"}
+
+
+@pytest.mark.parametrize("ask", ENDPOINTS)
+async def test_each_endpoint_with_a_verifier_answers_signed_checks_once(ask: Ask) -> None:
+    """What is not signed, and a copy of what was answered, is 401."""
+    secrets = CheckSecrets([b"m" * 32])
+    verifier = CheckVerifier(*secrets.shown("shop"))
+    signed = Signed(signed_headers("order-42:1", BODY, secrets.of("shop")), verifier)
+    statuses = [(await ask(commit, BODY, one))[0] for one in (Signed({}, verifier), signed, signed)]
+    assert statuses == [401, 200, 401]
 
 
 @pytest.mark.parametrize("ask", ENDPOINTS)
@@ -172,7 +194,77 @@ async def test_a_service_that_takes_too_long_says_unknown_and_blocks_no_loop() -
 
     for decide in (stuck, stuck_async):
         assert json.loads((await answer_check(BODY, decide, within_s=0.05))[1])["outcome"] == "unknown"
+    assert json.loads(answer_check_sync(BODY, stuck, within_s=0.05)[1])["outcome"] == "unknown"
     go_on.set()
+
+
+def test_checks_that_are_stuck_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no thread is answered at once, and not decided later."""
+    threads = BoundedThreads(2, "test")
+    monkeypatch.setattr(checks_module, "_deciding", threads)
+    go_on = threading.Event()
+    decided: list[str] = []
+
+    def stuck(check: Check) -> Any:
+        go_on.wait()
+        decided.append(threading.current_thread().name)
+        return "commit"
+
+    assert [outcome_of(answer_check_sync(BODY, stuck, within_s=0.01)) for _ in range(2)] == ["unknown"] * 2
+    assert outcome_of(answer_check_sync(BODY, stuck, within_s=600)) == "unknown"
+    assert outcome_of(answer_check_sync(BODY, commit, within_s=None)) == "commit"  # type: ignore[arg-type]
+    stuck_threads = list(threads._threads)
+    go_on.set()
+    for thread in stuck_threads:
+        thread.join()
+    assert decided == ["test", "test"]
+    assert outcome_of(answer_check_sync(BODY, commit, within_s=600)) == "commit"  # type: ignore[arg-type]
+
+
+def test_a_decision_has_no_context_of_the_request() -> None:
+    """A session that a framework keeps in it is closed with the request, and a decision may go on after that."""
+    request: ContextVar[str] = ContextVar("request")
+    request.set("order-42")
+
+    def decide(check: Check) -> Any:
+        return "rollback" if request.get("") == check.id else "commit"
+
+    assert outcome_of(answer_check_sync(BODY, decide, within_s=600)) == "commit"
+
+
+async def test_a_decision_over_flask_has_an_application_context_of_its_own() -> None:
+    """As the sessions of extensions are: what the decision opened is closed with it."""
+    app, closed = Flask("shop"), []
+
+    def decide(check: Check) -> Any:
+        g.order = check.id
+        return "commit" if current_app.name == "shop" and not hasattr(g, "user") else "rollback"
+
+    @app.before_request
+    def log_in() -> None:
+        g.user = "somebody"
+
+    @app.teardown_appcontext
+    def close(_: BaseException | None) -> None:
+        closed.append(hasattr(g, "order"))
+
+    app.add_url_rule("/check", "check", FlaskChecks(decide), methods=["POST"])
+    answer = await asyncio.to_thread(lambda: app.test_client().post("/check", data=BODY))
+    assert outcome_of((answer.status_code, answer.data)) == "commit"
+    assert closed == [True, False]
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+def test_whatever_a_decision_raises_in_its_thread_the_answer_is_unknown(error: type[BaseException]) -> None:
+    def decide(_: Check) -> Any:
+        raise error
+
+    assert outcome_of(answer_check_sync(BODY, decide)) == "unknown"
+
+
+def outcome_of(answer: tuple[int, bytes]) -> str:
+    assert answer[0] == 200
+    return str(json.loads(answer[1])["outcome"])
 
 
 def test_a_question_without_a_nonce_is_answered_without_one() -> None:

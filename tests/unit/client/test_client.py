@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from halfway.client import (
     AlreadyEndedError,
+    CheckWorker,
     ClientClosedError,
     EndUnconfirmedError,
     Halfway,
@@ -14,15 +18,18 @@ from halfway.client import (
     InvalidUrlError,
     Message,
     NestedTransactionError,
+    Outcome,
     PrepareUnconfirmedError,
     QueueFullError,
     SyncHalfway,
     TransactionEndedError,
+    TransactionProducer,
     UnknownGroupError,
     UnknownTransactionError,
     UnserialisableMessageError,
     WrongEventLoopError,
 )
+from halfway.client.barrier import Barrier, BarrierMaintenance, sqlite_transactions
 from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace": b"\xff"})
@@ -170,18 +177,29 @@ async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorl
         done.set()
 
 
-async def test_a_prepare_that_is_cancelled_is_rolled_back(world: RestWorld, halfway: Halfway) -> None:
-    prepare = asyncio.create_task(halfway.prepare([ORDER], id="order-42"))
-    await asyncio.sleep(0)
+@pytest.mark.parametrize("new_id, state", [(True, "rolled_back"), (False, "prepared")])
+async def test_a_prepare_that_is_cancelled_after_it_was_stored(
+    world: RestWorld, halfway: Halfway, monkeypatch: pytest.MonkeyPatch, new_id: bool, state: str
+) -> None:
+    """An id that may be another caller's as well is left to check-back."""
+    stored = asyncio.Event()
+    send = halfway._transport.send
+
+    async def hold_the_answer(*arguments: Any, **named: Any) -> Any:
+        reply = await send(*arguments, **named)
+        if not stored.is_set():
+            stored.set()
+            await asyncio.Event().wait()
+        return reply
+
+    monkeypatch.setattr(halfway._transport, "send", hold_the_answer)
+    prepare = asyncio.create_task(halfway.prepare([ORDER], id="order-42", new_id=new_id))
+    await stored.wait()
+    assert (await world.show("order-42")).body["state"] == "prepared"
     prepare.cancel()
     await asyncio.gather(prepare, return_exceptions=True)
-    await halfway.close()
-    async with Halfway(world.url, "shop") as client:
-        try:
-            state = (await client.show("order-42"))["state"]
-        except UnknownTransactionError:
-            state = "rolled_back"
-    assert state == "rolled_back"
+    await asyncio.gather(*halfway._background)
+    assert (await world.show("order-42")).body["state"] == state
 
 
 async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
@@ -259,6 +277,18 @@ async def test_text_that_is_no_unicode_is_refused_by_name(halfway: Halfway, mess
         await halfway.prepare([message], id="a")
 
 
+async def test_a_block_of_another_client_hides_none_around_it(world: RestWorld, halfway: Halfway) -> None:
+    async with (
+        Halfway(world.url, "shop") as other,
+        halfway.transaction([ORDER]) as outer,
+        other.transaction([ORDER]),
+    ):
+        with pytest.raises(NestedTransactionError, match=outer.id):
+            await halfway.transaction([ORDER]).__aenter__()
+        with pytest.raises(NestedTransactionError, match=outer.id):
+            halfway.demand_no_block()
+
+
 async def test_no_bad_use_leaves_anything_prepared(world: RestWorld, halfway: Halfway) -> None:
     async def within(client: Halfway, message: Message = ORDER) -> None:
         async with client.transaction([message]) as transaction:
@@ -309,3 +339,52 @@ def test_each_event_loop_has_a_client_of_its_own_at_the_same_time() -> None:
             assert len(written(world)) == 18
 
     asyncio.run(serve())
+
+
+async def test_tasks_that_a_block_starts_have_transactions_of_their_own(world: RestWorld, halfway: Halfway) -> None:
+    async def child() -> None:
+        async with halfway.transaction([ORDER]):
+            pass
+
+    async with halfway.transaction([ORDER]):
+        await asyncio.gather(child(), child())
+    assert len(world.memory.records("orders")) == 3
+
+
+async def test_a_listener_inside_a_block_is_refused_before_it_runs(halfway: Halfway) -> None:
+    class Listener:
+        def execute_local_transaction(self, transaction_id: str, argument: object) -> Outcome:
+            raise AssertionError("it ran")
+
+        check_local_transaction = None
+
+    producer = TransactionProducer(halfway, Listener())  # type: ignore[arg-type]  # nobody checks
+    async with halfway.transaction([ORDER]):
+        with pytest.raises(NestedTransactionError):
+            await producer.send_in_transaction([ORDER])
+
+
+async def test_a_worker_that_cannot_work_ends_with_the_error(world: RestWorld) -> None:
+    """Its client is closed, or its group was never registered."""
+    async with Halfway(world.url, "stranger") as client:
+        worker = CheckWorker(client, lambda _: "unknown")
+        with pytest.raises(UnknownGroupError):
+            await worker.run()
+    for patiently in (False, True):
+        with pytest.raises(ClientClosedError):
+            await worker.run(patiently=patiently)
+
+
+async def test_the_maintenance_of_a_barrier_ends_with_its_client(
+    world: RestWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
+    barrier.create()
+    async with Halfway(world.url, "shop") as client:
+        maintenance = BarrierMaintenance(client, barrier, every_s=0.01)
+        rounds = asyncio.Event()
+        monkeypatch.setattr(maintenance, "clean", AsyncMock(side_effect=rounds.set))
+        running = asyncio.create_task(maintenance.run())
+        await rounds.wait()
+    with pytest.raises(ClientClosedError):
+        await running

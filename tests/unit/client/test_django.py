@@ -17,10 +17,13 @@ from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
 
+from halfway.checkback.signing import signed_headers
 from halfway.client import (
+    CheckVerifier,
     InvalidRequestError,
     Message,
     MixedProducersError,
+    NestedTransactionError,
     NoBarrierError,
     PrepareUnconfirmedError,
     SyncHalfway,
@@ -28,12 +31,13 @@ from halfway.client import (
 )
 from halfway.client.barrier import LateTransactionError, NoTransactionError
 from halfway.client.django import AtomicProducer, DjangoChecks, django_barrier
+from halfway.domain.secrets import CheckSecrets
+from tests.support.client.shop import prepares, values
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, forget_connection, insert, project
 from tests.unit.client.test_barrier import asked
 from tests.unit.client.test_checks import BODY, QUESTION
 from tests.unit.client.test_settling import settled
-from tests.unit.client.test_sqlalchemy import prepares, values
 
 PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
 
@@ -259,6 +263,19 @@ async def test_a_transaction_around_an_atomic_block_takes_the_projects_connectio
     assert await counts() == (2, 2)
 
 
+async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld, client: SyncHalfway) -> None:
+    def service(producer: AtomicProducer) -> None:
+        with (
+            client.transaction([Message(topic="coupons", value="v")]) as outer,
+            transaction.atomic(),
+            pytest.raises(NestedTransactionError, match=outer.id),
+        ):
+            producer.send("orders", "1", "nested")
+
+    await run(client, service)
+    assert (values(world), len(world.memory.records("coupons"))) == ([], 1)
+
+
 async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, client: SyncHalfway) -> None:
     def service(producer: AtomicProducer) -> None:
         with pytest.raises(NoTransactionError, match=r"inside `transaction\.atomic\(\)`"):
@@ -300,6 +317,15 @@ def test_the_check_view_answers_whatever_the_project_demands_of_others(tmp_path:
             }
             assert browser.post("/commit", "nonsense", content_type="text/plain").status_code == 400
             assert browser.get("/check").status_code == 405
+        secrets = CheckSecrets([b"m" * 32])
+        signed = signed_headers("order-42:1", BODY, secrets.of("shop"))
+        verified = DjangoChecks(lambda _: "commit", CheckVerifier(*secrets.shown("shop")))
+        with override_settings(ROOT_URLCONF=(path("check", verified),)):
+            sent = [
+                browser.post("/check", BODY, content_type="application/json", headers=one)
+                for one in ({}, signed, signed)
+            ]
+            assert [answer.status_code for answer in sent] == [401, 200, 401]
 
 
 def test_the_migration_makes_the_table_and_takes_it_back(database: None) -> None:
@@ -329,4 +355,4 @@ async def test_the_project_in_the_documentation_works(world: RestWorld, database
         return bytes(answer.content)
 
     assert b"unknown" in await asyncio.to_thread(work)  # the question is of long ago
-    assert (values(world), await counts()) == ([b'{"total":9.9}'], (1, 1))
+    assert (values(world), await counts()) == ([b'{"order":"42","total":9.9}'], (1, 1))

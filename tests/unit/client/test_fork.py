@@ -1,12 +1,9 @@
 """One client in a parent and in the children that it forks, as servers that fork their workers use it."""
 
-import asyncio
-import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.rest.client import RestWorld
+from tests.unit.client.test_scopes import run
 
 SERVICE = """
 import os, sys, threading, warnings
@@ -43,18 +40,44 @@ client.close()
 
 async def test_parent_and_children_use_one_client_side_by_side(world: RestWorld, tmp_path: Path) -> None:
     """The children's clean-up takes nothing from the parent; no lock that a thread held at the fork blocks them."""
-    service = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SERVICE, world.url, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(60):
-            _, told = await service.communicate()
-    except TimeoutError:
-        service.kill()
-        await service.wait()
-        pytest.fail("the service hangs")
-    assert (service.returncode, told.decode()) == (0, "")
+    assert await run(SERVICE, world.url) == (0, "")
     keys = {record.key.decode() for record in world.memory.records("orders") if record.key is not None}
     assert keys == {"before", "busy", "after", *(f"{who}-{n}" for who in ("child", "parent") for n in range(5))}
     listed = (await world.call("GET", "/v1/transactions?group=shop&state=prepared")).body
     assert listed["transactions"] == []
+
+
+LOCKED = """
+import os, sys, threading, warnings
+from halfway.client import CheckVerifier, SyncHalfway
+from halfway.client import sqlalchemy
+from halfway.client.threads import BoundedThreads
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point
+verifier, client = CheckVerifier("whsec_" + "A" * 40), SyncHalfway("http://127.0.0.1:1", "shop")
+locks = [verifier._lock, client._lock, sqlalchemy._following]
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with locks[0], locks[1], locks[2]:
+        held.set()
+        done.wait()
+
+stuck = BoundedThreads(1, "stuck")
+stuck.start(done.wait)
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    with locks[0], locks[1], locks[2]:
+        os._exit(stuck.start(lambda: 7).result())
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+done.set()
+holder.join()
+"""
+
+
+async def test_no_lock_that_a_thread_holds_at_the_fork_blocks_the_child() -> None:
+    """Of a client, of what verifies checks, and of what sends inside sessions; threads with stuck checks neither."""
+    assert await run(LOCKED) == (0, "")

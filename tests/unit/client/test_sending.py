@@ -33,20 +33,20 @@ class Story:
             connection.execute("INSERT INTO orders VALUES (1)")
             insert = self._step("insert", lambda transaction_id: self._shop.barrier.write(connection, transaction_id))
             commit = self._step("commit", connection.commit)
-            self.sending.commit(self, insert=insert, commit=commit, undo=connection.rollback)
+            self.sending.commit(self, insert=insert, commit=commit, undo=connection.rollback, confirm=True)
 
-    def prepare(self, messages: Iterable[Message], *, id: str) -> None:  # noqa: A002 - the port's
+    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - the port's
         self._step("prepare", lambda: setattr(self, "prepared", True))()
 
-    def end(
+    def begin_end(
         self,
         id: str,  # noqa: A002 - the port's
         outcome: Outcome,
         *,
         remark: str | None = None,
-        confirm: bool,
-    ) -> None:
+    ) -> Callable[[], None]:
         self._step("end", lambda: self.verdicts.append(outcome))()
+        return lambda: None
 
     def check(self) -> None:
         if self.prepared:

@@ -1,86 +1,41 @@
 """What is sent inside a session of SQLAlchemy shares the fate of its database transaction; on a real SQLite."""
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, ForeignKey, create_engine, event, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from halfway.client import (
     ClientClosedError,
-    Halfway,
     InvalidRequestError,
     Message,
     MixedProducersError,
+    NestedTransactionError,
     NoBarrierError,
     PrepareUnconfirmedError,
     SyncHalfway,
     UnserialisableMessageError,
 )
 from halfway.client.barrier import (
-    AsyncBarrier,
     Barrier,
     LateTransactionError,
     NoTransactionError,
     UnsupportedConnectionError,
 )
-from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
+from halfway.client.sqlalchemy import SessionProducer
+from tests.support.client.shop import Order, Shop, prepares, run, values
 from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import asked
 from tests.unit.client.test_settling import settled
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Order(Base):
-    __tablename__ = "orders"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    parent: Mapped[str | None] = mapped_column(ForeignKey("orders.id", deferrable=True, initially="DEFERRED"))
-
-
-class Shop:
-    """A service with an engine, a client and a producer."""
-
-    def __init__(self, url: str, path: Path) -> None:
-        self.engine = create_engine(f"sqlite:///{path}")
-        transactional(self.engine)
-        self.barrier = Barrier("sqlite", self.engine.begin)
-        self.barrier.create()
-        Base.metadata.create_all(self.engine)
-        self.client = SyncHalfway(url, "shop", barrier=self.barrier, prepare_timeout_s=5)
-        self.producer = SessionProducer(self.client)
-
-    def close(self) -> None:
-        self.client.close()
-        self.engine.dispose()
-
-    def count(self, table: str = "orders") -> int:
-        with self.engine.begin() as connection:
-            return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())  # noqa: S608 - ours
-
-
-def transactional(engine: Engine) -> None:
-    """Have the driver of SQLite keep out of transactions, as SQLAlchemy's documentation says for savepoints."""
-
-    @event.listens_for(engine, "connect")
-    def connect(connection: Any, _: Any) -> None:
-        connection.isolation_level = None
-        connection.execute("PRAGMA foreign_keys = ON")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
 
 
 @pytest.fixture
@@ -88,25 +43,6 @@ def shop(world: RestWorld, tmp_path: Path) -> Iterator[Shop]:
     shop = Shop(world.url, tmp_path / "shop.sqlite")
     yield shop
     shop.close()
-
-
-def prepares(world: RestWorld) -> int:
-    return sum(count for (operation, _), count in world.requests.counts.items() if operation == "batch")
-
-
-async def run(shop: Shop, service: Callable[[Shop], None], raises: type[Exception] | None = None) -> None:
-    """Run a service in a thread, and wait for its ends."""
-
-    def work() -> None:
-        with pytest.raises(raises) if raises else nullcontext():
-            service(shop)
-        shop.client.close()
-
-    await asyncio.to_thread(work)
-
-
-def values(world: RestWorld) -> list[bytes | None]:
-    return [record.value for record in world.memory.records("orders")]
 
 
 @contextmanager
@@ -273,11 +209,13 @@ async def test_a_session_inside_the_transaction_of_a_connection_waits_for_it(
 
 async def test_a_prepare_that_fails_rolls_the_database_back(world: RestWorld, shop: Shop) -> None:
     def service(shop: Shop) -> None:
-        for kind, url, topic in [
-            (InvalidRequestError, world.url, "absent"),
-            (PrepareUnconfirmedError, "http://127.0.0.1:1", "orders"),
+        for kind, url, topic, within_s in [
+            (InvalidRequestError, world.url, "absent", 30.0),
+            (PrepareUnconfirmedError, "http://127.0.0.1:1", "orders", 0.2),
         ]:
-            with SyncHalfway(url, "shop", barrier=shop.barrier, prepare_timeout_s=0.2, end_timeout_s=0.2) as client:
+            with SyncHalfway(
+                url, "shop", barrier=shop.barrier, prepare_timeout_s=within_s, end_timeout_s=within_s
+            ) as client:
                 with Session(shop.engine) as session:
                     session.add(Order(id="1"))
                     SessionProducer(client).send(session, topic, "1", "v")
@@ -377,6 +315,33 @@ async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, s
     assert (prepares(world), shop.count()) == (0, 0)
 
 
+async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld, shop: Shop) -> None:
+    """What is another thread's or another client's block is right, and so is one that has ended."""
+
+    def service(shop: Shop) -> None:
+        around = [Message(topic="coupons", value="v")]
+        for begin in (a_session, a_connection):
+            with shop.client.transaction(around) as outer, begin(shop) as session:
+                with pytest.raises(NestedTransactionError, match=f"{outer.id} is open .* send outside of its block"):
+                    shop.producer.send(session, "orders", "1", "nested")
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(a_whole_service, shop, "in another thread").result()
+        with shop.client.transaction(around) as outer:
+            outer.commit()
+            a_whole_service(shop, "after the end")
+        with SyncHalfway(world.url, "shop") as other, other.transaction(around):
+            a_whole_service(shop, "in another client's")
+
+    await run(shop, service)
+    sent = ["in another thread", "in another thread", "after the end", "in another client's"]
+    assert values(world) == [each.encode() for each in sent]
+
+
+def a_whole_service(shop: Shop, value: str) -> None:
+    with a_session(shop) as session:
+        shop.producer.send(session, "orders", "1", value)
+
+
 @pytest.mark.parametrize("held", [0, 1])
 def test_who_holds_the_only_connection_while_the_coordinator_stalls(tmp_path: Path, held: int) -> None:
     """`transaction` does not, a commit inside a session does, as docs/producing.md says."""
@@ -403,82 +368,3 @@ def test_who_holds_the_only_connection_while_the_coordinator_stalls(tmp_path: Pa
                 assert isinstance(placed.exception(30), PrepareUnconfirmedError)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # the same
     engine.dispose()
-
-
-class AsyncShop:
-    """The same with an asynchronous engine."""
-
-    def __init__(self, engine: AsyncEngine, client: Halfway, barrier: AsyncBarrier) -> None:
-        self.engine = engine
-        self.client = client
-        self.barrier = barrier
-        self.producer = AsyncSessionProducer(client)
-
-    async def count(self, table: str = "orders") -> int:
-        async with self.engine.begin() as connection:
-            return int((await connection.execute(text(f"SELECT count(*) FROM {table}"))).scalar_one())  # noqa: S608
-
-
-@pytest.fixture
-async def async_shop(world: RestWorld, tmp_path: Path) -> AsyncIterator[AsyncShop]:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}")
-    transactional(engine.sync_engine)
-    barrier = AsyncBarrier("sqlite", engine.begin)
-    await barrier.create()
-    async with engine.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all)
-    async with Halfway(world.url, "shop", barrier=barrier) as client:
-        yield AsyncShop(engine, client, barrier)
-    await engine.dispose()
-
-
-async def test_an_asynchronous_session_or_connection_sends_the_same(world: RestWorld, async_shop: AsyncShop) -> None:
-    send = async_shop.producer.send
-
-    async def local(session: AsyncSession | AsyncConnection, number: int) -> str:
-        transaction_id = await send(session, "orders", "1", f"{number}")
-        async with session.begin_nested() as savepoint:
-            await send(session, "orders", "1", "gone")
-            await savepoint.rollback()
-        await session.execute(text("INSERT INTO orders (id) VALUES (:id)"), {"id": f"{number}"})
-        return transaction_id
-
-    async def fail() -> None:
-        async with AsyncSession(async_shop.engine) as session, session.begin():
-            await local(session, 3)
-            _ = 1 / 0
-
-    async with AsyncSession(async_shop.engine) as session, session.begin():
-        first = await local(session, 1)
-    async with async_shop.engine.begin() as connection:
-        second = await local(connection, 2)
-    with pytest.raises(ZeroDivisionError):
-        await fail()
-    assert {await settled(world, first), await settled(world, second)} == {"committed"}
-    assert values(world) == [b"1", b"2"]
-    assert (await async_shop.count(), await async_shop.count("halfway_barrier")) == (2, 2)
-
-
-async def test_a_commit_that_is_cancelled_while_halfway_is_asked_rolls_back(
-    world: RestWorld, async_shop: AsyncShop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def prepare(*_: Any, **__: Any) -> None:
-        asking.set()
-        await asyncio.sleep(60)
-
-    async def service() -> None:
-        async with AsyncSession(async_shop.engine) as session, session.begin():
-            session.add(Order(id="1"))
-            await async_shop.producer.send(session, "orders", "1", "v")
-
-    asking = asyncio.Event()
-    with monkeypatch.context() as patch:
-        patch.setattr(async_shop.client, "prepare", prepare)
-        cancelled = asyncio.create_task(service())
-        await asking.wait()
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-    assert (await async_shop.count(), await async_shop.count("halfway_barrier")) == (0, 0)
-    await service()
-    assert await async_shop.count() == 1

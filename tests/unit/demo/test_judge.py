@@ -11,6 +11,7 @@ AGREED = Evidence(
     orders={"a": "paid", "b": "paid", "c": "failed", "d": "awaiting"},
     fenced={"e"},
     seen={"coupon": ["a", "b"], "cart": ["b", "a"]},
+    effects={"coupon": ["a"], "cart": ["a", "b"]},
     dead={"coupon": ["b"], "cart": []},
     # c is flawed too, but was never paid: its message was not sent.
     flawed={"coupon": {"b", "c"}, "cart": set()},
@@ -117,4 +118,13 @@ def test_transactions_are_counted_by_who_resolved_them() -> None:
         "operator": {"rolled_back": 1},
         "policy": {"rolled_back": 1},
         "nobody yet": {"parked": 1},
+    }
+
+
+def test_an_effect_that_is_missing_doubled_or_invented_is_found() -> None:
+    """A message that its consumer cannot digest has none."""
+    assert found(replace(AGREED, effects={"coupon": ["a", "b"], "cart": ["a", "a"]})) == {
+        ("effects of coupon", "invented", ("b",)),
+        ("effects of cart", "missing", ("b",)),
+        ("effects of cart", "doubled", ("a",)),
     }

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from examples.orders.plan import Planned
-from examples.orders.service import TOPICS, Orders, OrderService
+from examples.orders.service import TOPICS, OrderService
 from halfway.client.barrier import LateTransactionError
 
 CLIENT = TestClient[web.Request, web.Application]
@@ -77,7 +77,7 @@ async def running(halfway: FakeHalfway, database: Path) -> AsyncIterator[CLIENT]
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(TestServer(halfway.app()))
         service = OrderService(database, str(fake.make_url("")).rstrip("/"), "http://orders.example/check")
-        yield await stack.enter_async_context(TestClient(TestServer(service.app())))
+        yield await stack.enter_async_context(TestClient(TestServer(service.app)))
 
 
 @pytest.fixture
@@ -238,8 +238,8 @@ async def test_settling_an_absent_order_fences_it(service: CLIENT) -> None:
 
 def test_an_order_that_is_placed_twice_is_refused_whole(database: Path) -> None:
     """The second local transaction changes nothing of the first."""
-    orders = Orders(database)
-    assert orders.place(Planned(id="o-1", customer="first").body) == "paid"
+    orders = OrderService(database, "http://halfway.example", "http://orders.example/check")
+    orders.insert(Planned(id="o-1", customer="first").body, "paid")
     with pytest.raises(LateTransactionError):
-        orders.place(Planned(id="o-1", customer="second", payment="card-declined").body)
-    assert [row[:4] for row in rows(database, "orders")] == [("o-1", "first", "card", "paid")]
+        orders.insert(Planned(id="o-1", customer="second", payment="card-declined").body, "failed")
+    assert [row[:3] for row in rows(database, "orders")] == [("o-1", "card", "paid")]

@@ -118,3 +118,30 @@ def test_correcting_every_stray_leaves_none_and_changes_no_state(history: list[S
     assert naive_fold.strays(world.logs) == set()
     assert described(world.owner) == before
     agrees(world.owner, world.logs)
+
+
+@settings(max_examples=300)
+@given(steps)
+def test_an_op_and_the_tombstone_of_its_half_are_applied_together_as_they_are_alone(history: list[Step]) -> None:
+    world = World()
+    world.run(history)
+    together, alone = Reader(world.logs), Reader(world.logs)
+    tombstones: dict[str, list[int]] = {}
+    for offset, name, half in world.logs.half:
+        if half is None:
+            tombstones.setdefault(name, []).append(offset)
+        else:
+            together.state.apply_half(offset, name, half)
+            alone.state.apply_half(offset, name, half)
+    for offset, op in world.logs.op:
+        alone.state.apply_op(offset, op)
+        if tombstones.get(op.id):
+            tombstone = tombstones[op.id].pop(0)
+            together.state.apply_end(offset, op, tombstone)
+            alone.state.apply_half(tombstone, op.id, None)
+        else:
+            together.state.apply_op(offset, op)
+        assert described(together.state) == described(alone.state)
+        assert together.state.strays() == alone.state.strays()
+    together.finish()
+    agrees(together.state, world.logs)

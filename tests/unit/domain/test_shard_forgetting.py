@@ -4,6 +4,7 @@ from halfway.domain.records import OpKind
 from halfway.domain.shard import ShardState
 from tests.support.domain.histories import half_of
 from tests.support.domain.shard_records import ID, A, op, parked_of
+from tests.support.domain.states import state_of
 
 
 class TestForgetting:
@@ -17,7 +18,7 @@ class TestForgetting:
         state.advance_tail(200)
         assert state.forget(2_000) == 2
         assert [entry.id for entry in state.ended()] == ["t2", "t3"]
-        assert state.state_of("t0") is None
+        assert state_of(state, "t0") is None
 
     def test_not_before_the_tail_has_passed_the_tombstone(self, state: ShardState) -> None:
         """A prepare that still stands between would be taken for a new transaction."""

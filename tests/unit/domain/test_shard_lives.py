@@ -1,6 +1,6 @@
 """A client may use an id again once its outcome is forgotten: the earlier life must not reach into the later one."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halfway.domain.shard import ShardState
@@ -10,6 +10,19 @@ from tests.support.domain.naive_fold import Known
 from tests.unit.domain.test_shard_fold import Reader, moves
 
 HORIZON_MS = 5_000
+
+
+PARKED_IN_ITS_SECOND_LIFE = [
+    Step("ambiguous prepare", "a"),
+    Step("ambiguous prepare", "a"),
+    Step("ambiguous prepare", "a", content="B"),
+    Step("forget", "a"),
+    Step("commit", "a"),
+    Step("forget", "a"),
+    Step("prepare", "a"),
+    Step("park", "a"),
+]
+"""In its first life the lane wrote the half again, as a record of other content stood behind it."""
 
 
 def new_world() -> World:
@@ -40,6 +53,7 @@ def test_the_owners_live_fold_agrees_at_every_step(history: list[Step]) -> None:
 
 @settings(max_examples=500)
 @given(steps_with_later_lives, moves)
+@example(PARKED_IN_ITS_SECOND_LIFE, [("half", 4), ("op", 1)])
 def test_a_fold_over_all_the_lives_of_an_id_knows_the_last(history: list[Step], reading: list[tuple[str, int]]) -> None:
     """An acquisition reads parked first, then half and op side by side."""
     world = new_world()

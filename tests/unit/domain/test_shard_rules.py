@@ -7,6 +7,7 @@ from halfway.domain.records import FOREIGN, MessageDigest, OpKind
 from halfway.domain.shard import Ended, Pending, ShardState, key_index
 from halfway.domain.transaction import State
 from tests.support.domain.shard_records import A_LATER, ID, LANE_A, A, B, op, parked_of
+from tests.support.domain.states import state_of
 
 
 def pending(state: ShardState, transaction_id: str = ID) -> Pending:
@@ -35,7 +36,7 @@ class TestForeignRecords:
         state.apply_half(5, ID, FOREIGN)
         state.apply_op(0, op(OpKind.COMMITTED, half_offset=3))
         state.settle()
-        assert (state.state_of(ID), state.strays()) == (State.COMMITTED, [(ID, 5)])
+        assert (state_of(state, ID), state.strays()) == (State.COMMITTED, [(ID, 5)])
 
     def test_before_a_prepare_it_is_nothing(self, state: ShardState) -> None:
         state.apply_half(3, ID, FOREIGN)
@@ -56,20 +57,20 @@ class TestForeignRecords:
         state.apply_op(0, op(OpKind.COMMITTED, half_offset=3))
         state.apply_half(4, ID, None)
         state.apply_half(5, ID, FOREIGN)
-        assert (state.state_of(ID), state.strays()) == (State.COMMITTED, [(ID, 5)])
+        assert (state_of(state, ID), state.strays()) == (State.COMMITTED, [(ID, 5)])
         state.apply_half(6, ID, None)
         assert state.strays() == []
 
     def test_over_a_parked_one_it_is_a_stray(self, state: ShardState) -> None:
         state.apply_parked(0, ID, parked_of(A))
         state.apply_half(5, ID, FOREIGN)
-        assert (state.state_of(ID), state.strays()) == (State.PARKED, [(ID, 5)])
+        assert (state_of(state, ID), state.strays()) == (State.PARKED, [(ID, 5)])
 
 
 class TestPrepares:
     def test_an_unknown_id_is_nothing(self, state: ShardState) -> None:
         assert state.find(ID) is None
-        assert state.state_of(ID) is None
+        assert state_of(state, ID) is None
         assert state.oldest() is None
 
     def test_a_repeat_moves_the_offset_and_keeps_the_first_time(self, state: ShardState) -> None:
@@ -128,20 +129,20 @@ class TestOutcomes:
     def test_a_final_op_ends(self, state: ShardState, kind: OpKind, outcome: State) -> None:
         state.apply_half(0, ID, A)
         state.apply_op(0, op(kind))
-        assert state.state_of(ID) is outcome
+        assert state_of(state, ID) is outcome
         assert list(state.pending()) == []
 
     def test_the_first_outcome_stands(self, state: ShardState) -> None:
         state.apply_op(0, op(OpKind.COMMITTED))
         state.apply_op(1, op(OpKind.ROLLED_BACK))
-        assert state.state_of(ID) is State.COMMITTED
+        assert state_of(state, ID) is State.COMMITTED
 
     def test_a_late_prepare_does_not_bring_it_back_and_is_buried(self, state: ShardState) -> None:
         state.apply_half(0, ID, A)
         state.apply_op(0, op(OpKind.ROLLED_BACK))
         state.apply_half(1, ID, None)
         state.apply_half(2, ID, A)
-        assert state.state_of(ID) is State.ROLLED_BACK
+        assert state_of(state, ID) is State.ROLLED_BACK
         assert state.strays() == [(ID, 2)]
         state.apply_half(3, ID, None)
         assert state.strays() == []
@@ -152,7 +153,7 @@ class TestOutcomes:
         state.apply_op(0, op(OpKind.COMMITTED))
         state.apply_half(2, ID, None)
         state.apply_half(1, ID, A)
-        assert state.state_of(ID) is State.COMMITTED
+        assert state_of(state, ID) is State.COMMITTED
         assert state.strays() == []
 
     def test_a_note_after_an_outcome_changes_nothing(self, state: ShardState) -> None:
@@ -181,18 +182,18 @@ class TestParking:
         state.apply_half(1, ID, None)
         state.apply_op(1, op(OpKind.PARKED, checks=15))
         state.apply_parked(0, ID, parked_of(A))
-        assert state.state_of(ID) is State.PARKED
+        assert state_of(state, ID) is State.PARKED
         again = msgspec.structs.replace(LANE_A, since=9_000)
         state.apply_half(2, ID, again)
         state.apply_op(2, op(OpKind.RESUMED, at=9_000))
         state.apply_parked(1, ID, None)
-        assert state.state_of(ID) is State.PREPARED
+        assert state_of(state, ID) is State.PREPARED
         assert (pending(state).checks, pending(state).attempts, pending(state).since) == (0, 0, 9_000)
 
     def test_a_late_prepare_of_a_parked_id_is_a_stray(self, state: ShardState) -> None:
         state.apply_parked(0, ID, parked_of(A))
         state.apply_half(2, ID, A)
-        assert state.state_of(ID) is State.PARKED
+        assert state_of(state, ID) is State.PARKED
         assert state.strays() == [(ID, 2)]
         state.apply_half(3, ID, None)
         assert state.strays() == []
@@ -202,7 +203,7 @@ class TestParking:
     ) -> None:
         state.apply_half(2, ID, A)
         state.apply_parked(0, ID, parked_of(A))
-        assert state.state_of(ID) is State.PARKED
+        assert state_of(state, ID) is State.PARKED
         assert state.strays() == [(ID, 2)]
         assert state.counts == (0, 1, 0)
 
@@ -210,7 +211,7 @@ class TestParking:
         state.apply_parked(0, ID, parked_of(A))
         state.apply_op(0, op(OpKind.COMMITTED, half_offset=-1))
         state.apply_parked(1, ID, None)
-        assert state.state_of(ID) is State.COMMITTED
+        assert state_of(state, ID) is State.COMMITTED
         assert state.counts == (0, 0, 1)
         assert state.group_counts == {}
 
@@ -236,7 +237,7 @@ class TestParking:
         state.apply_parked(1, ID, None)
         state.apply_parked(0, ID, parked_of(A))
         state.apply_half(1, ID, None)
-        assert state.state_of(ID) is State.PREPARED
+        assert state_of(state, ID) is State.PREPARED
 
 
 class TestCounts:

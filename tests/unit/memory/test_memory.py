@@ -33,7 +33,10 @@ from halfway.service.ports import CheckRequest, Cursors, Lane, LaneWrite, Member
 from halfway.service.requests import End, GroupSpec, Prepare, ServiceLimits
 from halfway.service.resolve import lane_writes
 from halfway.service.resolve.lane_writes import OpFields
+from tests.support.contract.groups import put
 from tests.support.contract.instance import Listener, half_of, new_id
+from tests.support.domain.states import state_of
+from tests.support.replies import appended, submitted
 
 SHARDS = 2
 
@@ -57,7 +60,7 @@ class One:
 
     async def prepared(self, *messages: Message) -> Half:
         half = half_of(new_id(), messages)
-        offset = await self.memory.half_log.append(0, half, deadline=deadline())
+        offset = await appended(self.memory.half_log, 0, half, deadline=deadline())
         self.listener.states[0].apply_half(offset, half.id, half)
         return half
 
@@ -90,10 +93,10 @@ async def test_an_ambiguous_append_may_or_may_not_be_stored(one: One, *, stored:
     half = half_of(new_id())
     one.memory.faults.next_append_ambiguous(stored=stored)
     with pytest.raises(OutcomeUnknownError):
-        await one.memory.half_log.append(0, half, deadline=deadline())
+        await appended(one.memory.half_log, 0, half, deadline=deadline())
     await turns()
     assert (one.listener.states[0].find(half.id) is not None) == stored
-    await one.memory.half_log.append(0, half, deadline=deadline())
+    await appended(one.memory.half_log, 0, half, deadline=deadline())
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -101,7 +104,7 @@ async def test_a_lost_batch_ends_the_incarnation_and_the_fold_tells(one: One, *,
     halves = [await one.prepared(Message(topic="orders", value=b"v")) for _ in range(3)]
     one.memory.faults.lose_next_batch(written=written)
     results = await asyncio.gather(
-        *(one.memory.lane.submit(one.commit_of(half)) for half in halves), return_exceptions=True
+        *(submitted(one.memory.lane, one.commit_of(half)) for half in halves), return_exceptions=True
     )
     assert all(isinstance(result, LaneLostError) for result in results)
     await turns()
@@ -110,14 +113,14 @@ async def test_a_lost_batch_ends_the_incarnation_and_the_fold_tells(one: One, *,
         *(("acquired", shard) for shard in range(SHARDS)),
     ]
     expected = State.COMMITTED if written else State.PREPARED
-    assert {one.listener.states[0].state_of(half.id) for half in halves} == {expected}
+    assert {state_of(one.listener.states[0], half.id) for half in halves} == {expected}
     assert len(one.memory.records("orders")) == (3 if written else 0)
     assert one.memory.observer.count("lane_failed") == 1
 
 
 async def test_results_come_at_a_later_turn(one: One) -> None:
     half = await one.prepared()
-    future = one.memory.lane.submit(one.commit_of(half))
+    future = submitted(one.memory.lane, one.commit_of(half))
     assert not future.done()
     assert one.memory.log.shards[0].op.at(0) is None or not future.done()
     written = await future
@@ -129,7 +132,7 @@ async def test_results_come_at_a_later_turn(one: One) -> None:
 async def test_what_waits_while_the_lane_is_held_goes_as_one_batch(one: One) -> None:
     halves = [await one.prepared() for _ in range(5)]
     with one.memory.faults.lane_held():
-        futures = [one.memory.lane.submit(one.commit_of(half)) for half in halves]
+        futures = [submitted(one.memory.lane, one.commit_of(half)) for half in halves]
         await turns(50)
         assert not any(future.done() for future in futures)
     await asyncio.gather(*futures)
@@ -139,9 +142,9 @@ async def test_what_waits_while_the_lane_is_held_goes_as_one_batch(one: One) -> 
 async def test_a_full_lane_refuses_at_once() -> None:
     one = await One(Memory(shards=1, lane_capacity=2)).start()
     halves = [await one.prepared() for _ in range(3)]
-    futures = [one.memory.lane.submit(one.commit_of(half)) for half in halves[:2]]
+    futures = [submitted(one.memory.lane, one.commit_of(half)) for half in halves[:2]]
     with pytest.raises(OverloadedError):
-        one.memory.lane.submit(one.commit_of(halves[2]))
+        await submitted(one.memory.lane, one.commit_of(halves[2]))
     await asyncio.gather(*futures)
 
 
@@ -151,7 +154,7 @@ async def test_a_write_that_a_topic_forbids_holds_up_nobody_else(one: One) -> No
     good = await one.prepared(Message(topic="small", value=b"v"))
     one.memory.faults.denied_topics.add("orders")
     results = await asyncio.gather(
-        *(one.memory.lane.submit(one.commit_of(half)) for half in (denied, large, good)), return_exceptions=True
+        *(submitted(one.memory.lane, one.commit_of(half)) for half in (denied, large, good)), return_exceptions=True
     )
     assert [type(result) for result in results[:2]] == [NotAuthorisedError, MessageTooLargeError]
     assert not isinstance(results[2], BaseException)
@@ -161,13 +164,13 @@ async def test_a_write_that_a_topic_forbids_holds_up_nobody_else(one: One) -> No
 
 async def test_kill_leaves_waiting_ends_unwritten_and_tells_nobody(one: One) -> None:
     half = await one.prepared(Message(topic="orders", value=b"v"))
-    future = one.memory.lane.submit(one.commit_of(half))
+    future = submitted(one.memory.lane, one.commit_of(half))
     before = list(one.listener.events)
     after = await One(one.memory.restarted()).start()
     with pytest.raises(NotWrittenError):
         await future
     assert one.listener.events == before
-    assert after.listener.states[0].state_of(half.id) is State.PREPARED
+    assert state_of(after.listener.states[0], half.id) is State.PREPARED
     assert after.memory.records("orders") == ()
     assert after.memory.clock is one.memory.clock
 
@@ -180,15 +183,15 @@ async def test_a_second_instance_fences_the_first(one: One) -> None:
         ("lost", shard) for shard in range(SHARDS)
     }
     with pytest.raises(NotWrittenError):
-        await one.memory.lane.submit(second.commit_of(half))
-    await second.memory.lane.submit(second.commit_of(half))
+        await submitted(one.memory.lane, second.commit_of(half))
+    await submitted(second.memory.lane, second.commit_of(half))
     assert len(second.memory.records("orders")) == 1
 
 
 async def test_a_fenced_lane_writes_nothing(one: One) -> None:
     """It begins a batch before its tail has told it that another instance owns the shard."""
     half = await one.prepared(Message(topic="orders", value=b"v"))
-    future = one.memory.lane.submit(one.commit_of(half))
+    future = submitted(one.memory.lane, one.commit_of(half))
     one.memory.log.shards[0].owner = one.memory.log.new_incarnation()
     with pytest.raises(LaneLostError):
         await future
@@ -209,23 +212,23 @@ async def test_a_foreign_prepare_comes_by_the_tail(one: One) -> None:
 async def test_recovery_survives_compaction(one: One) -> None:
     pending = await one.prepared()
     ended = await one.prepared()
-    await one.memory.lane.submit(one.commit_of(ended))
+    await submitted(one.memory.lane, one.commit_of(ended))
     shard = one.memory.log.shards[0]
     for partition in (shard.half, shard.op, shard.parked):
         partition.compact(partition.end)
     after = await One(one.memory.restarted()).start()
-    assert after.listener.states[0].state_of(pending.id) is State.PREPARED
-    assert after.listener.states[0].state_of(ended.id) is State.COMMITTED
+    assert state_of(after.listener.states[0], pending.id) is State.PREPARED
+    assert state_of(after.listener.states[0], ended.id) is State.COMMITTED
 
 
 async def test_outcomes_older_than_the_horizon_are_not_read_again(one: One) -> None:
     half = await one.prepared()
-    await one.memory.lane.submit(one.commit_of(half))
+    await submitted(one.memory.lane, one.commit_of(half))
     log = one.memory.log.shards[0]
     await one.memory.cursors.commit({0: Cursors(half=log.half.end, op=log.op.end)})
     one.memory.clock.advance(899)
     after = await One(one.memory.restarted()).start()
-    assert after.listener.states[0].state_of(half.id) is State.COMMITTED
+    assert state_of(after.listener.states[0], half.id) is State.COMMITTED
     after.memory.clock.advance(2)
     later = await One(after.memory.restarted()).start()
     assert later.listener.states[0].find(half.id) is None
@@ -243,11 +246,11 @@ async def test_an_unavailable_kafka_answers_nothing(one: One) -> None:
         name="g", mode=CheckMode.PULL, urls=(), topics=(), policy=PolicyOverrides(), created_at=0, updated_at=0
     )
     with pytest.raises(KafkaUnavailableError):
-        await one.memory.groups.put(group, deadline=deadline())
+        await put(one.memory.groups, group, deadline=deadline())
     await one.memory.cursors.commit({0: Cursors(half=1, op=1)})
     assert one.memory.cursors.load(0) == Cursors(half=0, op=0)
     one.memory.faults.unavailable = False
-    await one.memory.groups.put(group, deadline=deadline())
+    await put(one.memory.groups, group, deadline=deadline())
     assert one.memory.groups.all() == [group]
 
 

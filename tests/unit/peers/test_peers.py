@@ -6,20 +6,21 @@ from contextlib import AsyncExitStack
 import pytest
 
 from halfway.domain.errors import OverloadedError, PeerLostError, ShardUnavailableError
+from halfway.domain.principal import ANYBODY
 from halfway.peers import HttpPeers, PeerLimits
 from halfway.service.peer_calls import DueCall, EndCall
-from tests.support.peers.owner import SECRET, Owner, Serve, ask, within
+from tests.support.peers.owner import CALLER, SECRET, Owner, Serve, ask, within
 
 
 async def test_what_is_asked_at_one_moment_goes_as_one_request(serve: Serve, peers: HttpPeers) -> None:
-    """Each call has its own deadline and its caller's credential, and gets its own answer."""
+    """Each call has its own deadline and its caller's principal, and gets its own answer."""
     owner = Owner()
     at = await serve(owner)
     names = [f"t-{number}" for number in range(300)]
     answers = await asyncio.gather(*(ask(peers, at, name, 5) for name in names))
     assert [answer.id for answer in answers] == names
     assert owner.requests == 1
-    assert set(owner.credentials) == {"of the caller"}
+    assert set(owner.principals) == {CALLER}
     assert all(0 < left <= 5 for left in owner.left_s)
 
 
@@ -59,7 +60,7 @@ async def test_those_that_wait_for_checks_take_no_place_of_the_others(serve: Ser
     owner = Owner()
     owner.gates[""] = asyncio.Event()
     at = await serve(owner)
-    waiting = asyncio.create_task(peers.ask(at, DueCall(group="shop", wait_s=60), deadline=within(), credential=None))
+    waiting = asyncio.create_task(peers.ask(at, DueCall(group="shop", wait_s=60), deadline=within(), principal=ANYBODY))
     while not owner.asked:  # noqa: ASYNC110 - nothing tells when it has come
         await asyncio.sleep(0.005)
     assert (await ask(peers, at, "now")).id == "now"

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from halfway.domain.policy import CheckPolicy
 from halfway.pipeline.access import Times, load, times
 from halfway.pipeline.errors import AccessError
-from halfway.runtime.settings import PolicyDefaults, Settings
+from halfway.runtime.settings import Settings
 
 SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
 
@@ -120,7 +121,7 @@ def test_the_coordinators_times_are_those_of_the_jobs(tmp_path: Path) -> None:
     assert times({"HALFWAY_POLICY__FIRST_CHECK_AFTER_S": "9"}, file=file).first_check_after_s == 9
     assert times({}) == Times(
         outcome_horizon_s=Settings.model_fields["outcome_horizon_s"].default,
-        first_check_after_s=PolicyDefaults().first_check_after_s,
+        first_check_after_s=CheckPolicy().first_check_after_s,
     )
 
 

@@ -14,6 +14,8 @@ from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.kafka.records.avro import Registry
 from halfway.pipeline import decoding
+from halfway.pipeline.jobs import reading
+from tests.support.records.samples import AUDIT_EVENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,15 +55,31 @@ def test_ops_are_decoded_and_what_is_damaged_is_told(spark: "SparkSession") -> N
     assert "1 bytes too many" in told[4]
 
 
-def test_an_older_version_is_read_as_the_current_one() -> None:
-    """What was written before a field was added has its default."""
+def test_the_audit_trail_is_a_table_of_events_each_once(spark: "SparkSession") -> None:
+    """An event that was written twice is one row, and what is no event says so."""
+    good = codec.encode_audit(AUDIT_EVENT)
+    values = [good, b"\x00garbage", good, None]
+    records = spark.createDataFrame([(value, "audit", 0, n) for n, value in enumerate(values)], RECORD)
+    events = reading.audit_trail(records)
+    [event] = events.where("error is null").collect()
+    assert (event["action"], event["actor"], event["key_id"], event["at"]) == (
+        AUDIT_EVENT.action,
+        AUDIT_EVENT.actor,
+        AUDIT_EVENT.key_id,
+        AUDIT_EVENT.at,
+    )
+    assert {row["offset"] for row in decoding.quarantined(events).collect()} == {1, 3}
+
+
+def test_an_older_version_has_the_fields_that_it_was_written_with() -> None:
+    """What was written before a field was added has not got it, which is a null in the table."""
     current = schemas.current("op")
     older = copy.deepcopy(current)
     older["fields"] = [field for field in older["fields"] if field["name"] not in ("remark", "commit_verdict")]
     read = decoding.reader("op", json.dumps([current, older]))
     fields = {**decoding.reader("op", json.dumps([current]))(codec.encode_op(OP))}
     written = Registry("op", (older,)).encode({name: fields[name] for name in fields if name in _names(older)})
-    assert read(written) == {**fields, "remark": None, "commit_verdict": False}
+    assert read(written) == {name: fields[name] for name in fields if name in _names(older)}
 
 
 def _names(schema: dict[str, object]) -> set[str]:

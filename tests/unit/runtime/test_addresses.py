@@ -3,10 +3,12 @@
 import socket
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from halfway.domain.errors import ConfigurationError
+from halfway.domain.errors import ConfigurationError, ForbiddenError
 from halfway.rest.server.server import HttpServer
 from halfway.runtime import app
+from halfway.runtime.settings import load
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,83 @@ async def test_a_taken_port_is_named() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigurationError, match="is taken"):
         await app.listen(HttpServer(nothing), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")  # type: ignore[arg-type]
+
+
+OPEN = "::", "0.0.0.0", "10.0.0.1", "", "halfway.shop.svc"  # noqa: S104 - what is refused
+
+
+@pytest.mark.parametrize("host", OPEN)
+def test_without_keys_it_listens_to_this_machine_only_unless_the_operator_says_so(host: str) -> None:
+    """The refusal names all three ways out."""
+    with pytest.raises(ConfigurationError) as caught:
+        app.demand_guarded(load({"HALFWAY_HOST": host}))
+    assert all(name in caught.value.detail for name in ("MASTER_SECRET", "HALFWAY_HOST=127.0.0.1", "OPEN_ACCESS=true"))
+    for allowed in (
+        {"HALFWAY_HOST": host, "HALFWAY_OPEN_ACCESS": "true"},
+        {"HALFWAY_HOST": host, "HALFWAY_MASTER_SECRET": "m" * 32},
+        *({"HALFWAY_HOST": loopback} for loopback in ("127.0.0.1", "::1", "localhost")),
+    ):
+        app.demand_guarded(load(allowed))
+
+
+def test_without_keys_a_console_on_the_health_port_puts_the_api_on_no_open_address() -> None:
+    """The API is on the health port too then, which is for everybody by default."""
+    served = {"HALFWAY_HOST": "127.0.0.1", "HALFWAY_CONSOLE": "health"}
+    with pytest.raises(ConfigurationError, match=r"HALFWAY_HEALTH_HOST=127\.0\.0\.1"):
+        app.demand_guarded(load(served))
+    for more in ("HALFWAY_HEALTH_HOST", "127.0.0.1"), ("HALFWAY_OPEN_ACCESS", "true"), ("HALFWAY_CONSOLE", "api"):
+        app.demand_guarded(load(served | dict([more])))
+    assert not asks_for("evil.example", served | {"HALFWAY_OPEN_ACCESS": "true"})
+
+
+def asks_for(host: str | None, settings: dict[str, str]) -> bool:
+    """Whether a request that asks for a host is served."""
+    headers = {} if host is None else {"Host": host}
+    try:
+        app.demand_host(load(settings))(make_mocked_request("GET", "/", headers))
+    except ForbiddenError as error:
+        return "HALFWAY_ALLOWED_HOSTS" not in error.detail
+    return True
+
+
+LOCAL = {"HALFWAY_HOST": "127.0.0.1"}
+OWN = ("localhost", "localhost:8080", "LOCALHOST.", "127.0.0.1:8080", "10.0.0.1", "[::1]:8080", None)
+FOREIGN_NAMES = ("evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example")
+FOREIGN = (*FOREIGN_NAMES, "1.2.3", "x", "", "[x", "a@localhost", "localhost:x")
+
+
+def test_on_loopback_without_keys_a_page_of_another_name_is_not_served() -> None:
+    """Its owner has the name resolve to this machine, so a browser takes halfway for the page's own site."""
+    assert [host for host in OWN if not asks_for(host, LOCAL)] == []
+    assert [host for host in FOREIGN if asks_for(host, LOCAL)] == []
+
+
+def test_the_operator_names_further_hosts() -> None:
+    """Also where keys are asked for, and beside the name by which other instances call."""
+    named = {"HALFWAY_ALLOWED_HOSTS": "halfway.shop.svc, *.Example"}
+    for settings in (LOCAL, {"HALFWAY_HOST": "", "HALFWAY_MASTER_SECRET": "m" * 32}):
+        served = settings | named | {"HALFWAY_INSTANCE_URL": "http://pod-1.halfway:8080"}
+        for host in ("halfway.shop.svc:8080", "a.example", "pod-1.halfway:8080", *OWN):
+            assert asks_for(host, served)
+        assert not asks_for("halfway.shop.svc.evil", served)
+
+
+def test_any_host_will_do_where_a_page_gains_nothing_or_the_operator_lets_everybody_in() -> None:
+    for settings in ({"HALFWAY_HOST": "", "HALFWAY_OPEN_ACCESS": "true"}, LOCAL | {"HALFWAY_MASTER_SECRET": "m" * 32}):
+        assert asks_for("evil.example", settings)
+
+
+def test_serve_on_an_open_address_ends_before_it_listens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rule above holds for what is run, and its remedy is what is said."""
+    served: list[object] = []
+    monkeypatch.setattr(app, "configure", lambda **_: None)
+    monkeypatch.setattr(app, "collect_rarely", lambda: None)
+    monkeypatch.setattr(app, "_serve", lambda *_: None)
+    monkeypatch.setattr(app, "_run_loop", served.append)
+    assert app.run(load({"HALFWAY_HOST": "192.0.2.1"})) == 1
+    assert served == []
+    assert "HALFWAY_OPEN_ACCESS=true" in capsys.readouterr().err
+    assert app.run(load({"HALFWAY_HOST": "192.0.2.1", "HALFWAY_OPEN_ACCESS": "true"})) == 0
+    assert served == [None]

@@ -1,14 +1,18 @@
 """The operator's commands against a server that answers anything: no traceback, nothing obeyed, nothing cut."""
 
+import contextlib
 import json
 import os
 import pty
+import socket
+import ssl
 import subprocess
 import sys
 import termios
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +21,7 @@ from click.testing import CliRunner, Result
 
 from halfway.runtime.cli import halfway
 from halfway.runtime.settings import NOT_SETTINGS, load
+from tests.support.certificates import Authority
 
 ID = "3-0190f5fe-7c00-7a00-8000-0123456789ab"
 TIME = "2026-01-02T03:04:05.678901Z"
@@ -247,6 +252,30 @@ def test_every_other_name_is_one_part_of_the_path(answer: Answer) -> None:
     assert answer.asked == [("GET", "/v1/transactions/..%2Fa%3Fb%23c%252F")]
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "-1", "soon"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["audit-log", "--since-s"],
+        ["keys", "create", "group", "shop", "--expires-in"],
+        ["keys", "rotate", "AbCdEf123456", "--expires-in"],
+        ["keys", "rotate", "AbCdEf123456", "--keep"],
+        ["top", "--interval"],
+        ["transactions", "list", "--older-than"],
+        ["transactions", "list", "--younger-than"],
+        ["transactions", "resume", "--parked", "--older-than"],
+        ["transactions", "resume", "--parked", "--rate"],
+    ],
+    ids=lambda command: f"{command[0]} {command[1].removeprefix('--')} {command[-1]}",
+)
+def test_a_number_that_is_none_is_refused_by_the_name_of_its_option(command: list[str], number: str) -> None:
+    """Nothing is asked of anybody."""
+    result = CliRunner().invoke(halfway, [*command, number])
+    assert result.exit_code == 2, result.output
+    assert f"Invalid value for '{command[-1]}'" in result.stderr
+    assert number in result.stderr
+
+
 def test_an_argument_that_is_not_utf_8_is_named(answer: Answer) -> None:
     """As a query carries text."""
     result = run(answer, "transactions", "list", "--key", "a\udcffb")
@@ -313,3 +342,24 @@ def test_shards_that_an_instance_cannot_acquire_are_listed(answer: Answer) -> No
     answer.give({"status": "ok", "reasons": [], "not_acquired": []})
     assert run(answer, *arguments).exit_code == 0
     assert answer.asked[-1] == ("GET", "/health/ready")
+
+
+def test_a_certificate_of_an_unknown_authority_is_told_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path, "own")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.sign("server", "CN=localhost", "DNS:localhost"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def shake() -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as told:
+                told.recv(1)
+
+        answering = threading.Thread(target=shake)
+        answering.start()
+        url = f"https://localhost:{listener.getsockname()[1]}"
+        result = CliRunner().invoke(halfway, ["groups", "list", "--url", url], env={"HALFWAY_TOKEN": ""})
+        answering.join()
+    assert result.exit_code == 1
+    assert "SSL_CERT_FILE" in result.stderr

@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 
 import halfway.embedded
 from halfway.embedded.ports import pick_port
+from halfway.runtime.app import Ready
 from halfway.runtime.cli import halfway as command_line
-from halfway.runtime.dev import logging_for
+from halfway.runtime.dev import Dev, _announce, logging_for
 from halfway.runtime.settings import load
 
 
@@ -118,3 +119,23 @@ def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, 
     assert result.exit_code == 1
     assert str(file / "cache" / "halfway") in result.stderr
     assert "XDG_CACHE_HOME" in result.stderr
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_it_says_whether_everybody_may_do_everything(capsys: pytest.CaptureFixture[str], *, keys: bool) -> None:
+    """It is open unless a master secret is set, and says how to have it ask for keys."""
+    settings = load({"HALFWAY_MASTER_SECRET": "long enough to be a master secret, of a test"} if keys else {})
+    wanted = Dev(
+        kafka_port=0,
+        data_dir=None,
+        keep=False,
+        topics={},
+        check_echo=None,
+        check_port=0,
+        as_json=False,
+        with_parent=False,
+    )
+    _announce(wanted, settings, Ready(url="http://127.0.0.1:1", health_url="http://127.0.0.1:2"), "127.0.0.1:3", None)
+    said = capsys.readouterr().out
+    assert ("access   open" in said) == (not keys)
+    assert ("HALFWAY_MASTER_SECRET" in said) == (not keys)

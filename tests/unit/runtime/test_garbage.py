@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.runtime.garbage import leave_alone_what_stands, look_now_and_then, look_rarely
+from halfway.runtime.garbage import collect_now_and_then, collect_rarely, freeze_what_stands
 
 IN_FLIGHT = 20_000
 
@@ -30,7 +30,7 @@ def looks() -> Iterator[list[int]]:
 
 def test_a_few_full_batches_in_flight_are_looked_through_once_at_most(looks: list[int]) -> None:
     """What is in flight is alive: looking for cycles in it again and again finds nothing."""
-    look_rarely()
+    collect_rarely()
     in_flight = [[number] for number in range(IN_FLIGHT)]
     assert len(in_flight) == IN_FLIGHT
     assert len(looks) <= 1
@@ -38,7 +38,7 @@ def test_a_few_full_batches_in_flight_are_looked_through_once_at_most(looks: lis
 
 def test_cycles_are_still_freed(looks: list[int]) -> None:
     """Errors and closed connections leave cycles: they must not grow for ever."""
-    look_rarely()
+    collect_rarely()
     for _ in range(10 * IN_FLIGHT):
         cycle: list[object] = []
         cycle.append(cycle)
@@ -53,10 +53,10 @@ class Knot:
 @pytest.mark.usefixtures("looks")
 async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> None:
     """An idle coordinator keeps no client, with its threads and connections, that only a cycle holds."""
-    look_rarely()
+    collect_rarely()
     knot = weakref.ref(Knot())
     assert knot() is not None
-    looking = asyncio.create_task(look_now_and_then(0.01))
+    looking = asyncio.create_task(collect_now_and_then(0.01))
     async with asyncio.timeout(30):
         while knot() is not None:  # noqa: ASYNC110 - a collection sets no event
             await asyncio.sleep(0.01)
@@ -65,8 +65,8 @@ async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> No
 
 def test_what_stands_is_not_looked_through_again(looks: list[int]) -> None:
     """Modules and what a recovery read never become garbage."""
-    look_rarely()
+    collect_rarely()
     standing = [[number] for number in range(IN_FLIGHT)]
-    leave_alone_what_stands()
+    freeze_what_stands()
     assert gc.get_freeze_count() >= len(standing)
     assert looks[-1] == 2

@@ -7,6 +7,7 @@ import pytest
 from halfway.kafka.ownership.concurrent_acquisition import ShardTrouble
 from halfway.kafka.ownership.membership import MembershipStatus
 from halfway.runtime.backend import Backend
+from halfway.service.key_freshness import KeyFreshness
 
 TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remedy="look")
 
@@ -34,3 +35,11 @@ def test_a_shard_that_cannot_be_acquired_takes_the_others_from_nobody(
     found = backend.not_ready()
     assert len(found) == (reason is not None)
     assert reason is None or reason in found[0]
+
+
+async def test_an_instance_that_cannot_read_which_keys_are_revoked_is_not_ready() -> None:
+    nothing = cast("Any", None)
+    status = MembershipStatus(joined=True, incarnation="i", owned=(1,), acquiring=(), last_error=None, troubles=())
+    keys = KeyFreshness(nothing, not_ready_s=-1)
+    assert "which keys were revoked" in Backend(nothing, lambda: status, nothing, prefix="p", keys=keys).not_ready()[0]
+    assert Backend(nothing, lambda: status, nothing, prefix="p", keys=KeyFreshness(nothing)).not_ready() == []

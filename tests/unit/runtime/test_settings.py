@@ -102,6 +102,7 @@ def test_an_unknown_variable_is_named(variable: str) -> None:
 def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:
     """One environment file can serve the coordinator and the jobs."""
     load(BOOTSTRAP | {"HALFWAY_PIPELINE_CONNECTOR_VERSION": "4.0.0", "HALFWAY_PIPELINE_KAFKA__CLIENT_ID": "jobs"})
+    load(BOOTSTRAP | {"HALFWAY_CLIENT_KEY": "of a service beside it"})
 
 
 def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
@@ -235,3 +236,41 @@ def test_a_file_that_is_nested_without_end_is_not_toml(tmp_path: Path) -> None:
     file.write_text("shards = " + "[" * 5_000)
     with pytest.raises(ConfigurationError, match="is not TOML"):
         load(BOOTSTRAP, file=file)
+
+
+def test_the_master_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
+    """The one before it comes second; both ways at once are refused, and so is one that is short."""
+    file = tmp_path / "master"
+    file.write_text("f" * 32 + "\n")
+    assert load({"HALFWAY_MASTER_SECRET_FILE": str(file)}).master_secrets == (b"f" * 32,)
+    rotated = {"HALFWAY_MASTER_SECRET": "n" * 32, "HALFWAY_MASTER_SECRET_PREVIOUS": "o" * 32}
+    assert load(rotated).master_secrets == (b"n" * 32, b"o" * 32)
+    assert load({}).master_secrets == ()
+    for wrong in (
+        {"HALFWAY_MASTER_SECRET": "n" * 32, "HALFWAY_MASTER_SECRET_FILE": str(file)},
+        {"HALFWAY_MASTER_SECRET": "short-secret"},
+    ):
+        with pytest.raises(ConfigurationError, match="master_secret") as caught:
+            load(wrong)
+        assert "short-secret" not in caught.value.detail
+
+
+def test_a_proxy_is_named_by_a_url_and_its_password_is_told_to_nobody() -> None:
+    load({"HALFWAY_CHECK_PROXY": "http://user:hunter2hunter2@proxy:3128"})
+    for wrong in (
+        "proxy:3128",
+        "socks5://user:hunter2hunter2@proxy",
+        "http://user:hunter2hunter2@proxy/?x",
+        "http://[",
+    ):
+        with pytest.raises(ConfigurationError, match="check_proxy") as caught:
+            load({"HALFWAY_CHECK_PROXY": wrong})
+        assert "hunter2" not in caught.value.detail
+
+
+def test_a_secret_of_the_wrong_type_is_not_told(tmp_path: Path) -> None:
+    file = tmp_path / "halfway.toml"
+    file.write_text("master_secret = 4711471147114711\npeer_credential = [4711471147114711]\n")
+    with pytest.raises(ConfigurationError, match="HALFWAY_MASTER_SECRET") as caught:
+        load({}, file=file)
+    assert "4711" not in caught.value.detail

@@ -24,13 +24,17 @@ def test_each(name):
         pytest.skip("no b")
 """
 SKIPPED_MODULE = 'import pytest\npytest.skip("whole", allow_module_level=True)\n'
-# pytest-asyncio warns in the inner run as well where this is not set.
-LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
+
+
+@pytest.fixture(autouse=True)
+def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the inner runs from importing plugins that they do not use, once in each of their workers."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 @pytest.fixture(params=["", "2"], ids=["one process", "workers"])
 def workers(request: pytest.FixtureRequest) -> list[str]:
-    return ["-n", request.param, "--dist", "loadgroup"] if request.param else ["-p", "no:xdist"]
+    return ["-p", "xdist", "-n", request.param, "--dist", "loadgroup"] if request.param else []
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ class Run:
         listed = Path(self._pytester.path, "allowed.toml")
         listed.write_text(allowed, encoding="utf-8")
         return self._pytester.runpytest_inprocess(
-            "-p", "tests.support.skips", *LOOP_SCOPE, f"--allowed-skips={listed}", *self._workers, *arguments
+            "-p", "tests.support.skips", f"--allowed-skips={listed}", *self._workers, *arguments
         )
 
 
@@ -94,8 +98,6 @@ def test_a_listed_group_member_passes(pytester: pytest.Pytester, run: Run) -> No
 def test_an_entry_without_a_reason_is_refused(pytester: pytest.Pytester, entry: str) -> None:
     path = Path(pytester.path, "allowed.toml")
     path.write_text(f"allowed = [{entry}]", encoding="utf-8")
-    result = pytester.runpytest_inprocess(
-        "-p", "tests.support.skips", *LOOP_SCOPE, "-p", "no:xdist", f"--allowed-skips={path}"
-    )
+    result = pytester.runpytest_inprocess("-p", "tests.support.skips", f"--allowed-skips={path}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*needs a test and a reason*"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from confluent_kafka import KafkaError, KafkaException
 
 from halfway.kafka.clients import transactional_producer
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.transactional_producer import UNSETTLED, ProducerFailedError, fence, initialised
+from halfway.kafka.clients.transactional_producer import (
+    UNSETTLED,
+    ProducerFailedError,
+    TransactionalProducer,
+    fence,
+    initialised,
+)
+from halfway.kafka.lane.rehearsal import Rehearsal
+from halfway.kafka.records.lane_records import ANY_PARTITION, Real
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
 SOON_S = 10.0
@@ -25,6 +34,8 @@ class ScriptedProducer:
     unsettled: frozenset[str] = frozenset()
     failing: frozenset[str] = frozenset()
     """Those whose last transaction can neither be committed nor aborted."""
+    fenced = False
+    """Whether the client has noted that it was fenced, which it raises from every poll."""
     may_end = threading.Event()
     closed: list[str]
 
@@ -38,13 +49,21 @@ class ScriptedProducer:
 
     def list_topics(self, *_args: Any, **_fields: Any) -> None: ...
 
-    def produce(self) -> None: ...
+    def begin_transaction(self) -> None: ...
+
+    def abort_transaction(self, _timeout: float) -> None: ...
+
+    def produce(self, *_record: Any, on_delivery: Callable[[Any, Any], None], **_fields: Any) -> None:
+        on_delivery(None, SimpleNamespace(offset=lambda: 0))
 
     def purge(self) -> None: ...
 
-    def poll(self, _timeout: float) -> None: ...
+    def poll(self, _timeout: float) -> None:
+        if self.fenced:
+            raise KafkaException(KafkaError(KafkaError._FENCED, "scripted", True, False, False))
 
-    def flush(self, _timeout: float) -> int:
+    def flush(self, timeout: float) -> int:
+        self.poll(timeout)
         return 0 if self.may_end.wait(SOON_S) else 1
 
     def close(self) -> bool:
@@ -54,7 +73,7 @@ class ScriptedProducer:
         return True
 
     def __len__(self) -> int:
-        return 0
+        return int(self.fenced)
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +147,30 @@ def test_a_former_producer_that_cannot_be_closed_is_waited_for(
     scripted.unsettled = frozenset({"failing.0"})
     assert refused("failing.0", 0.5) >= 0.5
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("step", [lambda lane: lane.commit(1), lambda lane: lane.idle()], ids=["commit", "idle"])
+def test_a_producer_that_was_fenced_says_so_even_before_it_is_asked_for_anything(
+    scripted: type[ScriptedProducer], step: Callable[[TransactionalProducer], None]
+) -> None:
+    """The client raises its fatal error from whatever runs its callbacks, as soon as it knows."""
+    [lane] = initialised(CONFIG, ["lane.0"], time.monotonic() + SOON_S)
+    scripted.fenced = True
+    with pytest.raises(ProducerFailedError) as failed:
+        step(lane)
+    assert failed.value.fenced
+
+
+def test_a_rehearsal_whose_client_has_failed_goes_on_with_another(scripted: type[ScriptedProducer]) -> None:
+    """The lane of suspects has nothing to do with it: in use it is a verdict on the topic, idle it is nothing."""
+    rehearsal = Rehearsal(CONFIG, "rehearsal.r")
+    messages = [Real("orders", b"tried", None, ANY_PARTITION, [])]
+    assert rehearsal.attempt("orders", messages) is None
+    scripted.fenced = True
+    rehearsal.idle()
+    verdict = rehearsal.attempt("orders", messages)
+    assert verdict is not None
+    assert verdict.code == KafkaError._FENCED
+    scripted.fenced = False
+    assert rehearsal.attempt("orders", messages) is None
+    rehearsal.close()

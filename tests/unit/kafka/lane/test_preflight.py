@@ -9,7 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError, TopicUnavailableError
+from halfway.domain.errors import (
+    HalfwayError,
+    KafkaUnavailableError,
+    NotAuthorisedError,
+    NotWrittenError,
+    TopicUnavailableError,
+)
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
 from halfway.domain.transaction import State
@@ -68,7 +74,7 @@ def submission(name: str, *messages: Message) -> Submission:
         deadline=0,
     )
     future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-    return Submission(write, future, 1e9)
+    return Submission.of(write, future, 1e9)
 
 
 def shown(_topic: str, _partitions: int) -> bool:
@@ -118,7 +124,7 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
     admitted = admit(context_with(Told(half_closed, Openings("points", 1))), batch, answers, shown)
     assert [work.write.id for work, _ in admitted] == ["open", "elsewhere"]
     assert all("orders" in detail and "has no leader" in detail for detail in refusals(answers))
-    assert [future for future, _ in answers] == [batch[0].future, batch[3].future]
+    assert [future for future, _ in answers] == [batch[0].reply, batch[3].reply]
 
 
 async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
@@ -148,3 +154,16 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_begins()
     lost, unshown = refusals(answers)
     assert "no partition 2" in lost
     assert "points" in unshown
+
+
+async def test_a_write_that_cannot_be_encoded_fails_at_once_and_alone() -> None:
+    """It would fail the same way again: NotWrittenError would have it repeated until its deadline."""
+    batch = [submission("bad\udcff"), submission("good")]
+    answers: list[Answer] = []
+    admitted = admit(context_with(Told(Openings("bad\udcff", 1), Openings("good", 1))), batch, answers, shown)
+    assert [work.write.id for work, _ in admitted] == ["good"]
+    [(future, error)] = answers
+    assert future is batch[0].reply
+    assert isinstance(error, HalfwayError)
+    assert not isinstance(error, NotWrittenError)
+    assert error.code == "internal"

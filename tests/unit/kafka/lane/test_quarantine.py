@@ -146,3 +146,42 @@ def test_suspects_are_bounded_in_number_and_in_time(quarantine: Quarantine) -> N
     assert quarantine.route("id-5", {}, 0) is Route.LANE
     assert quarantine.route("any", {"orders": 10}, 0) is Route.LANE
     assert quarantine.route("new", {}, 0) is Route.SUSPECT
+
+
+def shown(quarantine: Quarantine, now: float) -> dict[str, tuple[object, ...]]:
+    """Give the state of each topic and id with when that is over (in s) and why, at a wall time of `now` + 1000 s."""
+    return {
+        one.id or one.topic or "": (one.state, one.until and one.until / 1000 - 1000, one.min_bytes, one.error_code)
+        for one in quarantine.shown(now, now + 1000, 100)
+    }
+
+
+def test_what_is_kept_apart_is_shown_with_how_and_why(quarantine: Quarantine) -> None:
+    quarantine.suspect(["orders", "points"], ["a", "b", "c"], 0)
+    assert shown(quarantine, 1) == dict.fromkeys(["orders", "points", "a", "b", "c"], ("suspected", None, None, None))
+    quarantine.blame_topic(GONE, 1)
+    quarantine.blame_id("a", LARGE, 1)
+    quarantine.isolate(["b"], 1)
+    quarantine.watch("points", 500, 1)
+    quarantine.clear_ids(["c"])
+    assert shown(quarantine, 1.5) == {
+        "orders": ("refused", 1 + FIRST_BACKOFF_S, None, "topic_unavailable"),
+        "points": ("watched", 1 + FIRST_WATCH_S, 500, None),
+        "a": ("refused", 1 + FIRST_BACKOFF_S, None, "message_too_large"),
+        "b": ("alone", None, None, None),
+    }
+    later = shown(quarantine, 2 + FIRST_BACKOFF_S + FIRST_WATCH_S)
+    assert later["orders"] == ("suspected", None, None, "topic_unavailable")
+    assert "points" not in later
+    first = next(one for one in quarantine.shown(3, 1003, 9) if one.topic == "orders")
+    assert (first.topic, first.id, first.since, first.detail) == ("orders", None, 1_001_000, GONE.detail)
+
+
+def test_only_the_latest_are_shown_and_times_stay_as_they_were(quarantine: Quarantine) -> None:
+    """So that nothing seems to change while nothing does; unless the clock of the wall is set."""
+    for number in range(10):
+        quarantine.suspect([], [f"id-{number}"], number)
+    first = quarantine.shown(10, 1010, 3)
+    assert [one.id for one in first] == ["id-9", "id-8", "id-7"]
+    assert quarantine.shown(11, 1011.4, 3) == first
+    assert [one.since for one in quarantine.shown(12, 2012, 1)] == [2_009_000]

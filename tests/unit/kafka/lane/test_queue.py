@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from halfway.domain.errors import OverloadedError
+from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
 from halfway.domain.records import Message
 from halfway.domain.transaction import State
 from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release, Submission
@@ -21,7 +19,12 @@ def submission(name: str, *sizes: int) -> Submission:
     messages = tuple(Message(topic="t", value=b"x" * size) for size in sizes)
     write = LaneWrite(shard=0, id=name, group="g", state=State.COMMITTED, prepared_at=1, messages=messages, deadline=0)
     future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-    return Submission(write, future, 0)
+    return Submission.of(write, future, 0)
+
+
+def refused(queue: LaneQueue, one: Submission) -> type[HalfwayError] | None:
+    """Put one, and return with which error it is refused."""
+    return next((type(error) for _, error in queue.put_all([one])), None)
 
 
 def names(batch: Batch) -> list[str]:
@@ -33,7 +36,7 @@ async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
     """First in, first out; the rest makes the next batch."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     for name in "abcd":
-        queue.put(submission(name))
+        queue.put_all([submission(name)])
     assert names(queue.take(0)) == ["a", "b", "c"]
     assert names(queue.take(0)) == ["d"]
     assert queue.take(0) is None
@@ -43,7 +46,7 @@ async def test_a_batch_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> No
     """One end always fits; the next only where the sum stays within the limit."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     for name, size in (("a", 500), ("b", 60), ("c", 40), ("d", 1)):
-        queue.put(submission(name, size))
+        queue.put_all([submission(name, size)])
     assert names(queue.take(0)) == ["a"]
     assert names(queue.take(0)) == ["b", "c"]
     assert names(queue.take(0)) == ["d"]
@@ -53,28 +56,36 @@ async def test_a_batch_is_bounded_in_records() -> None:
     """An end counts as its messages and the three records that halfway keeps."""
     queue = LaneQueue(10, PLENTY, BatchLimits(ends=10, payload_bytes=1_000, records=10))
     for name in "abc":
-        queue.put(submission(name, 1, 1))
+        queue.put_all([submission(name, 1, 1)])
     assert names(queue.take(0)) == ["a", "b"]
 
 
 async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
     """Releases are few, and must come through."""
     queue = LaneQueue(2, PLENTY, LIMITS)
-    queue.put(submission("a"))
-    queue.put(submission("b"))
-    with pytest.raises(OverloadedError):
-        queue.put(submission("c"))
-    assert queue.put(Release(shards=[1]))
+    queue.put_all([submission("a")])
+    queue.put_all([submission("b")])
+    assert refused(queue, submission("c")) is OverloadedError
+    assert queue.put_release(Release(shards=[1]))
     assert len(queue) == 3
+
+
+async def test_of_many_those_that_fit_are_taken_in_order() -> None:
+    """Each of the others hears why it is refused."""
+    queue = LaneQueue(3, 100, LIMITS)
+    many = [submission("a", 60), submission("b", 60), submission("c", 40), submission("d"), submission("e")]
+    refusals = queue.put_all(many)
+    assert [(one.write.id, type(error)) for one, error in refusals] == [("b", OverloadedError), ("e", OverloadedError)]
+    assert names(queue.take(0)) == ["a", "c", "d"]
 
 
 async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
     """Its Kafka transaction holds nothing else."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     release = Release(shards=[1, 2])
-    queue.put(submission("a"))
-    queue.put(release)
-    queue.put(submission("b"))
+    queue.put_all([submission("a")])
+    queue.put_release(release)
+    queue.put_all([submission("b")])
     assert names(queue.take(0)) == ["a"]
     assert queue.take(0) is release
     assert names(queue.take(0)) == ["b"]
@@ -83,27 +94,25 @@ async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
 async def test_a_queue_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> None:
     """What has been taken makes room again; a release has no bytes."""
     queue = LaneQueue(10, 100, LIMITS)
-    queue.put(submission("a", 500))
-    with pytest.raises(OverloadedError):
-        queue.put(submission("b", 1))
-    assert queue.put(Release(shards=[0]))
+    queue.put_all([submission("a", 500)])
+    assert refused(queue, submission("b", 1)) is OverloadedError
+    assert queue.put_release(Release(shards=[0]))
     assert names(queue.take(0)) == ["a"]
     queue.take(0)
-    queue.put(submission("b", 60))
-    queue.put(submission("c", 40))
-    with pytest.raises(OverloadedError):
-        queue.put(submission("d", 1))
+    queue.put_all([submission("b", 60)])
+    queue.put_all([submission("c", 40)])
+    assert refused(queue, submission("d", 1)) is OverloadedError
     assert names(queue.take(0)) == ["b", "c"]
-    assert queue.put(submission("d", 1))
+    assert refused(queue, submission("d", 1)) is None
 
 
 async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
     """Whoever closes answers for what was still waiting."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     first = submission("a")
-    queue.put(first)
+    queue.put_all([first])
     assert queue.close() == [first]
-    assert not queue.put(submission("b"))
+    assert refused(queue, submission("b")) is NotWrittenError
     assert queue.take(60) is None
     assert queue.closed
 
@@ -113,7 +122,7 @@ async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
     queue = LaneQueue(10, PLENTY, LIMITS)
     async with asyncio.timeout(30):
         reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
-        queue.put(submission("a"))
+        queue.put_all([submission("a")])
         assert names(await reading) == ["a"]
         reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
         await asyncio.sleep(0.01)

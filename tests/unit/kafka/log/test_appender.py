@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.appender import RecordWriter
+from halfway.kafka.log.appender import Appending, RecordWriter
 
 LONG_S = 30.0
 Report = Callable[[KafkaError | None, Any], None]
@@ -20,8 +20,12 @@ Report = Callable[[KafkaError | None, Any], None]
 class Delivered:
     """A delivered message, as far as the writer looks at it."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, key: bytes) -> None:
         self._offset = offset
+        self._key = key
+
+    def key(self) -> bytes:
+        return self._key
 
     def offset(self) -> int:
         return self._offset
@@ -35,7 +39,7 @@ class ScriptedProducer:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        self.held: list[Report] = []
+        self.held: list[tuple[bytes, Report]] = []
         self.events: list[Callable[[], object]] = []
         self.refuse: Exception | None = None
         self.purged = False
@@ -45,10 +49,10 @@ class ScriptedProducer:
     def __len__(self) -> int:
         return len(self.held)
 
-    def produce(self, _topic: str, *, on_delivery: Report, **_record: Any) -> None:
+    def produce(self, _topic: str, _value: bytes, key: bytes, _partition: int, report: Report, *_rest: object) -> None:
         if self.refuse is not None:
             raise self.refuse
-        self.held.append(on_delivery)
+        self.held.append((key, report))
 
     def poll(self, timeout: float) -> int:
         self._wake.wait(timeout)
@@ -63,20 +67,20 @@ class ScriptedProducer:
         if self.keeps_its_records:
             return
         error = KafkaError(KafkaError._PURGE_INFLIGHT)
-        for report in self.held:
-            self.events.append(partial(report, error, Delivered(-1)))
+        for key, report in self.held:
+            self.events.append(partial(report, error, Delivered(-1, key)))
         self.held.clear()
 
     def deliver(self, *offsets: int) -> None:
         """Deliver the oldest messages, all in one poll."""
         for offset in offsets:
-            report = self.held.pop(0)
-            self.events.append(partial(report, None, Delivered(offset)))
+            key, report = self.held.pop(0)
+            self.events.append(partial(report, None, Delivered(offset, key)))
         self._wake.set()
 
     def fail(self, code: int) -> None:
-        report, error = self.held.pop(0), KafkaError(code)
-        self.events.append(partial(report, error, Delivered(-1)))
+        key, report = self.held.pop(0)
+        self.events.append(partial(report, KafkaError(code), Delivered(-1, key)))
         self._wake.set()
 
     def die(self) -> None:
@@ -101,8 +105,14 @@ class Bench:
         return self.producers[-1]
 
     def append(self, *, size: int = 10, within_s: float = LONG_S) -> asyncio.Future[int]:
-        deadline = asyncio.get_running_loop().time() + within_s
-        return self.writer.append("t", 0, key=b"", value=b"x" * size, headers=[], deadline=deadline)
+        return self.append_all(1, size=size, within_s=within_s)[0]
+
+    def append_all(self, count: int, *, size: int = 10, within_s: float = LONG_S) -> list[asyncio.Future[int]]:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(count)]
+        records = [Appending(b"%d" % place, b"x" * (size - 1), [], future) for place, future in enumerate(futures)]
+        self.writer.append("t", 0, records, deadline=loop.time() + within_s)
+        return futures
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -135,6 +145,34 @@ async def test_each_caller_gets_its_own_offset(make_bench: Callable[..., Bench])
     bench.producers[0].deliver(7, 8, 9, 10, 11)
     assert await asyncio.gather(*tasks) == [7, 8, 9, 10, 11]
     assert bench.writer.in_flight == (0, 0)
+
+
+async def test_each_record_of_a_list_gets_its_own_answer(make_bench: Callable[..., Bench]) -> None:
+    """In whatever order the reports come, and though one of the records failed."""
+    bench = make_bench()
+    first, second, third = bench.append_all(3)
+    producer = bench.producers[0]
+    producer.held.reverse()
+    producer.deliver(9)
+    producer.fail(KafkaError._MSG_TIMED_OUT)
+    producer.deliver(7)
+    assert (await first, await third) == (7, 9)
+    with pytest.raises(OutcomeUnknownError):
+        await second
+    assert bench.writer.in_flight == (0, 0)
+
+
+async def test_of_a_list_past_its_deadline_what_was_delivered_is_answered(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    first, second, third = bench.append_all(3, within_s=0.3)
+    bench.producers[0].deliver(7)
+    assert await first == 7
+    for late in (second, third):
+        with pytest.raises(OutcomeUnknownError):
+            await late
+    assert bench.writer.in_flight == (2, 20)
+    bench.producers[0].deliver(8, 9)
+    await until(lambda: bench.writer.in_flight == (0, 0))
 
 
 async def test_a_failed_delivery_is_ambiguous(make_bench: Callable[..., Bench]) -> None:

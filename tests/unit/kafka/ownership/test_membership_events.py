@@ -1,11 +1,13 @@
 """What the group's thread tells the membership, whose state belongs to the event loop."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import cast
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from structlog.testing import capture_logs
 
 from halfway.domain.shard import ShardState
@@ -48,6 +50,48 @@ async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> N
         pool.submit(lose_and_get_back).result()  # the loop waits for it
     await asyncio.sleep(0.05)
     assert membership.status.acquiring == (0, 1)
+
+
+class Paused:
+    """Stands for the group's consumer."""
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Take partitions."""
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Fetch nothing."""
+
+
+async def test_a_member_is_not_seen_without_the_shards_that_it_is_assigned() -> None:
+    """A member without shards is ready: until the loop knows of its shards, this instance has not joined."""
+    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
+    membership = Instance(config).cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    shards = [TopicPartition(config.half_topic, shard) for shard in (0, 1)]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(membership._group._on_assign, cast("Consumer", Paused()), shards).result()  # the loop waits for it
+    seen = membership.status
+    assert (seen.joined, seen.acquiring) == (False, ())
+    await asyncio.sleep(0.01)
+    seen = membership.status
+    assert (seen.joined, seen.acquiring) == (True, (0, 1))
+
+
+@pytest.mark.parametrize("leave", ["left", "dropped"])
+async def test_a_member_that_has_left_has_joined_once_it_is_assigned_something_again(leave: str) -> None:
+    """Be that nothing: others have all the shards."""
+    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
+    membership = Instance(config).cluster.membership
+    membership._loop = Loop(asyncio.get_running_loop())
+    events: list[tuple[Callable[[], None], bool]] = [
+        (lambda: membership.assigned({0}), True),
+        (membership.left if leave == "left" else lambda: membership.dropped({0}), False),
+        (lambda: membership.assigned(set()), True),
+    ]
+    for tell, joined in events:
+        tell()
+        await asyncio.sleep(0.01)
+        assert membership.status.joined == joined
 
 
 class Serving:

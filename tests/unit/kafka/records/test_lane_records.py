@@ -38,7 +38,7 @@ def write(**fields: object) -> LaneWrite:
 
 
 def encoded(one: LaneWrite) -> Encoded:
-    return encode(one, CONFIG.op_record_bytes)
+    return encode(one, CONFIG)
 
 
 def marker_of(messages: int, topic: str) -> Op:
@@ -78,6 +78,7 @@ def test_real_messages_keep_what_they_had_and_can_be_told_apart() -> None:
         ("halfway-transaction-id", b"a-1"),
         ("halfway-message", b"1/2"),
         ("halfway-prepared-at", b"7"),
+        ("halfway-prefix", CONFIG.prefix.encode()),
     ]
     assert (second.topic, second.key, second.value, second.partition) == ("points", None, None, -1)
     assert ("halfway-message", b"2/2") in second.headers
@@ -98,6 +99,7 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
     assert kept.op is None
     assert kept.half is not None
     assert decode_half(kept.half.value) == HALF
+    assert kept.half.headers[3:] == [("halfway-prepared-at", b"7")], "its timestamp is that of the append"
     assert kept.parked is not None
     assert decode_parked(kept.parked.value) == parked
 
@@ -105,8 +107,8 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
 def test_the_topic_of_a_record_that_the_producer_would_refuse_is_named() -> None:
     """What `produce` would refuse half way through a batch is found before the Kafka transaction begins."""
     large = write(messages=(MESSAGES[0], Message(topic="points", value=b"x" * 10_000)), op=OP)
-    assert oversized(large, encoded(large), CONFIG, 9_000) == "points"
-    assert oversized(large, encoded(large), CONFIG, 20_000) is None
+    assert oversized(large.size, encoded(large), CONFIG, 9_000) == "points"
+    assert oversized(large.size, encoded(large), CONFIG, 20_000) is None
     parked = Parked(half=HALF, reason="r" * 10_000, parked_at=9, checks=15)
     parking = write(parked=parked, op=OP, half=TOMBSTONE)
-    assert oversized(parking, encoded(parking), CONFIG, 9_000) == CONFIG.parked_topic
+    assert oversized(parking.size, encoded(parking), CONFIG, 9_000) == CONFIG.parked_topic

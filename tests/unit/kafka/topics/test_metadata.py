@@ -14,7 +14,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # 
 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.topics.metadata import Destinations
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.partition_availability import Openings
 
 LONG_S = 30.0
@@ -72,13 +72,13 @@ def admin() -> ScriptedAdmin:
 
 
 @pytest.fixture
-def destinations(admin: ScriptedAdmin, monkeypatch: pytest.MonkeyPatch) -> Destinations:
-    monkeypatch.setattr(Destinations, "_admin", lambda _self: admin)
-    return Destinations(CONFIG)
+def destinations(admin: ScriptedAdmin, monkeypatch: pytest.MonkeyPatch) -> TopicMetadata:
+    monkeypatch.setattr(TopicMetadata, "_admin", lambda _self: admin)
+    return TopicMetadata(CONFIG)
 
 
 def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
-    destinations: Destinations, admin: ScriptedAdmin
+    destinations: TopicMetadata, admin: ScriptedAdmin
 ) -> None:
     """An error that is not Kafka's does not leave the next caller waiting for an answer that never comes."""
     sound, admin.shape = admin.shape, RuntimeError("scripted")
@@ -91,7 +91,7 @@ def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
 
 @pytest.mark.parametrize("settings", [RuntimeError("scripted"), {}, SOUND | {"cleanup.policy": None}])
 async def test_settings_that_cannot_be_used_are_an_error_and_are_asked_for_again(
-    destinations: Destinations, admin: ScriptedAdmin, settings: Any
+    destinations: TopicMetadata, admin: ScriptedAdmin, settings: Any
 ) -> None:
     """As for a description, and where the answer lacks what is needed."""
     deadline = asyncio.get_running_loop().time() + LONG_S
@@ -106,7 +106,7 @@ async def test_settings_that_cannot_be_used_are_an_error_and_are_asked_for_again
 
 @pytest.mark.parametrize("allowed", [[AclOperation.WRITE, AclOperation.DESCRIBE], [AclOperation.ALL], [], None])
 def test_a_topic_that_may_be_written_is_there(
-    destinations: Destinations, admin: ScriptedAdmin, allowed: list[AclOperation] | None
+    destinations: TopicMetadata, admin: ScriptedAdmin, allowed: list[AclOperation] | None
 ) -> None:
     """Also where the broker tells of no operation at all, as it has no access control."""
     admin.shape.authorized_operations = allowed
@@ -114,7 +114,7 @@ def test_a_topic_that_may_be_written_is_there(
 
 
 def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
-    destinations: Destinations, admin: ScriptedAdmin
+    destinations: TopicMetadata, admin: ScriptedAdmin
 ) -> None:
     admin.shape.authorized_operations = [AclOperation.DESCRIBE, AclOperation.READ]
     with pytest.raises(NotAuthorisedError, match="Write") as caught:
@@ -122,7 +122,7 @@ def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
     assert caught.value.fields["topic"] == "orders"
 
 
-def test_partitions_that_take_nothing_are_told(destinations: Destinations, admin: ScriptedAdmin) -> None:
+def test_partitions_that_take_nothing_are_told(destinations: TopicMetadata, admin: ScriptedAdmin) -> None:
     """Without a leader, or below min.insync.replicas; a replica that lags where more than enough are left is none."""
     admin.shape.partitions = [partition(0, in_sync=2), partition(1, in_sync=1), partition(2, leader=None)]
     found = destinations.fresh(["orders"], LONG_S)["orders"]
@@ -133,7 +133,7 @@ def test_partitions_that_take_nothing_are_told(destinations: Destinations, admin
 
 @pytest.mark.parametrize("settings", [RuntimeError("scripted"), {}])
 def test_who_may_not_see_the_settings_may_write_wherever_there_is_a_leader(
-    destinations: Destinations, admin: ScriptedAdmin, settings: Any
+    destinations: TopicMetadata, admin: ScriptedAdmin, settings: Any
 ) -> None:
     """What was written before cannot be refused for want of a figure."""
     admin.settings = settings
@@ -144,11 +144,11 @@ def test_who_may_not_see_the_settings_may_write_wherever_there_is_a_leader(
 
 
 def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
-    destinations: Destinations, admin: ScriptedAdmin
+    destinations: TopicMetadata, admin: ScriptedAdmin
 ) -> None:
     """A lane that is busy with sound topics costs no request for settings, and one with others costs few."""
     admin.shape.partitions = [partition(0)]
-    Destinations(CONFIG).fresh(["orders"], LONG_S)
+    TopicMetadata(CONFIG).fresh(["orders"], LONG_S)
     assert admin.asked == 0
     admin.shape.partitions = [partition(0, in_sync=1)]
     for _ in range(3):
@@ -156,7 +156,9 @@ def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
     assert admin.asked == 1
 
 
-def test_a_controller_that_does_not_answer_is_looked_for_anew(destinations: Destinations, admin: ScriptedAdmin) -> None:
+def test_a_controller_that_does_not_answer_is_looked_for_anew(
+    destinations: TopicMetadata, admin: ScriptedAdmin
+) -> None:
     """The client would go on asking a broker that was lost."""
     sound, admin.shape = admin.shape, KafkaException(KafkaError(KafkaError._TIMED_OUT))
     with pytest.raises(KafkaUnavailableError):

@@ -92,6 +92,7 @@ def test_the_plan_is_the_designs_table() -> None:
         "parked": 4,
         "groups": 1,
         "owners": 4,
+        "audit": 1,
     }
     assert {kind: plan.settings["cleanup.policy"] for kind, plan in planned.items()} == {
         "half": "compact",
@@ -99,7 +100,9 @@ def test_the_plan_is_the_designs_table() -> None:
         "parked": "compact",
         "groups": "compact",
         "owners": "compact",
+        "audit": "delete",
     }
+    assert planned.pop("audit").settings["retention.ms"] == str(90 * 24 * 3_600_000)
     assert planned["op"].settings["retention.ms"] == str(7 * 24 * 3_600_000)
     assert all(plan.settings["min.compaction.lag.ms"] == "900000" for plan in planned.values())
     assert all(plan.settings["segment.ms"] == "3600000" for plan in planned.values())
@@ -124,6 +127,7 @@ def test_the_plan_is_the_designs_table() -> None:
         ("groups", "unclean.leader.election.enable", "true", "false"),
         ("owners", "message.timestamp.type", "LogAppendTime", "CreateTime"),
         ("half", "min.insync.replicas", "2", "at most 1"),
+        ("audit", "cleanup.policy", "compact", "delete"),
     ],
 )
 def test_an_unsafe_setting_is_named_with_its_remedy(topic: str, setting: str, value: str, needed: str) -> None:
@@ -172,7 +176,7 @@ def test_too_few_replicas_are_refused_and_no_setting_that_they_cannot_fulfil_is_
     """One replica where there are three brokers is unsafe; two in sync of one would stop all writes."""
     unsafe = found_problems(as_planned(brokers=1), brokers=3)
     assert {problem.setting for problem in unsafe} == {"replication factor"}
-    assert len(unsafe) == 5
+    assert len(unsafe) == 6
 
 
 def test_three_replicas_need_two_in_sync_even_while_a_broker_is_down() -> None:

@@ -9,12 +9,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from halfway.kafka.records import codec
+from halfway.pipeline import delta
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit, ledger, report
-from halfway.pipeline.transforms.verdict import ANOMALIES, FINE
+from halfway.pipeline.sources import SnapshotSource
+from halfway.pipeline.transforms.verdict import VERDICTS
+from tests.support.pipeline.archives import PREFIX, write_records
+from tests.support.records.samples import AUDIT_EVENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +36,7 @@ ENDED = (
 PLACES = "array<struct<partition: int, offset: bigint>>"
 FOUND = (
     "verdict string, id string, `group` string, topics array<string>, expected int, found int, "
+    "prepared_at timestamp, ended_at timestamp, "
     f"evidence array<struct<topic: string, slot: int, problem: string, found: int, places: {PLACES}>>"
 )
 SPLIT = (UGLY, "shop", "shop")
@@ -50,7 +57,7 @@ def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...]
         outcome, cause = ("committed", "producer") if number % 2 else ("rolled_back", "check")
         ended = START + timedelta(seconds=step * number)
         rows.append((f"tx-{number}", group, outcome, cause, ended, ended, number * 10, 1, ["orders"], 1, 5, 0, number))
-    spark.createDataFrame(rows, ENDED).write.parquet(str(folder / ledger.ENDED / "batch=0"))
+    delta.append(spark.createDataFrame(rows, ENDED), str(folder / ledger.ENDED), writer="ledger", batch=0)
     columns = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
     open_still = [("p-1", "shop", "parked", round(START.timestamp() * 1000), 0, 1)]
     spark.createDataFrame(open_still, columns).write.parquet(str(folder / ledger.PENDING / "batch=0"))
@@ -72,7 +79,7 @@ def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Pat
         patch.setenv("TZ", "Asia/Tokyo")
         patch.setattr(report, "_of_ledger", while_it_runs)
         time.tzset()
-        report.run(spark, Folder(spark, str(folder / "ledger")), None, Folder(spark, str(folder)))
+        report.run(spark, report.Sources(ledger=Folder(spark, str(folder / "ledger"))), Folder(spark, str(folder)))
     time.tzset()
     return folder
 
@@ -123,7 +130,7 @@ def of_odd_names(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
     """Give the folder of a report over months, and groups whose names something could take for more than names."""
     folder = tmp_path_factory.mktemp("odd")
     write_ledger(spark, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"), step=86_400)
-    report.run(spark, Folder(spark, str(folder / "ledger")), None, Folder(spark, str(folder)))
+    report.run(spark, report.Sources(ledger=Folder(spark, str(folder / "ledger"))), Folder(spark, str(folder)))
     return folder
 
 
@@ -153,9 +160,14 @@ def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantine
         ("orders", 1, "doubled", count, [(0, offset) for offset in range(count)])
         for count in (100, *(2 for _ in range(doubled - 1)))
     ]
-    rows = [("doubled", f"tx-{n:04}", "shop", ["orders"], 1, each[3], [each]) for n, each in enumerate(problems)]
-    spark.createDataFrame(rows, FOUND).write.parquet(str(folder / audit.ANOMALIES))
-    counts = dict.fromkeys((*FINE, *ANOMALIES), 0) | {"doubled": doubled, "committed_ok": 5}
+    rows = [
+        ("doubled", f"tx-{n:04}", "shop", ["orders"], 1, each[3], START, START + timedelta(minutes=n), [each])
+        for n, each in enumerate(problems)
+    ]
+    found = spark.createDataFrame(rows, FOUND)
+    for name in (audit.ANOMALIES, audit.VERDICTS):
+        found.write.parquet(str(folder / name))
+    counts = dict.fromkeys(VERDICTS, 0) | {"doubled": doubled, "committed_ok": 5}
     summary = {**counts, "quarantined": quarantined, "judged_at": 1_750_000_000_000}
     (folder / audit.SUMMARY).write_text(json.dumps(summary))
 
@@ -163,7 +175,9 @@ def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantine
 def test_the_page_says_of_how_many_anomalies_it_shows_the_first(spark: "SparkSession", tmp_path: Path) -> None:
     """The CSV file has them all, each with all its places; what could not be read is told too."""
     write_audit(spark, tmp_path / "audit", 600, quarantined=3)
-    path = report.run(spark, None, Folder(spark, str(tmp_path / "audit")), Folder(spark, str(tmp_path / "report")))
+    path = report.run(
+        spark, report.Sources(audit=Folder(spark, str(tmp_path / "audit"))), Folder(spark, str(tmp_path / "report"))
+    )
     page = Path(path).read_text()
     assert "<b>600</b>anomalies among 605" in page
     assert "The first 100 of 600; all are in anomalies.csv" in page
@@ -180,12 +194,54 @@ def test_an_audit_that_was_not_finished_is_none(spark: "SparkSession", tmp_path:
     """Its tables may be of two runs: its summary, written last, says that they are of one."""
     write_audit(spark, tmp_path, 1)
     (tmp_path / audit.SUMMARY).unlink()
-    (tmp_path / audit.VERDICTS).mkdir()
     with pytest.raises(SourceError, match="was not finished"):
-        report.run(spark, None, Folder(spark, str(tmp_path)), Folder(spark, str(tmp_path / "report")))
+        report.run(spark, report.Sources(audit=Folder(spark, str(tmp_path))), Folder(spark, str(tmp_path / "report")))
 
 
 def test_without_a_ledger_the_remedy_is_told(spark: "SparkSession", tmp_path: Path) -> None:
     """An empty folder is no empty ledger."""
     with pytest.raises(SourceError, match="run halfway-pipeline ledger first"):
-        report.run(spark, Folder(spark, str(tmp_path)), None, Folder(spark, str(tmp_path / "report")))
+        report.run(spark, report.Sources(ledger=Folder(spark, str(tmp_path))), Folder(spark, str(tmp_path / "report")))
+
+
+def test_a_part_of_the_time_and_objectives_of_groups_can_be_told(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of the ledger by its outcomes' times, of the audit too; a group whose objective is missed is counted."""
+    write_ledger(spark, tmp_path / "ledger")
+    write_audit(spark, tmp_path / "audit", 5)
+    since = round((START + timedelta(minutes=1)).timestamp() * 1000)
+    wanted = report.Wanted(since_ms=since, until_ms=since + 60_000, objectives={"shop": 10_000, None: 500})
+    sources = report.Sources(
+        ledger=Folder(spark, str(tmp_path / "ledger")), audit=Folder(spark, str(tmp_path / "audit"))
+    )
+    page = Path(report.run(spark, sources, Folder(spark, str(tmp_path / "report")), wanted)).read_text()
+    assert "<b>1</b>anomalies among 1" in page
+    assert "<b>1</b>groups missed their objective" in page
+    groups = {row["group"]: row for row in rows_of(tmp_path / "report" / "groups.csv")}
+    assert {row["minute"] for row in rows_of(tmp_path / "report" / "over_time.csv")} == {"2026-01-02 03:05"}
+    assert (groups["shop"]["objective_ms"], groups["shop"]["share_within"]) == ("10000", "1.0")
+    # Every third from the 30th on, of ten milliseconds each: those up to 500 ms.
+    assert (groups[UGLY]["objective_ms"], groups[UGLY]["share_within"]) == ("500", "0.7")
+
+
+def test_the_page_shows_who_did_what_and_obeys_no_name(spark: "SparkSession", tmp_path: Path) -> None:
+    """Registered, changed, ended by hand, resumed, keys: the newest first, each once, text whatever it holds."""
+    events = [
+        msgspec.structs.replace(
+            AUDIT_EVENT, id=f"event-{number}", at=AUDIT_EVENT.at + number, action=action, remark=UGLY, detail="=1+2"
+        )
+        for number, action in enumerate(("register_group", "end_by_hand", "resume", "create_key", "revoke_key"))
+    ]
+    records: list[tuple[Any, ...]] = [
+        (b"k", codec.encode_audit(event), PREFIX + "audit", 0, offset, START, [])
+        for offset, event in enumerate([*events, events[0]])
+    ]
+    write_records(tmp_path / "archive", records, at=AUDIT_EVENT.at + 60_000)
+    sources = report.Sources(trail=SnapshotSource(spark, Folder(spark, str(tmp_path / "archive"))))
+    page = Path(report.run(spark, sources, Folder(spark, str(tmp_path / "report")))).read_text()
+    assert UGLY not in page
+    assert page.count("&lt;script&gt;") == len(events)
+    told = rows_of(tmp_path / "report" / "trail.csv")
+    assert [row["action"] for row in told] == [event.action for event in reversed(events)]
+    assert {(row["actor"], row["detail"]) for row in told} == {
+        (f"{AUDIT_EVENT.actor_kind} {AUDIT_EVENT.actor}", "'=1+2")
+    }

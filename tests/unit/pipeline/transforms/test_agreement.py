@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812  as everybody calls it
-
 from checker.judge import judge
 from checker.records import AnyRecord, Half, Op, Parked, Real
 from checker.rules import RULES, Finding
-from halfway.pipeline.records import content
-from halfway.pipeline.transforms.verdict import ANOMALIES, Limits, of_ops, verdicts
+from halfway.pipeline.engines import Engine, SparkEngine
+from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
+from halfway.pipeline.transforms.verdict import ANOMALIES, verdicts
 from tests.support.checker.forgeries import FORGERIES, good
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 AT = 1_700_000_000_000
 GONE = "acknowledged_prepare_went_without_an_outcome"
@@ -56,7 +56,7 @@ NOT_SHOWN = {
 NO_HEADERS = "other headers stand in the topic"
 """A marker keeps no hash of headers, so the audit cannot know."""
 
-Decoded = tuple[str, str, str, str, int, int, int, int, int, list[tuple[str, bytes, bytes, int]]]
+Decoded = tuple[str, str, str, str, int, int, int, int, int, list[dict[str, object]]]
 
 
 def shown(findings: Iterable[Finding], topics: list[AnyRecord]) -> dict[str, set[str]]:
@@ -77,7 +77,7 @@ class Frames:
 
     def __init__(self) -> None:
         self.ops: list[Decoded] = []
-        self.halves: list[tuple[str, bool, int, str, int]] = []
+        self.halves: list[tuple[str, bool, int, str, int, int]] = []
         self.parked: list[tuple[str, bool, int, str, int, int]] = []
         self.messages: list[tuple[object, ...]] = []
 
@@ -88,47 +88,53 @@ class Frames:
             match record:
                 case Op() if record.outcome is not None:
                     named = record.messages or [(one.topic, one.key, one.value) for one in contents.get(record.id, ())]
-                    digests = [(topic, _hash(key), _hash(value), 1) for topic, key, value in named]
+                    digests: list[dict[str, object]] = [
+                        {"topic": topic, "key_hash": _hash(key), "value_hash": _hash(value), "size": 1}
+                        for topic, key, value in named
+                    ]
                     place = (AT, AT, AT, record.shard, record.offset)
                     self.ops.append((name, "g", record.kind, record.cause, *place, digests))
                 case Half():
-                    self.halves.append((name, record.contents is not None, AT, "g", record.offset))
+                    self.halves.append((name, record.contents is not None, AT, "g", record.offset, AT))
                 case Parked():
                     self.parked.append((name, not record.tombstone, AT, "g", record.offset, AT))
                 case Real() if record.id:
                     what = record.content
-                    hashes = (_hash(what.key).hex(), _hash(what.value).hex())
+                    key_hash = _hash(what.key).hex()
+                    hashes = (key_hash, key_hash[:16] + _hash(what.value).hex()[:16], "")
                     where = (what.topic, record.shard, record.offset)
                     self.messages.append((name, AT, AT, *hashes, *where, record.number, record.total))
                 case _:
                     pass
 
-    def judged(self, spark: "SparkSession") -> dict[str, set[str]]:
-        frame = spark.createDataFrame
+    def judged(self, engine: Engine) -> dict[str, set[str]]:
+        frame = engine.table
         decoded = frame(
             self.ops,
             "id string, `group` string, kind string, cause string, prepared_at bigint, at bigint, written_at bigint, "
             "partition int, offset bigint, "
-            "messages array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint>>",
+            "messages array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint, "
+            "headers_hash: binary, partition: int>>",
         )
-        messages: DataFrame = frame(
+        messages = frame(
             self.messages,
-            "id string, prepared_at bigint, at bigint, key_hash string, value_hash string, topic string, "
-            "partition int, offset bigint, slot int, total int",
+            "id string, prepared_at bigint, at bigint, key_hash string, content string, own_headers string, "
+            "topic string, partition int, offset bigint, slot int, total int",
         )
-        halves = "id string, alive boolean, at bigint, `group` string, offset bigint"
-        rows = verdicts(
-            ops=of_ops(decoded),
+        halves = "id string, alive boolean, at bigint, `group` string, offset bigint, prepared_at bigint"
+        ends, named = of_ops(engine, decoded)
+        evidence = Evidence(
+            ops=ends,
+            named=named,
             halves=frame(self.halves, halves),
-            parked=frame(self.parked, halves + ", prepared_at bigint"),
-            messages=messages.withColumn("content", content(F.col("key_hash"), F.col("value_hash"))),
+            parked=frame(self.parked, halves),
+            messages=messages,
             unsettled=frame([], "id string, at bigint"),
             topics=frame(
                 [("orders", 0, False), ("points", 0, False)], "topic string, provable_since bigint, compacted boolean"
             ),
-            latest_of_keys=None,
-            limits=Limits(cut=AT),
-        ).collect()
+        )
+        rows = engine.rows(verdicts(engine, evidence, Limits(cut=AT)))
         return {row["id"]: set(row["anomalies"]) for row in rows if row["verdict"] in ANOMALIES}
 
 
@@ -138,7 +144,19 @@ def _hash(hexadecimal: str | None) -> bytes:
     return bytes.fromhex(text) if len(text) == 32 else sha256(text.encode()).digest()[:16]
 
 
-def test_forged_histories_get_from_the_audit_what_the_checker_finds(spark: "SparkSession") -> None:
+def test_forged_histories_get_from_duckdb_what_the_checker_finds() -> None:
+    """As from Spark."""
+    engine = DuckEngine()
+    assert_agreement(engine)
+    engine.close()
+
+
+def test_forged_histories_get_from_spark_what_the_checker_finds(spark: "SparkSession") -> None:
+    """As from DuckDB."""
+    assert_agreement(SparkEngine(spark))
+
+
+def assert_agreement(engine: Engine) -> None:
     """For every way to forge, and for a good run: the same ids, with the verdicts that match the checker's rules."""
     frames = Frames()
     expected: dict[str, set[str]] = {}
@@ -151,7 +169,7 @@ def test_forged_histories_get_from_the_audit_what_the_checker_finds(spark: "Spar
         found = shown(judge(history, topics).findings, topics)
         expected |= {f"{number}:{name}": anomalies for name, anomalies in found.items()}
     assert set().union(*expected.values()) == set(ANOMALIES)
-    assert frames.judged(spark) == expected
+    assert frames.judged(engine) == expected
 
 
 def test_every_rule_of_the_checker_is_placed() -> None:

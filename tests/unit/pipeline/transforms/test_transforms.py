@@ -15,7 +15,10 @@ DECODED = (
     "id string, `group` string, kind string, cause string, prepared_at bigint, at bigint, checks int, "
     "messages array<struct<topic: string, size: bigint>>, partition int, offset bigint, error string"
 )
-RECORDS = "id string, `group` string, alive boolean, at bigint, partition int, offset bigint, fault string"
+RECORDS = (
+    "id string, `group` string, alive boolean, at bigint, partition int, offset bigint, fault string, "
+    "prepared_at bigint"
+)
 OUTCOMES = "id string, at bigint"
 PENDING = "id string, `group` string, state string, since bigint, shard int, offset bigint"
 
@@ -26,7 +29,7 @@ def moment(ms: int) -> datetime:
 
 def of_kinds(spark: "SparkSession", **rows: list[tuple[Any, ...]]) -> "DataFrame":
     """Give the records of several topics in one frame."""
-    return spark.createDataFrame([(*row, kind) for kind in rows for row in rows[kind]], RECORDS + ", kind string")
+    return spark.createDataFrame([(*row, None, kind) for kind in rows for row in rows[kind]], RECORDS + ", kind string")
 
 
 def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
@@ -137,8 +140,8 @@ def test_rollup_counts_by_group_and_minute(spark: "SparkSession") -> None:
 def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
     """Tombstones and outcomes end; an outcome a horizon older than the half belongs to an earlier use of the id."""
 
-    def half(name: str, offset: int, at: int, *, alive: bool = True) -> tuple[Any, ...]:
-        return (name, "g", alive, at, 0, offset, None)
+    def half(name: str, offset: int, at: int, *, alive: bool = True, prepared_at: int | None = None) -> tuple[Any, ...]:
+        return (name, "g", alive, at, 0, offset, None, prepared_at)
 
     halves = [
         half("pending", 1, 1_000),
@@ -146,8 +149,9 @@ def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
         half("ended", 3, 2_000, alive=False),
         half("late-duplicate", 4, 2_000),
         half("used-again", 5, 1_000_000),
-        ("in-another-group", "h", False, 1_000, 0, 6, None),
+        ("in-another-group", "h", False, 1_000, 0, 6, None, None),
         half("in-another-group", 7, 1_000_000),
+        half("re-anchored", 8, 1_000_000, prepared_at=1_000),
     ]
     outcomes = [
         ("late-duplicate", "g", 1_500),
@@ -167,6 +171,7 @@ def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
                 ("pending", "g", 0, 1_000),
                 ("used-again", "g", 0, 1_000_000),
                 ("in-another-group", "g", 0, 1_000_000),
+                ("re-anchored", "g", 0, 1_000),
             ],
             "id string, `group` string, shard int, since bigint",
         ),

@@ -2,12 +2,15 @@
 
 import asyncio
 import base64
+from collections.abc import Sequence
 
 import pytest
 
 from halfway.domain.errors import OutcomeUnknownError
+from halfway.domain.records import Half
 from halfway.domain.transaction import Outcome
 from halfway.memory import verdict
+from halfway.service.replies import Reply
 from tests.support.rest.client import SHOP, RestWorld
 from tests.unit.rest.conftest import NewWorld
 
@@ -117,10 +120,9 @@ class TestPrepareAndEnd:
     async def test_an_ambiguous_prepare_is_503_with_its_id_and_retry_after(
         self, world: RestWorld, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lost(*_: object, **__: object) -> asyncio.Future[int]:
-            future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            future.set_exception(OutcomeUnknownError("not known", id="order-7"))
-            return future
+        def lost(_: int, halves: Sequence[tuple[Half, Reply[int]]], **__: object) -> None:
+            for half, reply in halves:
+                reply.set_exception(OutcomeUnknownError("not known", id=half.id))
 
         monkeypatch.setattr(world.memory.half_log, "append", lost)
         answer = await world.prepare(id="order-7")

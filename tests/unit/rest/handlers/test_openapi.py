@@ -39,7 +39,7 @@ async def test_it_is_served(world: RestWorld) -> None:
 def test_every_operation_lists_its_answers_and_its_problems(path: str, method: str, call: dict[str, Any]) -> None:
     assert call["summary"]
     statuses = set(call["responses"])
-    assert any(status.startswith("2") for status in statuses)
+    assert any(status < "300" for status in statuses)
     assert {"400", "403", "429", "500", "503"} <= statuses
     if "requestBody" in call:
         assert {"413", "415", "422", "408"} <= statuses
@@ -61,7 +61,7 @@ def test_every_error_that_can_be_answered_stands_in_the_table_once_and_in_openap
     assert codes == {kind.code for kind in STATUS} - internal
     assert len({kind.code for kind in STATUS}) == len(STATUS)
     listed = set(re.findall(r"^- `(\w+)`:", "\n".join(_descriptions()), re.MULTILINE))
-    of_no_operation = {"unknown_path", "method_not_allowed"}
+    of_no_operation = {"unknown_path", "method_not_allowed", "id_replaced"}  # the last one is of an item of a job
     assert codes - of_no_operation | {"internal"} == listed
 
 
@@ -93,6 +93,14 @@ async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
         ("end", "POST", f"/v1/transactions/{name}/end", {"outcome": "rollback"}),
         ("resume", "POST", f"/v1/transactions/{name}/resume", None),
         ("getTransaction", "GET", f"/v1/transactions/{name}", None),
+        ("startJob", "POST", "/v1/jobs", {"action": "commit", "filter": {"group": "shop"}, "preview": True}),
+        ("startJob", "POST", "/v1/jobs", {"action": "check", "filter": {}, "reason": "r", "id": "j"}),
+        ("startJob", "POST", "/v1/jobs", {"action": "check", "filter": {}, "reason": "r", "id": "j"}),
+        ("startJob", "POST", "/v1/jobs", {"action": "check", "ids": ["mine"], "reason": "r", "id": "j"}),
+        ("listJobs", "GET", "/v1/jobs", None),
+        ("getJob", "GET", "/v1/jobs/j?limit=1", None),
+        ("getJob", "GET", "/v1/jobs/never", None),
+        ("stopJob", "DELETE", "/v1/jobs/j", None),
         ("deleteGroup", "DELETE", "/v1/groups/shop", None),
     ):
         answer = await world.call(method, path, body)

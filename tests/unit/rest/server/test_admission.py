@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from halfway.rest.server.admission import Admission
+from halfway.rest.requests.admission import Admission, HeldRefusals, held_s
 from halfway.rest.server.api import ApiLimits
+from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
 from tests.unit.rest.conftest import NewWorld
 
@@ -66,17 +67,9 @@ async def shop(new_world: NewWorld, wait_s: float) -> RestWorld:
 @asynccontextmanager
 async def occupied(world: RestWorld) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Event]]:
     """The only place is taken by a prepare that Kafka does not confirm until the event is set; give who reads it."""
-    go_on, append = asyncio.Event(), world.memory.half_log.append
-
-    async def slowly(*args: object, **named: object) -> int:
-        await go_on.wait()
-        return await append(*args, **named)  # type: ignore[arg-type]  # passed through
-
-    def slow(*args: object, **named: object) -> asyncio.Future[int]:
-        return asyncio.ensure_future(slowly(*args, **named))
-
+    go_on = asyncio.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world.memory.half_log, "append", slow)
+        patch.setattr(world.memory.half_log, "append", once(go_on, world.memory.half_log.append))
         async with connected(world) as [(reader, writer)]:
             writer.write(PREPARE)
             await until_taken(world, 1)
@@ -156,7 +149,7 @@ async def test_a_body_that_is_slow_to_come_keeps_nobody_out(patient: RestWorld) 
         async with asyncio.timeout(30):
             while not patient.api.bodies.bytes:  # noqa: ASYNC110  nothing tells when the request has come
                 await asyncio.sleep(0.01)
-        assert patient.api.in_flight == 0, "only what has wholly come takes a place"
+        assert patient.api.places.taken == 0, "only what has wholly come takes a place"
         writer.write(PREPARE)
         assert (await answer(reader))[0] == 201
         slow.write(PREPARE[-1:])
@@ -219,3 +212,34 @@ async def test_a_place_that_comes_with_the_end_of_patience_is_taken_or_given_on(
         assert (admission.prepares, admission.waiting) == (ends.count(None), 0)
         for _ in range(ends.count(None)):
             admission.leave()
+
+
+async def test_refusals_of_a_group_at_its_limit_are_held_back_up_to_a_number() -> None:
+    """Further ones, and those of another group, are not; each that is answered makes room for another."""
+    refusals = HeldRefusals(wait_s=60, most=2)
+    held = [asyncio.create_task(refusals.hold("shop")) for _ in range(2)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await refusals.hold("shop")
+    assert not any(task.done() for task in held)
+    held.pop().cancel()
+    await asyncio.sleep(0)
+    held.append(asyncio.create_task(refusals.hold("shop")))
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in held)
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+
+
+async def test_a_refusal_that_was_held_back_is_told_in_the_end() -> None:
+    refusals = HeldRefusals(wait_s=0.01, most=1)
+    for _ in range(2):
+        await asyncio.wait_for(refusals.hold("shop"), 20)
+
+
+def test_refusals_are_not_all_told_at_one_moment() -> None:
+    """Callers that were refused together would come back together."""
+    times = [held_s(2.0) for _ in range(100)]
+    assert len(set(times)) > 50
+    assert 1.0 <= min(times) < max(times) <= 2.0

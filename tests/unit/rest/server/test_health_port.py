@@ -4,11 +4,13 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from halfway.rest.console import Console, with_console
 from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.liveness import LoopPauses
 from halfway.runtime.metrics import MAX_GROUPS, Metrics
 from tests.support.rest.client import HOST, RestWorld
+from tests.support.rest.guarded import guarded
 
 
 async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
@@ -39,6 +41,22 @@ async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
         assert (await ask(port, "/metrics", "POST"))[0] == 405
     finally:
         await server.stop()
+
+
+async def test_a_console_on_this_port_finds_the_api_here_with_its_keys() -> None:
+    """Everything else stays as it is; without it the API is not here."""
+    async with guarded() as world:
+        port = HealthPort(reasons=list, not_acquired=list, metrics=Metrics().render, api=world.here.api)
+        server = HttpServer(with_console(Console(), port))
+        number = await server.start(HOST, 0)
+        try:
+            assert (await ask(number, "/console/"))[:2] == (200, "text/html")
+            assert (await ask(number, "/v1/groups"))[0] == 401
+            assert (await ask(number, "/openapi.json"))[0] == 200
+            assert (await ask(number, "/health/live"))[0] == 200
+            assert (await ask(number, "/v2"))[0] == 404
+        finally:
+            await server.stop()
 
 
 async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:

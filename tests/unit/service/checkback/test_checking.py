@@ -7,13 +7,13 @@ import pytest
 
 from halfway.domain.errors import AlreadyEndedError, InvalidRequestError, NotPendingError
 from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Message, OpKind
+from halfway.domain.records import Message, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
 from halfway.service.checkback.host_rate_limit import HostRateLimits
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.requests import ServiceLimits
-from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
+from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops
 
 
@@ -42,6 +42,18 @@ async def test_a_transaction_brings_its_own_first_check(world: World) -> None:
     assert world.memory.caller.requests == []
     await world.scan(after_s=2)
     assert len(world.memory.caller.requests) == 1
+
+
+async def test_a_check_on_demand_is_refused_if_no_endpoint_may_be_called(world: World) -> None:
+    """The operator may have changed the rules since the group was registered; the refusal says what would allow it."""
+    prepared = await world.prepare()
+    group = await world.coordinator.get_group("shop", deadline=world.deadline())
+    for url in group.urls:
+        world.memory.caller.refused[url] = "not allowed (HALFWAY_CHECK_HOSTS)"
+    with pytest.raises(InvalidRequestError, match="HALFWAY_CHECK_HOSTS"):
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+    world.memory.caller.refused.popitem()
+    await world.coordinator.check(prepared.id, deadline=world.deadline())
 
 
 async def test_no_check_after_an_end(world: World) -> None:
@@ -241,8 +253,7 @@ async def test_an_operator_asks_at_once(world: World) -> None:
     world.memory.caller.always(verdict(Outcome.ROLLBACK))
     prepared = await world.prepare()
     await world.coordinator.check(prepared.id, deadline=world.deadline())
-    await world.until(lambda: len(ops(world, prepared.id)) == 1)
-    assert await world.state(prepared.id) is State.ROLLED_BACK
+    await world.until_state(prepared.id, State.ROLLED_BACK)
     with pytest.raises(AlreadyEndedError):
         await world.coordinator.check(prepared.id, deadline=world.deadline())
 
@@ -322,88 +333,3 @@ async def test_an_open_breaker_holds_checks_back_and_closes_again(world: World) 
     for _ in range(20):
         await world.scan(after_s=1)
     assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
-
-
-async def test_pull_hands_out_due_checks_and_counts_them(world: World) -> None:
-    """A poll waits for a due check; a lease is counted, not handed out twice, and its end has the cause check."""
-    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
-    prepared = await world.prepare(group="puller")
-    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=5))
-    await asyncio.sleep(0.01)
-    assert not poll.done()
-    await world.scan(after_s=6)
-    leased = await poll
-    assert [(check.id, check.attempt) for check in leased] == [(prepared.id, 1)]
-    assert leased[0].messages[0].value == b"v"
-    await world.scan()
-    assert (await world.get(prepared.id)).checks == 1
-    assert list(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == []
-    await world.end(prepared.id, Outcome.COMMIT, check_id=leased[0].check_id)
-    assert (await world.get(prepared.id)).cause is Cause.CHECK
-    assert world.memory.caller.requests == []
-
-
-async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
-    """A producer that took a check and said nothing is asked again, until the checks are used up."""
-    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
-    prepared = await world.prepare(group="puller")
-    attempts = []
-    for _ in range(200):
-        await world.scan(after_s=1)
-        attempts += [check.attempt for check in await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)]
-    assert attempts == [1, 2, 3]
-    assert await world.state(prepared.id) is State.PARKED
-
-
-async def test_a_check_that_a_worker_has_is_not_handed_to_a_second_one(world: World) -> None:
-    """Whoever asks for another check meanwhile: it uses none up. What was answered, or not in time, is free again."""
-    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
-    prepared = await world.prepare(group="puller")
-
-    async def check_now() -> list[tuple[int, str]]:
-        await world.coordinator.check(prepared.id, deadline=world.deadline())
-        await world.scan()
-        found = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
-        return [(check.attempt, check.check_id) for check in found]
-
-    [(attempt, first)] = await check_now()
-    assert attempt == 1
-    assert await check_now() == []
-    await world.scan(after_s=29)
-    assert await check_now() == []
-    assert (await world.get(prepared.id)).checks == 1
-    await world.end(prepared.id, Outcome.UNKNOWN, check_id=first)
-    [(attempt, _)] = await check_now()
-    assert attempt == 2
-    assert await check_now() == []
-    await world.scan(after_s=31)
-    assert [attempt for attempt, _ in await check_now()] == [3]
-
-
-async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None:
-    """It is handed to the next one, and counts as sent only then."""
-    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
-    prepared = await world.prepare(group="puller")
-    await world.scan(after_s=6)
-    looks = iter([True, False])
-    for wanted in (lambda: False, lambda: next(looks)):
-        assert not await world.coordinator.lease_checks("puller", at_most=10, wait_s=0, wanted=wanted)
-        assert (await world.get(prepared.id)).checks == 0
-    [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
-    assert check.attempt == 1
-
-
-async def test_a_group_that_is_called_cannot_poll(world: World) -> None:
-    """The error says how to change it."""
-    with pytest.raises(InvalidRequestError, match="pull"):
-        await world.coordinator.lease_checks("shop", at_most=1, wait_s=0)
-
-
-async def test_two_polls_never_get_the_same_check(world: World) -> None:
-    """Concurrent polls share the due checks out."""
-    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
-    prepared = {(await world.prepare(group="puller")).id for _ in range(20)}
-    await world.scan(after_s=6)
-    polls = await asyncio.gather(*(world.coordinator.lease_checks("puller", at_most=7, wait_s=0.1) for _ in range(5)))
-    handed_out = [check.id for poll in polls for check in poll]
-    assert sorted(handed_out) == sorted(prepared)

@@ -1,7 +1,7 @@
 """Policy against verdicts, in many orders: after a check said commit, policy never rolls back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from random import Random
@@ -13,6 +13,7 @@ from halfway.domain.policy import OnExhausted, PolicyOverrides
 from halfway.domain.records import CheckMode, Op, OpKind
 from halfway.domain.transaction import Cause, Outcome
 from halfway.memory import no_verdict, unreachable, verdict
+from halfway.service.answers import Answers
 from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.requests import End, EndResult, LeasedCheck, ServiceLimits
 from tests.support.service.world import SHARDS, World
@@ -39,7 +40,7 @@ class Run:
         self.prepared: list[str] = []
         self._asked: list[tuple[str, asyncio.Future[CheckReply]]] = []
         self._leased: list[LeasedCheck] = []
-        self._calls: set[asyncio.Future[EndResult]] = set()
+        self._calls: set[Answers[EndResult]] = set()
         world.memory.caller.answer = self._answer_later
 
     async def _answer_later(self, request: CheckRequest) -> CheckReply:
@@ -109,16 +110,17 @@ class Run:
         known = check.id in self.said_commit
         self._says_commit(check.id)
         end = End(id=check.id, outcome=Outcome.COMMIT, check_id=check.check_id)
-        call = self.world.coordinator.begin_end(end, deadline=self.world.deadline())
+        call = self.world.coordinator.begin_ends([end], deadline=self.world.deadline())
         self._calls.add(call)
-        call.add_done_callback(partial(self._called, check.id, known))
+        call.listen(partial(self._called, check.id, known, call))
         if self.random.random() < 0.2:
             await asyncio.sleep(0)
-            call.cancel()
+            self._calls.discard(call)
+            call.abandon()
 
-    def _called(self, transaction_id: str, known: bool, call: asyncio.Future[EndResult]) -> None:
+    def _called(self, transaction_id: str, known: bool, call: Answers[EndResult], _: Sequence[int]) -> None:
         self._calls.discard(call)
-        if not call.cancelled() and isinstance(call.exception(), NotServedError) and not known:
+        if isinstance(call.results[0], NotServedError) and not known:
             self.said_commit.discard(transaction_id)  # nobody took it
 
     async def topic_denied(self) -> None:
@@ -162,7 +164,7 @@ class Run:
             while self._asked:
                 await self.reply()
             await self.world.scan(after_s=3)
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self.world.until(lambda: not self._calls)
         await self.world.scan(after_s=3)
 
 

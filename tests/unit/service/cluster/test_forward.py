@@ -15,12 +15,13 @@ from halfway.domain.errors import (
     UnknownTransactionError,
 )
 from halfway.domain.ids import shard_of
-from halfway.domain.records import CheckMode
+from halfway.domain.principal import PEER
+from halfway.domain.records import CheckMode, Message
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import Memory
 from halfway.service.coordinator import Coordinator
 from halfway.service.peer_calls import CountCall, GetCall, ListCall
-from halfway.service.requests import ListQuery
+from halfway.service.requests import End, ListQuery, Prepare
 from tests.support.service.world import LIMITS, SHARDS, World
 
 
@@ -105,7 +106,7 @@ async def test_what_is_asked_by_another_instance_is_never_forwarded(pair: tuple[
     """One hop: whoever is asked as an owner and is none says so."""
     here, _ = pair
     with pytest.raises(ShardUnavailableError) as caught:
-        await here.coordinator.answering.answer(GetCall(id=own_id(1)), deadline=here.deadline(), credential=None)
+        await here.coordinator.answering.answer(GetCall(id=own_id(1)), deadline=here.deadline(), principal=PEER)
     assert not isinstance(caught.value, NotServedError)
     assert here.memory.observer.count("forwarded") == 0
 
@@ -159,7 +160,7 @@ async def test_a_shard_that_goes_while_it_is_listed_is_not_told_in_part(pair: tu
     _, there = pair
     await there.prepare(transaction_id=own_id(1))
     call = ListCall(query=ListQuery(), shards=(1,))
-    listing = asyncio.create_task(there.coordinator.answering.answer(call, deadline=there.deadline(), credential=None))
+    listing = asyncio.create_task(there.coordinator.answering.answer(call, deadline=there.deadline(), principal=PEER))
     await asyncio.sleep(0)
     there.coordinator.listener.lost(1)
     with pytest.raises(ShardUnavailableError):
@@ -175,7 +176,7 @@ async def test_a_group_that_is_being_deleted_takes_no_prepares_anywhere(pair: tu
     assert caught.value.fields["pending"] == 1
     await there.end(name, Outcome.ROLLBACK)
     hold = CountCall(group="shop", shards=(1,), hold_s=60)
-    await there.coordinator.answering.answer(hold, deadline=there.deadline(), credential=None)
+    await there.coordinator.answering.answer(hold, deadline=there.deadline(), principal=PEER)
     with pytest.raises(UnknownGroupError):
         await there.prepare(transaction_id=own_id(1, 1))
     there.memory.clock.advance(1)
@@ -190,7 +191,7 @@ async def test_a_second_deletion_of_a_group_lets_no_prepare_in_before_the_first(
     answering = here.coordinator.answering
     for hold_s in (10.0, 0.0):
         call = CountCall(group="shop", shards=(0,), hold_s=hold_s)
-        await answering.answer(call, deadline=here.deadline(), credential=None)
+        await answering.answer(call, deadline=here.deadline(), principal=PEER)
         with pytest.raises(UnknownGroupError):
             await here.prepare(transaction_id=own_id(0))
 
@@ -286,3 +287,16 @@ async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarde
     with pytest.raises(NotServedError):
         await here.get(name)
     assert there.coordinator.shards.served == [1]
+
+
+async def test_a_call_whose_caller_went_away_is_answered_all_the_same(pair: tuple[World, World]) -> None:
+    """What hangs on an answer, such as a group's bytes, is given back; another instance is asked no more."""
+    here, _ = pair
+    request = Prepare(group="shop", messages=(Message(topic="orders", value=b"v"),), id=own_id(1))
+    answers = here.coordinator.begin_prepares([request], deadline=here.deadline())
+    answers.abandon()
+    await here.until(lambda: not answers.left)
+    ends = here.coordinator.begin_ends([End(id=own_id(1), outcome=Outcome.UNKNOWN)], deadline=here.deadline())
+    ends.abandon()
+    await here.until(lambda: not ends.left)
+    assert here.memory.observer.count("forwarded", call="end") == 0

@@ -15,6 +15,7 @@ from halfway.domain.errors import (
     RetryableError,
     ShardUnavailableError,
 )
+from halfway.domain.principal import ANYBODY, PEER, Principal, PrincipalKind
 from halfway.domain.records import Message
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.service import peer_calls
@@ -27,6 +28,31 @@ from halfway.service.cluster.peer_wire import (
     request_of,
     result_of,
 )
+from halfway.service.figures import (
+    Endpoint,
+    FailingTopic,
+    GroupFigures,
+    InstanceFigures,
+    Lane,
+    LaneFailure,
+    Quarantined,
+    RefusedWrite,
+    ShardFigures,
+    Skipped,
+    Tallied,
+)
+from halfway.service.job_records import (
+    ItemResult,
+    JobAction,
+    JobFilter,
+    JobItem,
+    JobList,
+    JobPage,
+    JobSpec,
+    JobState,
+    JobView,
+)
+from halfway.service.journal_records import HistoryEvent
 from halfway.service.peer_calls import (
     ANSWERS,
     CheckCall,
@@ -35,14 +61,26 @@ from halfway.service.peer_calls import (
     Due,
     DueCall,
     EndCall,
+    FiguresCall,
+    FindCall,
+    Found,
     GetCall,
+    HistoryCall,
+    HistoryView,
+    JobCall,
+    JobsCall,
+    KnownJobCall,
     LeaseCall,
     Leased,
     ListCall,
     Listed,
+    MessagePlace,
     PeerCall,
     PrepareCall,
     ResumeCall,
+    SearchCall,
+    StartJobCall,
+    StopJobCall,
 )
 from halfway.service.requests import End, EndResult, LeasedCheck, ListQuery, Prepare, Prepared, TransactionView
 
@@ -73,21 +111,101 @@ CALLS: list[tuple[PeerCall, msgspec.Struct]] = [
     (DueCall(group="shop", wait_s=1.5), Due(due=True)),
     (LeaseCall(group="shop", at_most=3), Leased(checks=(CHECK,))),
 ]
+"""Those that the first release knew."""
+SEARCH = ListQuery(id="o", prepared_from=1, prepared_until=9, cause=Cause.CHECK, error="502", unresolved=True)
+SPEC = JobSpec(
+    id="j",
+    action=JobAction.RESUME,
+    filter=JobFilter(group="shop", key=b"\xff", older_than_s=1.5),
+    reason="why",
+    rate=50.0,
+    most=9,
+    of_group="shop",
+)
+JOB = JobView(
+    spec=SPEC,
+    by=Principal(kind=PrincipalKind.OPERATOR, name="ann", key_id="k"),
+    state=JobState.RUNNING,
+    instance="http://a",
+    accepted_at=4,
+    found=2,
+    items=2,
+    results={"done": 1},
+)
+ENDPOINT = Endpoint(host="http://a:1", well=False, status=502, detail="no", at=7, duration_s=0.5)
+FIGURES = InstanceFigures(
+    url="http://a",
+    since=4,
+    shards=(
+        ShardFigures(
+            shard=0, pending=1, parked=2, remembered=3, oldest_pending_s=4.5, half_lag=5, op_lag=6, due=7, strays=8
+        ),
+    ),
+    ends=(Tallied(names=("commit", "check"), total=3, per_s=0.5),),
+    groups=(
+        GroupFigures(
+            group="shop",
+            pending=1,
+            parked=2,
+            prepares_per_s=0.5,
+            ends_per_s=1.5,
+            checks_in_flight=3,
+            checks_due=4,
+            breaker_until=5,
+            endpoints=(ENDPOINT,),
+        ),
+    ),
+    lane=Lane(
+        commits_per_s=1.0, ends_per_s=2.0, commit_s=0.25, failures=1, last_failure=LaneFailure(at=3, reason="fenced")
+    ),
+    topics=(FailingTopic(topic="t", error_code="c", detail="d", refused=1, first_at=2, last_at=3, retry_at=None),),
+    writes=(RefusedWrite(id="one", topic="t", error_code="c", detail="d", last_at=3, retry_at=4),),
+    quarantined=(Quarantined(topic="t", id=None, state="watched", since=5, until=6, min_bytes=7),),
+    skipped=(Skipped(topic="t", reason="r", count=1, last_at=2),),
+)
+LATER: list[tuple[PeerCall, msgspec.Struct]] = [
+    (SearchCall(query=SEARCH, shards=(0, 3)), Listed(transactions=(VIEW,), more=False)),
+    (FindCall(query=SEARCH, shards=(0,), most=2), Found(count=3, places=((5, "one"), (6, "two")))),
+    (
+        HistoryCall(id="one"),
+        HistoryView(
+            id="one",
+            group="shop",
+            state=State.PARKED,
+            prepared_at=5,
+            events=(HistoryEvent(at=5, event="check", attempt=1, sent=True, status=502, duration_s=0.5),),
+            missing=("m",),
+            messages=(MessagePlace(message=1, topic="t", size=3, partition=0, offset=9),),
+            messages_detail="d",
+        ),
+    ),
+    (FiguresCall(group="shop"), FIGURES),
+    (KnownJobCall(spec=SPEC), JOB),
+    (StartJobCall(spec=SPEC), JOB),
+    (
+        JobCall(id="j", result=ItemResult.FAILED, start=3, limit=5),
+        JobPage(job=JOB, items=(JobItem(id="one", result=ItemResult.DONE, state=State.PARKED, at=8),), next=7),
+    ),
+    (JobsCall(), JobList(jobs=(JOB,))),
+    (StopJobCall(id="j"), JOB),
+]
+ALL = CALLS + LATER
+SHOP = Principal(kind=PrincipalKind.GROUP, name="shop", key_id="k")
 FIRST_RELEASE = Path(__file__).with_name("peer_v1.json")
 
 
 def test_every_call_and_its_answer_come_back_as_they_were() -> None:
-    assert {type(call) for call, _ in CALLS} == set(ANSWERS)
-    frames = decode_request(request_of([encode_call(call, within_ms=9, credential="c") for call, _ in CALLS]))
-    assert [decode_call(frame.call) for frame in frames] == [call for call, _ in CALLS]
-    assert {(frame.within_ms, frame.credential) for frame in frames} == {(9, "c")}
-    stream = b"".join(encode_answer(number, answer) for number, (_, answer) in enumerate(CALLS))
+    assert {type(call) for call, _ in ALL} == set(ANSWERS)
+    frames = decode_request(request_of([encode_call(call, within_ms=9, principal=SHOP) for call, _ in ALL]))
+    assert [decode_call(frame.call) for frame in frames] == [call for call, _ in ALL]
+    assert {(frame.within_ms, frame.caller) for frame in frames} == {(9, SHOP)}
+    stream = b"".join(encode_answer(number, answer) for number, (_, answer) in enumerate(ALL))
     for size in (1, 7, len(stream)):
         reader = AnswerReader(10_000)
         answers = [frame for at in range(0, len(stream), size) for frame in reader.feed(stream[at : at + size])]
-        assert [frame.index for frame in answers] == list(range(len(CALLS)))
-        assert [result_of(call, frame) for (call, _), frame in zip(CALLS, answers, strict=True)] == [
-            answer for _, answer in CALLS
+        assert [frame.index for frame in answers] == list(range(len(ALL)))
+        assert [result_of(call, frame) for (call, _), frame in zip(ALL, answers, strict=True)] == [
+            answer for _, answer in ALL
         ]
 
 
@@ -98,6 +216,7 @@ def test_what_the_first_release_sends_is_understood() -> None:
     for (call, answer), (asked, told) in zip(CALLS, recorded, strict=True):
         [frame] = decode_request(bytes.fromhex(asked))
         assert decode_call(frame.call) == call
+        assert frame.caller == PEER
         [said] = AnswerReader(10_000).feed(bytes.fromhex(told))
         assert result_of(call, said) == answer
 
@@ -107,7 +226,8 @@ def test_what_this_release_sends_has_every_field_that_the_first_one_needs() -> N
     recorded = json.loads(FIRST_RELEASE.read_text(encoding="utf-8"))
     for (call, answer), (asked, told) in zip(CALLS, recorded, strict=True):
         before = msgspec.msgpack.decode(bytes.fromhex(asked))
-        now = msgspec.msgpack.decode(request_of([encode_call(call, within_ms=9, credential="c")]))
+        del before["calls"][0]["credential"]  # not needed: it is who calls that is passed on, never what they showed
+        now = msgspec.msgpack.decode(request_of([encode_call(call, within_ms=9, principal=SHOP)]))
         assert _contains(now, before)
         assert _contains(
             msgspec.msgpack.decode(encode_answer(0, answer)[4:]), msgspec.msgpack.decode(bytes.fromhex(told)[4:])
@@ -123,8 +243,8 @@ def _contains(now: object, before: object) -> bool:
 
 
 def test_fields_of_a_newer_release_are_ignored() -> None:
-    for call, answer in CALLS:
-        request = msgspec.msgpack.decode(request_of([encode_call(call, within_ms=9, credential=None)]))
+    for call, answer in ALL:
+        request = msgspec.msgpack.decode(request_of([encode_call(call, within_ms=9, principal=ANYBODY)]))
         request["trace"] = "t"
         request["calls"][0]["priority"] = 3
         request["calls"][0]["call"]["newer"] = {"deep": [1]}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import pytest
 
@@ -16,14 +17,27 @@ from halfway.domain.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
+from halfway.domain.ids import server_made
 from halfway.domain.records import Foreign, Half, Message, fingerprint
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import topic
 from halfway.service.ports import TopicFacts
-from halfway.service.requests import ServiceLimits
+from halfway.service.replies import Reply
+from halfway.service.requests import Prepare, Prepared, ServiceLimits
+from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
 
 BIG = 900_000
+
+
+async def test_an_id_made_here_holds_the_time_of_its_prepare(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the clock goes: audits take the one for the other."""
+    clock, times = world.memory.clock, count(world.memory.clock.now_ms())
+    monkeypatch.setattr(clock, "now_ms", lambda: next(times))
+    prepared = await world.prepare()
+    made = server_made(prepared.id)
+    assert made is not None
+    assert made[1] == prepared.prepared_at
 
 
 async def test_the_same_prepare_again_is_the_same_transaction(world: World) -> None:
@@ -143,7 +157,7 @@ async def test_what_would_fail_later_is_refused_now(
     with pytest.raises(error) as raised:
         await world.prepare(message)
     assert raised.value.fields["errors"][0]["field"] == field  # type: ignore[index]
-    assert world.coordinator.shards.pending == 0
+    assert world.coordinator.shards.unresolved == 0
 
 
 async def test_sizes_are_refused_before_they_are_stored(world: World) -> None:
@@ -211,7 +225,7 @@ async def test_a_prepare_that_waits_for_its_topic_is_not_stored_after_its_group_
     gate.set()
     with pytest.raises(UnknownGroupError):
         await preparing
-    assert world.coordinator.shards.pending == 0
+    assert world.coordinator.shards.unresolved == 0
 
 
 async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stands(
@@ -221,15 +235,11 @@ async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stan
     gate, append = asyncio.Event(), world.memory.half_log.append
     halves: list[tuple[int, Half]] = []
 
-    def slowly(shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
-        async def store() -> int:
-            await gate.wait()
-            return await append(shard, half, deadline=deadline)
+    def watched(shard: int, appending: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
+        halves.extend((shard, half) for half, _ in appending)
+        once(gate, append)(shard, appending, deadline=deadline)
 
-        halves.append((shard, half))
-        return asyncio.ensure_future(store())
-
-    monkeypatch.setattr(world.memory.half_log, "append", slowly)
+    monkeypatch.setattr(world.memory.half_log, "append", watched)
     preparing = asyncio.create_task(world.prepare(transaction_id="order-1"))
     await world.until(lambda: halves)
     world.memory.foreign_prepare(*halves[0])
@@ -273,3 +283,47 @@ async def test_a_prepare_looks_again_if_another_one_of_its_id_became_ambiguous_m
         world.coordinator.shards.appended(*news)
     with pytest.raises(IdReusedError):
         await other
+
+
+async def test_what_a_prepare_holds_is_given_back_if_its_caller_goes_away_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every place is answered once, whether somebody waits for it or not."""
+    world = await World.start(limits=ServiceLimits(shards=SHARDS, group_bytes_in_flight=10))
+    await world.group()
+    asked, go_on, describe = asyncio.Event(), asyncio.Event(), world.memory.topics.describe
+
+    async def slowly(*args: object, **named: object) -> object:
+        asked.set()
+        await go_on.wait()
+        return await describe(*args, **named)  # type: ignore[arg-type]  # passed through
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.memory.topics, "known", lambda _: None)
+        patched.setattr(world.memory.topics, "describe", slowly)
+        request = Prepare(group="shop", messages=(Message(topic="orders", value=b"x" * 8),))
+        answers = world.coordinator.begin_prepares([request], deadline=world.deadline())
+        await asked.wait()
+        answers.abandon()
+        go_on.set()
+        await world.until(lambda: not answers.left)
+    assert (await world.prepare(Message(topic="orders", value=b"x" * 8))).created
+    await world.stop()
+
+
+async def test_one_that_breaks_when_it_is_admitted_keeps_no_other_of_its_list_from_being_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = RuntimeError("broken")
+
+    def require(_principal: object, _permission: object, group: str | None = None) -> None:
+        if group == "broken":
+            raise broken
+
+    monkeypatch.setattr(world.coordinator.authority, "require", require)
+    messages = (Message(topic="orders", value=b"v"),)
+    requests = [Prepare(group=group, messages=messages) for group in ("shop", "broken", "shop")]
+    first, second, third = await world.coordinator.begin_prepares(requests, deadline=world.deadline()).all()
+    assert isinstance(first, Prepared)
+    assert second is broken
+    assert isinstance(third, Prepared)

@@ -79,3 +79,16 @@ async def test_what_is_parked_or_resumed_while_a_list_is_made_is_listed_once(wor
     assert not listing.done()
     assert {await world.state(name) for name in soon} == {State.PARKED}
     assert shown(await listing) == Counter(parked + ids + soon)
+
+
+async def test_others_have_their_turn_while_a_list_looks_through_what_does_not_match(world: World) -> None:
+    for n in range(MANY):
+        await world.prepare(transaction_id=f"t{n}")
+    query = ListQuery(limit=1000, error="nothing has this error")
+    listing = asyncio.create_task(world.coordinator.list(query, deadline=world.deadline(20)))
+    turns = 0
+    while not listing.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert (await listing).transactions == ()
+    assert turns > MANY

@@ -9,6 +9,7 @@ from halfway.domain.errors import (
     AlreadyEndedError,
     EndUnconfirmedError,
     KafkaUnavailableError,
+    LaneLostError,
     OutcomeExpiredError,
     OverloadedError,
     ShardUnavailableError,
@@ -18,7 +19,9 @@ from halfway.domain.errors import (
 from halfway.domain.records import Half, Message, Op, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import Memory
-from halfway.service.requests import End
+from halfway.service.ports import LaneWrite, Written
+from halfway.service.replies import Reply
+from halfway.service.requests import End, EndResult
 from tests.support.service.world import SHARDS, World
 
 
@@ -110,6 +113,21 @@ async def test_an_end_past_its_deadline_is_not_written_behind_the_callers_back(w
     await world.until(lambda: not world.coordinator.shards.claims)
     assert await world.state(prepared.id) is State.PREPARED
     assert (await world.end(prepared.id, Outcome.ROLLBACK)).changed
+
+
+async def test_an_end_that_waits_for_another_goes_no_further_if_its_caller_goes_away(world: World) -> None:
+    """It is answered at once, long before its deadline; the one that has the id is done as if nothing else came."""
+    prepared = await world.prepare()
+    coordinator, wanted = world.coordinator, [End(id=prepared.id, outcome=Outcome.COMMIT)]
+    with world.memory.faults.lane_held():
+        first = coordinator.begin_ends(wanted, deadline=world.deadline())
+        second = coordinator.begin_ends(wanted, deadline=world.deadline(3600))
+        second.abandon()
+        await world.until(lambda: not second.left)
+        assert first.left
+    assert (await first.only()).changed
+    assert isinstance(second.results[0], EndUnconfirmedError)
+    assert len(ops(world, prepared.id)) == 1
 
 
 async def test_a_caller_that_goes_away_does_not_end_the_write(world: World) -> None:
@@ -324,3 +342,53 @@ async def test_a_commit_verdict_of_what_was_parked_does_not_undo_a_resume(world:
     kinds = [op.kind for op in ops(world, prepared.id)]
     assert kinds == [OpKind.PARKED, OpKind.RESUMED, OpKind.VERDICT]
     assert await world.state(prepared.id) is State.PREPARED
+
+
+async def test_a_lane_that_answers_late_or_twice_is_heard_once_for_each_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a lane that hung says of a write that was taken for lost must not be taken for the one that followed."""
+    submitted: list[tuple[LaneWrite, Reply[Written]]] = []
+    monkeypatch.setattr(world.memory.lane, "submit", submitted.extend)
+    prepared = await world.prepare()
+    ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+    await world.until(lambda: submitted)
+    first = submitted[0][1]
+    first.set_exception(LaneLostError(id=prepared.id))
+    assert first.done()
+    await world.until(lambda: len(submitted) == 2)
+    second = submitted[1][1]
+    assert first.done()
+    assert not second.done()
+    assert second is not first
+    second.set_result(Written(half=7, op=7))
+    assert (await ending).changed
+    await asyncio.sleep(0.05)
+    assert len(submitted) == 2
+
+
+async def test_an_unknown_end_that_leaves_a_remark_is_counted_as_it_is_answered(world: World) -> None:
+    prepared = await world.prepare()
+    told = await world.end(prepared.id, Outcome.UNKNOWN, remark="looking into it")
+    assert not told.changed
+    await asyncio.sleep(0)
+    assert world.memory.observer.count("ended", outcome="unknown", result="unchanged") == 1
+    assert world.memory.observer.count("ended", result="changed") == 0
+
+
+async def test_one_end_that_breaks_at_once_keeps_no_other_of_its_list_from_being_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = [(await world.prepare()).id for _ in range(2)]
+    state_of = world.coordinator.shards.number_of
+
+    def number_of(transaction_id: str) -> int:
+        if transaction_id == bad:
+            raise RuntimeError
+        return state_of(transaction_id)
+
+    monkeypatch.setattr(world.coordinator.shards, "number_of", number_of)
+    ends = [End(id=name, outcome=Outcome.COMMIT) for name in (bad, good)]
+    broken, ended = await world.coordinator.begin_ends(ends, deadline=world.deadline()).all()
+    assert isinstance(broken, RuntimeError)
+    assert ended == EndResult(id=good, state=State.COMMITTED, changed=True)

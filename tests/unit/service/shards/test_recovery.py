@@ -64,7 +64,7 @@ async def test_a_commit_verdict_that_meets_a_recovery_is_kept(world: World) -> N
     gate.opened.set()
     await asyncio.sleep(0.01)
     world.coordinator.listener.acquired(number, shard.state)
-    await world.until(lambda: len(world.memory.records("orders")) == 1)
+    await world.until(lambda: world.memory.records("orders") and not world.coordinator.shards.claims)
     assert (await world.get(prepared.id)).cause is Cause.CHECK
 
 
@@ -188,7 +188,7 @@ async def test_a_large_backlog_of_an_unreachable_group_is_looked_at_bit_by_bit(w
     again.memory.caller.always(verdict(Outcome.ROLLBACK))
     for _ in range(60):
         await again.scan(after_s=1)
-    assert again.coordinator.shards.pending == 0
+    assert again.coordinator.shards.unresolved == 0
     await again.stop()
 
 

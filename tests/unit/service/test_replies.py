@@ -1,11 +1,11 @@
-"""Futures that are not done in time get an error, however many share a deadline."""
+"""Replies that are not done in time get an error, however many share a deadline, and whatever one of them raises."""
 
 import asyncio
 
 import pytest
 
 from halfway.domain.errors import EndUnconfirmedError
-from halfway.service.resolve.deadlines import Deadlines
+from halfway.service.replies import Deadlines, settle
 
 
 def late() -> EndUnconfirmedError:
@@ -35,3 +35,31 @@ async def test_a_deadline_that_has_passed_is_noticed_at_once() -> None:
     deadlines.watch(future, loop.time() - 1, late)
     with pytest.raises(EndUnconfirmedError):
         await asyncio.wait_for(future, 30)
+
+
+class Broken:
+    """A reply that raises when it is told."""
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, _: object) -> None:
+        raise RuntimeError("broken")
+
+    def set_exception(self, _: BaseException) -> None:
+        raise RuntimeError("broken")
+
+
+async def test_one_that_raises_costs_no_other_its_error() -> None:
+    deadlines, loop = Deadlines(), asyncio.get_running_loop()
+    soon, future = loop.time() + 0.01, loop.create_future()
+    deadlines.watch(Broken(), soon, late)
+    deadlines.watch(future, soon, late)
+    with pytest.raises(EndUnconfirmedError):
+        await asyncio.wait_for(future, 30)
+
+
+async def test_one_that_raises_costs_no_other_its_answer() -> None:
+    future = asyncio.get_running_loop().create_future()
+    settle([(Broken(), 1), (future, 2)])
+    assert await future == 2

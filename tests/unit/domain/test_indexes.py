@@ -1,11 +1,11 @@
-"""`OffsetIndex` and `PlaceOrder` against dictionaries that are sorted each time."""
+"""`IndexedHeap` and `OffsetOrder` against dictionaries that are sorted each time."""
 
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.offsets import OffsetIndex, PlaceOrder
+from halfway.domain.indexes import IndexedHeap, OffsetOrder
 
 KEYS = st.sampled_from("abcde")
 steps = st.lists(
@@ -20,7 +20,7 @@ steps = st.lists(
 
 @given(steps)
 def test_it_tells_the_lowest_of_what_stands_now(history: list[tuple[str, str, int]]) -> None:
-    index, plain = OffsetIndex(), dict[str, int]()
+    index, plain = IndexedHeap(), dict[str, int]()
     for action, key, number in history:
         if action == "put":
             index.put(key, number)
@@ -44,7 +44,7 @@ def test_it_tells_the_lowest_of_what_stands_now(history: list[tuple[str, str, in
 def test_what_was_put_all_at_once_is_told_like_what_was_put_one_by_one(
     keys: set[str], level: int, history: list[tuple[str, str, int]]
 ) -> None:
-    index, plain = OffsetIndex(), dict.fromkeys(keys, level)
+    index, plain = IndexedHeap(), dict.fromkeys(keys, level)
     index.put_all(sorted(keys), level)
     for action, key, number in history:
         if action == "put":
@@ -73,7 +73,7 @@ class Half:
 def test_the_order_of_places_tells_what_stands_first_now(history: list[tuple[str, int | None]]) -> None:
     """Ids come, go and move, also to places before others; one place has one id at most, as in a log."""
     standing: dict[str, Half] = {}
-    order = PlaceOrder(standing)
+    order = OffsetOrder(standing)
     for key, place in history:
         if place is None:
             standing.pop(key, None)
@@ -88,7 +88,7 @@ def test_the_order_of_places_tells_what_stands_first_now(history: list[tuple[str
 def test_the_order_of_places_does_not_grow_with_what_has_gone() -> None:
     """Also where one id stays at the very beginning."""
     standing = {"old": Half(0)}
-    order = PlaceOrder(standing)
+    order = OffsetOrder(standing)
     order.note("old", 0)
     for number in range(1, 10_000):
         standing[f"{number}"] = Half(number)
@@ -100,7 +100,7 @@ def test_the_order_of_places_does_not_grow_with_what_has_gone() -> None:
 
 def test_it_does_not_grow_with_changes() -> None:
     """What is put and taken away a hundred thousand times must not be kept."""
-    index = OffsetIndex()
+    index = IndexedHeap()
     for number in range(100_000):
         index.put(f"{number % 10}", number)
         if number % 3 == 0:

@@ -1,0 +1,107 @@
+"""The audit of what a run has left in the topics, held against the checker, transaction by transaction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow.parquet as pq
+
+from checker.cases import COMMITTED, ROLLED_BACK, Case
+from checker.history import wire_id
+from checker.rules import Finding
+from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.quick_sources import QuickKafka
+from halfway.pipeline.transforms.verdict import ANOMALIES
+
+Row = Mapping[str, Any]
+"""One of the audit's table `verdicts`."""
+_MEANS: Final = {"committed_ok": COMMITTED, "rolled_back_ok": ROLLED_BACK}
+_SEEN: Final = frozenset({"lost", "doubled", "torn", "contradicted", "leaked"})
+"""What a checker finds that the topics show, whoever was told what."""
+
+
+def audited(bootstrap_servers: str, prefix: str, horizon_s: float, directory: Path) -> list[Row]:
+    """Audit the topics as they are now, on DuckDB, into a folder `audit`."""
+    folder = directory / "audit"
+    servers = {"bootstrap.servers": bootstrap_servers}
+    access = KafkaAccess(java=servers, prefix=prefix, librdkafka=servers)
+    engine = DuckEngine()
+    try:
+        options = audit.AuditOptions(grace_ms=0, horizon_ms=round(horizon_s * 1000))
+        audit.run(engine, QuickKafka(engine, access), LocalFolder(str(folder)), options)
+    finally:
+        engine.close()
+    rows: list[Row] = pq.read_table(folder / audit.VERDICTS).to_pylist()
+    return rows
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """How many transactions both have judged, and where they differ."""
+
+    judged: int
+    unknown: int
+    """Of which Kafka has removed what would tell the outcome: the audit proves nothing."""
+    differences: tuple[str, ...]
+
+
+def agreement(
+    rows: Iterable[Row], cases: Mapping[str, Case], findings: Sequence[Finding], *, emptied: frozenset[str]
+) -> Agreement:
+    """Compare the audit's rows with the checker's cases and findings.
+
+    Whoever empties a topic (`emptied`) takes its messages away, which the audit calls lost or torn; the checker, who
+    has read them before, does not. Of ids that were used more than once each row must be one of the uses.
+    """
+    uses: defaultdict[str, list[Case]] = defaultdict(list)
+    for name, case in cases.items():
+        uses[wire_id(name)].append(case)
+    wrong = {wire_id(finding.id) for finding in findings if finding.count in _SEEN}
+    seen: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        seen[row["id"]].append(row)
+    differences = [
+        f"{row['id']}: the audit says {row['verdict']}, the checker {sorted(_outcomes(uses[row['id']])) or 'nothing'}:"
+        f" {dict(row)}"
+        for of_id in seen.values()
+        for row in of_id
+        if not _agrees(row, uses[row["id"]], wrong=row["id"] in wrong, emptied=emptied)
+    ]
+    differences += [
+        f"{name}: the checker says {sorted(_outcomes(of_id))}, the audit does not know it"
+        for name, of_id in uses.items()
+        if name not in seen and any(case.ends for case in of_id)
+    ]
+    differences += [
+        f"{name}: the checker finds what the audit does not"
+        for name in wrong
+        if not any(row["verdict"] in ANOMALIES for row in seen.get(name, ()))
+    ]
+    every = [row for of_id in seen.values() for row in of_id]
+    unknown = sum(row["verdict"] == "expired_unknown" for row in every)
+    return Agreement(judged=len(every), unknown=unknown, differences=tuple(differences))
+
+
+def _agrees(row: Row, uses: Sequence[Case], *, wrong: bool, emptied: frozenset[str]) -> bool:
+    verdict, outcomes = row["verdict"], _outcomes(uses)
+    if verdict in _MEANS:
+        return _MEANS[verdict] in outcomes
+    if verdict == "expired_unknown":
+        return True
+    return wrong or (verdict in {"lost", "torn"} and COMMITTED in outcomes and _only_emptied(row, emptied))
+
+
+def _only_emptied(row: Row, emptied: frozenset[str]) -> bool:
+    """Whether all that the audit misses stood in topics that somebody has emptied."""
+    missed = [each for each in row["evidence"] or () if each["problem"]]
+    return bool(missed) and all(each["problem"] == "missing" and each["topic"] in emptied for each in missed)
+
+
+def _outcomes(uses: Sequence[Case]) -> set[str]:
+    return {outcome for case in uses for outcome in case.decided_as}

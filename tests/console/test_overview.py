@@ -1,0 +1,135 @@
+"""The overview: live figures, what needs attention, what is away, and that it stays small."""
+
+import json
+from typing import Any
+
+from playwright.async_api import Locator, Page, Route, expect
+
+from halfway.memory import Memory
+from tests.support.console.heap import heap
+from tests.support.console.shop import IMPATIENT, Shop
+from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.rest.client import RestWorld
+from tests.support.rest.guarded import Guarded
+
+EVENTS = 500
+"""On each connection of the long run."""
+MOST_GROWTH_BYTES = 3 * 1024 * 1024
+
+
+def tile(page: Page, label: str) -> Locator:
+    return page.locator(".tile", has=page.get_by_text(label, exact=True)).locator(".tile-value")
+
+
+async def test_figures_come_by_themselves(page: Page, shop: Shop) -> None:
+    await shop.group("shop")
+    await page.goto(shop.at())
+    await expect(tile(page, "Pending")).to_have_text("0")
+    await expect(page.get_by_text("Nothing is parked")).to_be_visible()
+    await shop.prepared(["o-1", "o-2", "o-3"])
+    await expect(tile(page, "Pending")).to_have_text("3")
+    await shop.rest.commit("o-1")
+    await expect(tile(page, "Pending")).to_have_text("2")
+    await expect(page.get_by_role("table", name="Ends by outcome and cause")).to_contain_text("producer")
+    await expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
+
+
+async def test_what_is_parked_needs_attention_with_its_evidence_and_is_resumed_there(
+    page: Page, shop: Shop, endpoint: CheckEndpoint
+) -> None:
+    await shop.group(url=endpoint.url, policy=IMPATIENT)
+    await shop.prepared(["at-1", "at-2"])
+    for own in ("at-1", "at-2"):
+        await shop.rest.until(own, "parked")
+    endpoint.answer("commit")
+    await page.goto(shop.at())
+    item = page.get_by_role("listitem").filter(has_text="2 transactions of shop")
+    await expect(item).to_contain_text("parked")
+    await item.get_by_role("button", name="Resume…").click()
+    await page.get_by_label("Reason").fill("it answers again")
+    await page.get_by_role("button", name="Resume 2").click()
+    await expect(page.get_by_text("2 of 2")).to_be_visible()
+    await page.get_by_role("link", name="Overview").click()
+    await expect(page.get_by_text("Nothing is parked")).to_be_visible()
+
+
+async def test_several_instances_are_shown_with_their_shards(page: Page, instances: Guarded) -> None:
+    """Whichever is asked, the figures are of all of them."""
+    for number in range(6):
+        prepare = {"group": "shop", "id": f"i-{number}", "messages": [{"topic": "orders", "value": "v"}]}
+        assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
+    for world in (instances.here, instances.there):
+        await page.goto(f"{world.url}/console/")
+        await page.get_by_label("Key", exact=True).fill(instances.tokens["operator"] or "")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(tile(page, "Pending")).to_have_text("6")
+        await expect(page.get_by_role("table", name="Instances").locator("tbody tr")).to_have_count(2)
+        await expect(page.get_by_text("answers here")).to_have_count(1)
+        await expect(page.locator(".shards li")).to_have_count(2)
+
+
+async def test_a_shard_that_is_away_is_said_in_place_of_less_being_shown(page: Page) -> None:
+    memory = Memory(shards=2, topics={"orders": 1, "coupons": 1}, owns={0})
+    async with RestWorld(memory=memory) as world:
+        await page.goto(f"{world.url}/console/")
+        await expect(page.get_by_role("alert").filter(has_text="Shard 1 is away.")).to_be_visible()
+        await expect(page.locator(".shards li").nth(1)).to_contain_text("away")
+        await page.get_by_role("link", name="Transactions").click()
+        await expect(page.get_by_role("alert").filter(has_text="shard_unavailable")).to_be_visible()
+        await expect(page.get_by_text("No transactions.")).to_have_count(0)
+
+
+async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -> None:
+    """Meanwhile what is shown is marked as stale; afterwards it is loaded again by itself."""
+    async with RestWorld() as first:
+        await first.put_shop()
+        await first.prepared(id="r-1")
+        port = first.port
+        await page.goto(f"{first.url}/console/#/transactions")
+        await expect(page.get_by_role("link", name="r-1")).to_be_visible()
+        await page.get_by_role("link", name="Overview").click()
+        await expect(tile(page, "Pending")).to_have_text("1")
+    await expect(page.get_by_role("alert").filter(has_text="Figures are stale")).to_be_visible()
+    await expect(page.locator(".tiles.stale")).to_be_visible()
+    await page.get_by_role("link", name="Transactions").click()
+    await expect(page.get_by_role("alert").filter(has_text="tried again by itself")).to_be_visible()
+    after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
+    async with RestWorld(memory=after, port=port) as second:
+        await expect(page.get_by_role("link", name="r-1")).to_be_visible()
+        await second.prepared(id="r-2")
+        await page.get_by_role("link", name="Overview").click()
+        await expect(tile(page, "Pending")).to_have_text("2")
+        await expect(page.get_by_role("alert")).to_have_count(0)
+
+
+async def test_it_takes_no_more_memory_however_long_it_stays_open(page: Page, shop: Shop) -> None:
+    """Some thousand events and connections that end, as over a day."""
+    await shop.group("shop")
+    await shop.prepared(["m-1"])
+    figures: dict[str, Any] = (await shop.rest.call("GET", "/statistics")).expect(200)
+    connections = 0
+
+    async def answer(route: Route) -> None:
+        nonlocal connections
+        connections += 1
+        lines = []
+        for number in range(EVENTS):
+            at = f"2026-01-01T{connections % 24:02}:{number // 60 % 60:02}:{number % 60:02}.000Z"
+            lines.append(f"event: statistics\ndata: {json.dumps({**figures, 'at': at})}\n\n")
+        await route.fulfill(status=200, content_type="text/event-stream", body="".join(lines))
+
+    await page.route("**/v1/events", answer)
+    await page.goto(shop.at())
+    await expect(tile(page, "Pending")).to_have_text("1")
+
+    async def until(wanted: int) -> tuple[float, float]:
+        while connections < wanted:
+            await page.evaluate("import('/console/lib/live.js').then((module) => module.tryNow())")
+        return await heap(page)
+
+    early, early_nodes = await until(4)
+    late, late_nodes = await until(12)
+    points = await page.evaluate("import('/console/lib/live.js').then(({live}) => [live.ring.count, live.ring.length])")
+    assert points == [600, 600]
+    assert late - early < MOST_GROWTH_BYTES
+    assert late_nodes < early_nodes * 1.5

@@ -1,0 +1,83 @@
+"""On a real broker, through the console only: an endpoint breaks, much is parked, mended, resumed, and ends."""
+
+import os
+
+import aiohttp
+import pytest
+from aiohttp import web
+from playwright.async_api import Page, expect
+
+from tests.support.brokers.fixtures import Kafka
+from tests.support.console.clicks import Clicks
+from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.coordinator.rest_client import Rest, message
+from tests.support.coordinator.topics import Cluster
+
+TRANSACTIONS = int(os.environ.get("HALFWAY_TEST_CONSOLE_TRANSACTIONS", "10000"))
+POLICY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1}
+PAGE = "<html><body><h1>502 Bad Gateway</h1><script>document.title='taken'</script></body></html>"
+PATIENCE_MS = 600_000
+
+
+@pytest.mark.timeout(900)
+async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_end(
+    page: Page, kafka: Kafka, coordinator: CoordinatorProcess, endpoint: CheckEndpoint
+) -> None:
+    """From the list of what is parked to its evidence, and to the job that resumes all of it, in three clicks."""
+    topic = await Cluster(kafka.bootstrap_servers).make_topic("orders")
+    endpoint.answer(lambda _: web.Response(status=502, text=PAGE, content_type="text/html"))
+    async with aiohttp.ClientSession() as session:
+        rest = Rest(session, coordinator.url, coordinator.health_url)
+        (await rest.put_group("shop", topics=[topic], urls=[endpoint.url], policy=POLICY)).expect(201)
+        ids = [f"o-{number:06}" for number in range(TRANSACTIONS)]
+        for begin in range(0, TRANSACTIONS, 500):
+            items = [
+                {"group": "shop", "id": own, "messages": [message(topic, key=own)]} for own in ids[begin : begin + 500]
+            ]
+            answers = (await rest.batch(prepare=items)).expect(200)["prepare"]
+            assert {answer["status"] for answer in answers} == {201}
+
+    # It is seen: how many are parked, and what the endpoint answers.
+    everything = f"{TRANSACTIONS:,}"
+    await page.goto(f"{coordinator.url}/console/")
+    parked = page.locator(".tile", has=page.get_by_text("Parked", exact=True))
+    await expect(parked.locator(".tile-value")).to_have_text(everything, timeout=PATIENCE_MS)
+    item = page.get_by_role("listitem").filter(has_text=f"{everything} transactions of shop")
+    await expect(item).to_contain_text("502")
+    await parked.click()
+    first = page.get_by_role("table").get_by_role("link").first
+    await expect(first).to_be_visible()
+
+    # The service is mended; three clicks lead from what is parked by its evidence to the job.
+    endpoint.answer("commit")
+    clicks = await Clicks.counted(page)
+    await first.click()
+    evidence = page.locator(".event").filter(has_text="no verdict").first
+    await expect(evidence).to_contain_text("HTTP 502")
+    await expect(evidence).to_contain_text("<h1>502 Bad Gateway</h1>")
+    await page.get_by_role("button", name="Resume all parked of shop…").click()
+    await page.get_by_label("Reason").press_sequentially("the endpoint is mended")
+    await page.get_by_label("At most").press("Control+a")
+    await page.get_by_label("At most").press_sequentially("500")
+    await page.get_by_role("button", name=f"Resume {everything}").click()
+    await expect(page.get_by_text(f"{everything} of {everything}")).to_be_visible(timeout=PATIENCE_MS)
+    await expect(page.locator(".heading").get_by_text("done", exact=True)).to_be_visible()
+    assert clicks.count == 3
+
+    # All come to their end, and each says how.
+    await page.get_by_role("link", name="Overview").click()
+    await expect(parked.locator(".tile-value")).to_have_text("0", timeout=PATIENCE_MS)
+    pending = page.locator(".tile", has=page.get_by_text("Pending", exact=True)).locator(".tile-value")
+    await expect(pending).to_have_text("0", timeout=PATIENCE_MS)
+    await page.get_by_role("navigation", name="Views").get_by_role("link", name="Transactions").click()
+    await page.get_by_label("State").select_option("committed")
+    await page.get_by_role("table").get_by_role("link").first.click()
+    history = page.locator(".history")
+    for step in ("Prepared", "Parked", "Resumed", "the endpoint is mended", "Committed by check"):
+        await expect(history).to_contain_text(step)
+    places = page.get_by_role("table", name="Where each message is in Kafka")
+    await expect(places.get_by_role("cell", name=topic)).to_be_visible()
+    assert "taken" not in await page.title()
+    records = await Cluster(kafka.bootstrap_servers).read(topic)
+    assert sorted(record.transaction_id for record in records) == ids

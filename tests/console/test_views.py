@@ -1,0 +1,125 @@
+"""Each view with much to show, through a restart of the coordinator, and through each of several instances."""
+
+import asyncio
+
+from playwright.async_api import Page, expect
+
+from halfway.memory import Memory
+from tests.console.conftest import NewPage
+from tests.support.console.axe import violations
+from tests.support.console.browser import NARROW
+from tests.support.rest.client import RestWorld
+from tests.support.rest.guarded import Guarded, own_id
+
+MANY = 150
+MESSAGES = 300
+SHOWS = {
+    "overview": "Nothing is parked",
+    "transactions": "r-1",
+    "transactions/r-1": "Prepared",
+    "groups": "shop",
+    "groups/shop": "First check after",
+    "failures": "Every topic can be written.",
+    "jobs": "No jobs.",
+}
+
+
+async def test_each_view_is_found_again_after_a_restart(new_page: NewPage) -> None:
+    """Meanwhile each says that nothing is heard of the coordinator."""
+    pages: dict[str, Page] = {}
+    async with RestWorld() as first:
+        await first.put_shop()
+        await first.prepared(id="r-1")
+        port = first.port
+        for view, shown in SHOWS.items():
+            page = pages[view] = await new_page()
+            await page.goto(f"{first.url}/console/#/{view}")
+            await expect(page.get_by_role("main")).to_contain_text(shown)
+    for page in pages.values():
+        await expect(page.get_by_role("alert").filter(has_text="Not connected")).to_be_visible()
+    after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
+    async with RestWorld(memory=after, port=port):
+        for view, page in pages.items():
+            await expect(page.get_by_role("alert")).to_have_count(0)
+            await expect(page.get_by_role("main")).to_contain_text(SHOWS[view])
+
+
+async def test_a_job_whose_instance_has_ended_says_what_holds(page: Page) -> None:
+    async with RestWorld() as first:
+        await first.put_shop()
+        job = {"id": "gone", "action": "check", "ids": ["none"], "reason": "r"}
+        assert (await first.call("POST", "/v1/jobs", job)).status == 202
+        port = first.port
+        await page.goto(f"{first.url}/console/#/jobs/gone")
+        await expect(page.get_by_text("1 of 1")).to_be_visible()
+    after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
+    async with RestWorld(memory=after, port=port):
+        await expect(page.get_by_text("What it has done stands.")).to_be_visible()
+
+
+async def test_each_view_shows_the_same_through_any_instance(page: Page, instances: Guarded) -> None:
+    """What each shard holds, and the jobs of each instance."""
+    ids = [own_id(number % 2, f"i{number}") for number in range(6)]
+    for own in ids:
+        prepare = {"group": "shop", "id": own, "messages": [{"topic": "orders", "value": "v"}]}
+        assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
+    jobs = [own_id(number, f"j{number}") for number in range(2)]
+    for name in jobs:
+        job = {"id": name, "action": "check", "ids": [ids[0]], "reason": "r"}
+        assert (await instances.call("operator", "POST", "/v1/jobs", job)).status == 202
+    links = page.get_by_role("table").get_by_role("link")
+    for world in (instances.here, instances.there):
+        at = f"{world.url}/console/#/"
+        await page.goto(f"{at}transactions")
+        await page.get_by_label("Key", exact=True).fill(instances.tokens["operator"] or "")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(links).to_have_count(len(ids))
+        assert set(await links.all_inner_texts()) == set(ids)
+        for own in ids[:2]:
+            await page.goto(f"{at}transactions/{own}")
+            await expect(page.locator(".history")).to_contain_text("Prepared")
+        await page.goto(f"{at}groups")
+        await expect(page.get_by_role("row", name="shop")).to_contain_text("6")
+        await page.goto(f"{at}failures")
+        await expect(page.get_by_text("Every topic can be written.")).to_be_visible()
+        await page.goto(f"{at}jobs")
+        await expect(links).to_have_count(len(jobs))
+        for name in jobs:
+            await page.goto(f"{at}jobs/{name}")
+            await expect(page.get_by_text("1 of 1")).to_be_visible()
+        await expect(page.get_by_role("alert")).to_have_count(0)
+
+
+async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_page: NewPage) -> None:
+    async with RestWorld() as world:
+        await world.put_shop()
+        messages = [{"topic": "orders", "key": f"k-{number}", "value": "v" * 200} for number in range(MESSAGES)]
+        await world.prepared(*messages, id="large")
+        activity = world.coordinator.statistics._activity
+        for number in range(MANY):
+            activity.refused(f"t-{number}", f"topic-{number}", "topic_unavailable", "it has no leader", 5)
+            activity.refused(f"t-{number}", f"topic-{number}", "topic_unavailable", "try again later", 5)
+            activity.skipped_record(f"topic-{number}", "wrong_key")
+        for number in range(50):
+            job = {"id": f"j-{number}", "action": "check", "ids": [f"none-{number}"], "reason": "r", "rate": 200}
+            async with asyncio.timeout(20):
+                while (await world.call("POST", "/v1/jobs", job)).status == 429:  # noqa: ASYNC110 - nothing tells
+                    await asyncio.sleep(0.01)
+        page = await new_page(size=NARROW, dark=True)
+        rows = page.get_by_role("table").locator("tbody tr")
+        found = {}
+        for view, count in (("failures", 300), ("jobs", 50), ("transactions/large", MESSAGES), ("overview", None)):
+            await page.goto(f"{world.url}/console/#/{view}")
+            if view.startswith("transactions"):
+                await page.get_by_role("button", name="Show the messages").click()
+                await expect(page.get_by_role("button", name="Hide the messages")).to_be_visible()
+            if count is not None:
+                await expect(rows).to_have_count(count)
+            else:
+                await expect(page.get_by_text("more, in")).to_be_visible()
+            wrong = await violations(page)
+            if await page.evaluate("document.documentElement.scrollWidth") > NARROW[0]:
+                wrong.append("it scrolls sideways")
+            if wrong:
+                found[view] = wrong
+        assert found == {}

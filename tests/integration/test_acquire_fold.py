@@ -1,0 +1,169 @@
+"""What an acquisition folds on a real broker: what was written, what was released, and outcomes back to the horizon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import halfway.kafka.ownership.acquisition as acquire_module
+from halfway.domain.records import Message
+from halfway.domain.transaction import State
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import initialised
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.log.partition_reader import PartitionReader, Place
+from halfway.kafka.records.codec import (
+    KIND_HALF,
+    KIND_OP,
+    KIND_OWNER,
+    encode_op,
+    record_headers,
+)
+from halfway.service.ports import Cursors
+from tests.support.domain.states import state_of
+from tests.support.ownership.acquisitions import GivenCursors, acquire
+from tests.support.ownership.cluster_harness import (
+    PATIENCE_S,
+    commit_of,
+    half,
+    in_shard,
+    prepare,
+    read_topic,
+    running,
+)
+from tests.support.ownership.kafka_adapter import produce
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_aborted(config: KafkaConfig) -> None:
+    """A kill -9 in the middle of a lane transaction: ends that were answered stand, the open one has no effect."""
+    orders = config.prefix + "orders"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.support.ownership.crashing_instance",
+        config.properties["bootstrap.servers"],
+        config.prefix,
+        str(config.shards),
+        orders,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while (line := await process.stdout.readline()) != b"ready\n":
+                assert line, "the instance ended before it was ready"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+    async with running(config) as instance:
+        states = instance.service.states
+        for number in range(10):
+            assert (
+                state_of(states[number % config.shards], in_shard(number % config.shards, f"done-{number}"))
+                is State.COMMITTED
+            )
+        assert state_of(states[0], in_shard(0, "pending")) is State.PREPARED
+        one = half(in_shard(0, "pending"), Message(topic=orders, value=b"pending"))
+        await instance.write(commit_of(0, one, 0))
+    values = sorted(seen.value or b"" for seen in read_topic(config, orders))
+    assert values == [*(b"done-%d" % number for number in range(10)), b"pending"]
+
+
+async def test_a_restart_after_a_release_fences_nobody_and_knows_everything(config: KafkaConfig) -> None:
+    """A clean stop leaves tombstones in owners; the next start folds outcomes, pending and parked transactions."""
+    async with running(config) as instance:
+        await instance.write(commit_of(1, half(in_shard(1, "ended")), 0))
+        await asyncio.to_thread(prepare, config, 1, half(in_shard(1, "pending")))
+    last = {seen.partition: seen.value for seen in read_topic(config, config.owners_topic)}
+    assert last == {0: None, 1: None}
+    async with running(config) as instance:
+        state = instance.service.states[1]
+        assert state_of(state, in_shard(1, "ended")) is State.COMMITTED
+        assert state_of(state, in_shard(1, "pending")) is State.PREPARED
+        assert state.half_tail > 0
+
+
+def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:
+    """Nothing would be read otherwise, and what is pending not be known."""
+    skipped, pending = list[tuple[str, str]](), in_shard(0, "pending")
+    prepare(config, 0, half(pending))
+    far = GivenCursors({0: Cursors(half=1_000_000, op=1_000_000)})
+    [acquired] = acquire(config, "one", [0], cursors=far, skipped=lambda *told: skipped.append(told))
+    assert state_of(acquired.state, pending) is State.PREPARED
+    assert skipped == [(config.cursors_group, "beyond_end")]
+
+
+async def test_the_fold_starts_at_the_cursors_but_reads_outcomes_back_to_the_horizon(config: KafkaConfig) -> None:
+    """Recovery reads half from its cursor, op from the lower of its cursor and the horizon, and knows its outcomes."""
+    before, after, ended = (in_shard(0, name) for name in ("before", "after", "ended"))
+    first, second = prepare(config, 0, half(before), half(after))
+    async with running(config) as instance:
+        written = await instance.write(commit_of(0, half(ended), 0))
+        assert written.op is not None
+        cursors = KafkaCursors(config, instance.observer)
+        await cursors.start()
+        await cursors.commit({0: Cursors(half=second, op=written.op + 2)})
+        await cursors.stop()
+    assert second > first
+    async with running(config) as instance:
+        state = instance.service.states[0]
+        assert state_of(state, before) is None
+        assert state_of(state, after) is State.PREPARED
+        assert state_of(state, ended) is State.COMMITTED
+
+
+async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_too(
+    config: KafkaConfig,
+) -> None:
+    """Kafka shows nothing behind the LSO when it is asked where the horizon begins: the fold begins there.
+
+    The one who wrote the outcome is not fenced, as it had released the shard; its commit was accepted, and the broker
+    writes its marker when the next owner has looked for the horizon.
+    """
+    produce(config, config.owners_topic, 0, b"0", None, record_headers(KIND_OWNER, "", "released"))
+    ended = in_shard(0, "ended")
+    [at] = prepare(config, 0, half(ended))
+    [lane] = initialised(config, [config.prefix + "released.0"], time.monotonic() + PATIENCE_S)
+    write = commit_of(0, half(ended), at)
+    assert write.op is not None
+    offsets: list[int | None] = []
+    lane.begin()
+    lane.produce(
+        config.op_topic,
+        encode_op(write.op),
+        ended.encode(),
+        0,
+        headers=record_headers(KIND_OP, "orders", "committed"),
+        on_delivery=lambda _error, message: offsets.append(message.offset()),
+    )
+    lane.produce(config.half_topic, None, ended.encode(), 0, headers=record_headers(KIND_HALF, "orders", "committed"))
+    assert lane.flush(time.monotonic() + PATIENCE_S, lambda: False)
+    [op] = offsets
+    assert op is not None
+
+    class Meanwhile(PartitionReader):
+        """Has the marker written as soon as it is known from where to read."""
+
+        def add(self, starts: Mapping[Place, int]) -> None:
+            if (config.parked_topic, 0) in starts:
+                lane.commit(PATIENCE_S)
+            super().add(starts)
+
+    cursors = GivenCursors({0: Cursors(half=at + 1, op=op + 1)})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(acquire_module, "PartitionReader", Meanwhile)
+        [acquired] = await asyncio.to_thread(acquire, config, "next", [0], cursors=cursors)
+    lane.abandon()
+    assert state_of(acquired.state, ended) is State.COMMITTED

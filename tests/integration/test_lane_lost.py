@@ -1,0 +1,158 @@
+"""What becomes of the writes of a lane that is fenced, hangs or fails, or that reads what it can't decode."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+import pytest
+from confluent_kafka import Producer
+
+from halfway.domain.errors import (
+    LaneLostError,
+)
+from halfway.domain.records import Message
+from halfway.domain.transaction import State
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import fence
+from halfway.kafka.records.avro import MARKER
+from halfway.kafka.records.codec import KIND_HALF, record_headers
+from halfway.kafka.topics.metadata import TopicMetadata
+from halfway.kafka.topics.partition_availability import Openings
+from tests.support.brokers.fixtures import Kafka
+from tests.support.domain.states import state_of
+from tests.support.ownership.cluster_harness import (
+    Instance,
+    commit_of,
+    config_for,
+    create_internal_topics,
+    create_topics,
+    eventually,
+    half,
+    in_shard,
+    prepare,
+    read_topic,
+    running,
+)
+
+
+async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: KafkaConfig) -> None:
+    """Whoever fences the lane's ids ends the incarnation: LaneLostError, then a new one which writes again."""
+    orders = config.prefix + "orders"
+    async with running(config) as instance:
+        before = instance.incarnation
+        ids = [f"{config.prefix}{before}.{name}" for name in ("0", "1", "q")]
+        await asyncio.to_thread(fence, config, ids, time.monotonic() + 30)
+        one = half("a-1", Message(topic=orders, value=b"once"))
+        with pytest.raises(LaneLostError):
+            await instance.write(commit_of(0, one, 0))
+        await instance.write_until_known(commit_of(0, one, 0))
+        assert instance.incarnation not in (None, before)
+        assert instance.observer.failures == ["fenced"]
+        assert ("lost", 0) in instance.service.events
+    assert [seen.value for seen in read_topic(config, orders)] == [b"once"]
+
+
+async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_next(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers do not wait for the thread, which is fenced when it wakes up."""
+    config = config_for(kafka.bootstrap_servers, lane_stall_s=2)
+    create_internal_topics(config)
+    create_topics(config, {config.prefix + "orders": 1})
+    wake, fresh = threading.Event(), TopicMetadata.fresh
+
+    def hang_once(self: TopicMetadata, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+        monkeypatch.setattr(TopicMetadata, "fresh", fresh)
+        wake.wait()
+        return fresh(self, names, timeout)
+
+    one = half("a-1", Message(topic=config.prefix + "orders", value=b"once"))
+    async with running(config) as instance:
+        monkeypatch.setattr(TopicMetadata, "fresh", hang_once)
+        try:
+            with pytest.raises(LaneLostError):
+                await instance.write(commit_of(0, one, 0))
+            await instance.serves(range(2))
+        finally:
+            wake.set()
+        await instance.write_until_known(commit_of(0, one, 0))
+    assert [seen.value for seen in read_topic(config, config.prefix + "orders")] == [b"once"]
+
+
+async def test_nothing_of_a_kafka_transaction_that_failed_is_visible(config: KafkaConfig) -> None:
+    """The good messages of a batch that failed stand once, whatever had been written of them the first time."""
+    orders, small = config.prefix + "orders", config.prefix + "small"
+    create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
+    good = [half(f"good-{number}", Message(topic=orders, value=b"good-%02d" % number)) for number in range(30)]
+    bad = half("bad", Message(topic=small, value=b"x" * 100_000))
+    async with running(config) as instance:
+        results = await asyncio.gather(
+            *(instance.write_until_known(commit_of(1, one, 0)) for one in [*good, bad]), return_exceptions=True
+        )
+        assert [type(result).__name__ for result in results if isinstance(result, BaseException)] == [
+            "MessageTooLargeError"
+        ]
+    assert sorted(seen.value or b"" for seen in read_topic(config, orders)) == [b"good-%02d" % n for n in range(30)]
+    assert read_topic(config, small) == []
+
+
+async def test_the_tail_sees_what_others_append_and_passes_control_records(config: KafkaConfig) -> None:
+    """A half that another producer appends is applied, and the position reaches the real end of half[s]."""
+    orders = config.prefix + "orders"
+    async with running(config) as instance:
+        stranger = half(in_shard(0, "stranger"), Message(topic=orders, value=b"v"))
+        [offset] = await asyncio.to_thread(prepare, config, 0, stranger)
+        state = instance.service.states[0]
+        await eventually(lambda: state_of(state, stranger.id) is State.PREPARED, "the stranger's half")
+        entry = state.find(stranger.id)
+        assert entry is not None
+        written = await instance.write(commit_of(0, stranger, offset))
+        assert written.half is not None
+        tombstone = written.half
+        # After the tombstone stands the control record that ends its Kafka transaction.
+        await eventually(lambda: state.half_tail >= tombstone + 2, "a position after the control record")
+
+
+async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: KafkaConfig) -> None:
+    """Recovery and tail both go on after rubbish in half."""
+    rubbish = Producer(config.producer())
+    rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-1").encode(), 0)
+    rubbish.flush(30)
+    after, later = in_shard(0, "after"), in_shard(0, "later")
+    prepare(config, 0, half(after))
+    async with running(config) as instance:
+        assert state_of(instance.service.states[0], after) is State.PREPARED
+        assert instance.observer.counts[f"skipped {config.half_topic}"] == 1
+        rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-2").encode(), 0)
+        rubbish.flush(30)
+        await asyncio.to_thread(prepare, config, 0, half(later))
+        await eventually(lambda: state_of(instance.service.states[0], later) is not None, "the half after rubbish")
+        assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
+
+
+async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: KafkaConfig) -> None:
+    """It is halfway's own, as its headers say: to skip it could lose a prepare. The tail stops, and so does a start."""
+    newer = Producer(config.producer())
+
+    def written(transaction_id: bytes, shard: int) -> None:
+        headers = record_headers(KIND_HALF, "shop", "prepared")
+        newer.produce(config.half_topic, MARKER + b"newer schema", transaction_id, shard, headers=headers)
+        newer.flush(30)
+
+    def out(instance: Instance) -> bool:
+        status = instance.cluster.membership.status
+        return not status.joined and "newer release" in (status.last_error or "")
+
+    async with running(config) as instance:
+        await asyncio.to_thread(written, b"n-1", 0)
+        await eventually(lambda: out(instance) and not instance.service.states, "it leaves the group and says why")
+    again = Instance(config)
+    try:
+        await again.start()
+        await eventually(lambda: out(again) and not again.service.states, "it leaves the group and says why")
+        assert again.observer.counts[f"skipped {config.half_topic}"] == 0
+    finally:
+        await again.stop()

@@ -1,0 +1,54 @@
+"""Options for the JVMs of test brokers: they live for seconds, so what counts is what their start costs.
+
+A class archive (class data sharing) holds Kafka's classes as the JVM has them once they are loaded: a start from it
+takes half the CPU time. The first run on a machine makes it, beside the list of Kafka's jars in the cache folder.
+"""
+
+import fcntl
+import hashlib
+import os
+import signal
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from halfway.embedded import KAFKA_VERSION, SHORT_LIVED, EmbeddedConfig, EmbeddedKafka, find_java, resolve_jars
+from halfway.embedded.jars import user_cache_dir
+
+STARTED_WITHIN_S = 300.0
+"""Several may start at once on a slow machine; halfway itself waits less."""
+
+
+@cache
+def short_lived() -> tuple[str, ...]:
+    """Give the options, with the archive if this Java can make one."""
+    archive = _archive()
+    return (*SHORT_LIVED, f"-XX:SharedArchiveFile={archive}") if archive.stat().st_size else SHORT_LIVED
+
+
+@pytest.fixture
+def short_lived_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every JVM that the processes of a test start take these options, for brokers that a command starts."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(f'"{option}"' for option in short_lived()))
+
+
+def _archive() -> Path:
+    """Give the archive for this Java and these jars; the file is empty if this Java cannot make one."""
+    made_of = [find_java().path.resolve(), *resolve_jars(KAFKA_VERSION)]
+    version = hashlib.sha256("\n".join(f"{path} {path.stat().st_mtime_ns}" for path in made_of).encode()).hexdigest()
+    archive = user_cache_dir() / f"kafka-{KAFKA_VERSION}-{version[:16]}.jsa"
+    with archive.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run ask at the same time
+        if not archive.exists():
+            unfinished = archive.with_suffix(f".{os.getpid()}")
+            with EmbeddedKafka(
+                EmbeddedConfig(jvm_options=(*SHORT_LIVED, f"-XX:ArchiveClassesAtExit={unfinished}"))
+            ) as kafka:
+                os.kill(kafka.pid, signal.SIGTERM)  # it writes the archive at its orderly end, however long that takes
+                while kafka.running:
+                    time.sleep(0.1)
+            unfinished.touch()
+            unfinished.replace(archive)
+    return archive

@@ -1,0 +1,68 @@
+"""A coordinator over ports in memory on real HTTP, with the wall's time and real checks, for the console to look at."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from halfway.testing import MemoryServer
+from tests.support.coordinator.rest_client import QUIET, Json, Rest, message
+
+IMPATIENT: Mapping[str, object] = {
+    "first_check_after_s": 0.1,
+    "check_interval_s": 0.1,
+    "max_interval_s": 0.1,
+    "max_checks": 2,
+}
+"""A policy that parks what two checks do not decide, at once."""
+
+
+class Shop:
+    """One coordinator, its REST, and a topic."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._server = MemoryServer()
+        self._session = session
+        self.topic = ""
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._server.__enter__)
+        self.topic = self._server.new_topic("orders")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._server.__exit__, kind, error, trace)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def rest(self) -> Rest:
+        return Rest(self._session, self.url, "")
+
+    def at(self, address: str = "overview") -> str:
+        """Return the address of a view of the console."""
+        return f"{self.url}/console/#/{address}"
+
+    async def group(
+        self, name: str = "shop", *, url: str | None = None, policy: Mapping[str, object] | None = None
+    ) -> None:
+        """Register a group; without `url` it fetches its checks, so that nothing is asked by itself."""
+        urls = None if url is None else [url]
+        wanted = QUIET if policy is None else policy
+        (await self.rest.put_group(name, topics=[self.topic], urls=urls, policy=wanted)).expect(200, 201)
+
+    async def prepared(self, ids: Sequence[str], *, group: str = "shop", **fields: object) -> None:
+        """Prepare one message for each id, in batches; `fields` are those of the message."""
+        for begin in range(0, len(ids), 500):
+            items = [
+                {"group": group, "id": own, "messages": [message(self.topic, **{"key": own, "value": "v", **fields})]}
+                for own in ids[begin : begin + 500]
+            ]
+            answers: list[Json] = (await self.rest.batch(prepare=items)).expect(200)["prepare"]
+            assert {answer["status"] for answer in answers} == {201}, answers

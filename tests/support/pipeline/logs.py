@@ -1,0 +1,398 @@
+"""Logs in memory: what the topics hold, read by an audit as of any time, and random ones whose verdicts are known."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from halfway.domain.ids import server_id
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
+from halfway.domain.transaction import Cause
+from halfway.kafka.records import codec
+from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.quick_sources import RECORD
+from halfway.pipeline.sources import nothing
+
+PREFIX = "_halfway."
+START = 1_700_000_000_000
+HORIZON = 900_000
+REAL = ("orders", "mails")
+KINDS = ("half", "op", "parked", "groups", "owners")
+Headers = Sequence[tuple[str, str | bytes | None]]
+
+
+@dataclass
+class Written:
+    """A record, and whether its Kafka transaction is finished."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    at: int
+    headers: Headers
+    offset: int = -1
+    gone: bool = False
+
+
+@dataclass
+class Log:
+    """All topics, one partition each, in the order of time."""
+
+    records: list[Written] = field(default_factory=list)
+    starts: dict[str, int] = field(default_factory=dict)
+    compacted: frozenset[str] = frozenset()
+
+    def write(self, topic: str, key: bytes | None, value: bytes | None, at: int, headers: Headers) -> None:
+        self.records.append(Written(topic, key, value, at, headers))
+
+    def settle(self) -> None:
+        """Give every record its offset."""
+        self.records.sort(key=lambda record: record.at)
+        ends: dict[str, int] = {}
+        for record in self.records:
+            record.offset = ends.get(record.topic, 0)
+            ends[record.topic] = record.offset + 1
+
+    def trim(self, topic: str, before: int) -> None:
+        """Remove what stands before an offset."""
+        self.starts[topic] = max(before, self.starts.get(topic, 0))
+
+    def compact(self, topic: str, until: int) -> None:
+        """Keep, of what is older than a time, the last record of each key, and no tombstones."""
+        last = {record.key: record for record in self.records if record.topic == topic}
+        for record in self.records:
+            if record.topic == topic and record.at < until:
+                record.gone |= record is not last[record.key] or record.value is None
+
+
+class LogSource:
+    """A log as of a time."""
+
+    def __init__(
+        self,
+        engine: DuckEngine | SparkEngine,
+        log: Log,
+        at: int,
+        *,
+        open_since: int | None = None,
+        prefix: str = PREFIX,
+    ) -> None:
+        """`open_since`: what was written since stands in Kafka transactions that are not finished."""
+        self._engine = engine
+        self._log = log
+        self._at = at
+        self._committed_until = at if open_since is None else open_since
+        self._begun = Pins(at=0, topics={})
+        self.pins = Pins(at=at, topics={})
+        self.prefix = prefix
+        self.when_settled: Callable[[], None] = lambda: None
+
+    def pin(self, topics: Sequence[str]) -> None:
+        for topic in topics:
+            if topic in self.pins.topics:
+                continue
+            there = [record for record in self._log.records if record.topic == topic and record.at <= self._at]
+            end = sum(record.at <= self._committed_until for record in there)
+            start = self._log.starts.get(topic, 0)
+            first = next((record.at for record in there if record.offset >= start), None)
+            one = PartitionPin(partition=0, start=min(start, end), end=end, high=len(there), first_at=first)
+            pin = TopicPin(topic=topic, at=self._at, partitions=(one,), compacted=topic in self._log.compacted)
+            self.pins = replace(self.pins, topics={**self.pins.topics, topic: self._begun.followed_by(pin)})
+
+    def settle(self, topic: str) -> None:
+        self.when_settled()
+
+    def go_on(self, pins: Pins) -> None:
+        self._begun = pins.without(PREFIX + "groups", PREFIX + "owners")
+
+    def anew(self) -> "LogSource":
+        now = max((record.at for record in self._log.records), default=self._at)
+        return LogSource(self._engine, self._log, max(now, self._at))
+
+    def committed(self, topics: Sequence[str]) -> Any:
+        return self._read({name: (pin.start, pin.end) for name, pin in self._pinned(topics)})
+
+    def unsettled(self, topics: Sequence[str]) -> Any:
+        return self._read({name: (pin.end, pin.high) for name, pin in self._pinned(topics)})
+
+    def later(self, topics: Sequence[str], now: Pins) -> Any:
+        return self._read({name: parts[0] for name, parts in self.pins.behind(topics, now).items()})
+
+    def _pinned(self, topics: Sequence[str]) -> list[tuple[str, PartitionPin]]:
+        return [(name, self.pins.topics[name].partitions[0]) for name in topics if name in self.pins.topics]
+
+    def _read(self, ranges: dict[str, tuple[int, int]]) -> Any:
+        rows = [
+            {
+                "key": record.key,
+                "value": record.value,
+                "topic": record.topic,
+                "partition": 0,
+                "offset": record.offset,
+                "timestamp": datetime.fromtimestamp(record.at / 1000, UTC),
+                "headers": [
+                    {"key": name, "value": value.encode() if isinstance(value, str) else value}
+                    for name, value in record.headers
+                ],
+            }
+            for record in self._log.records
+            if not record.gone
+            and record.topic in ranges
+            and record.offset >= self._log.starts.get(record.topic, 0)
+            and ranges[record.topic][0] <= record.offset < ranges[record.topic][1]
+        ]
+        table = pa.Table.from_pylist(rows, RECORD)
+        if isinstance(self._engine, DuckEngine):
+            return self._engine.take(table)
+        return nothing(self._engine.spark) if not rows else self._engine.spark.createDataFrame(table)
+
+
+@dataclass
+class Writer:
+    """Writes what the lane writes."""
+
+    log: Log
+    group: str = "g"
+
+    def half(self, name: str, messages: Sequence[Message], at: int, *, prepared_at: int | None = None) -> None:
+        prepared = at if prepared_at is None else prepared_at
+        half = Half(
+            id=name, group=self.group, messages=tuple(messages), prepared_at=prepared, since=at, fingerprint=b"f" * 16
+        )
+        self.log.write(
+            PREFIX + "half", name.encode(), codec.encode_half(half), at, codec.half_headers(half, "prepared")
+        )
+
+    def bury(self, kind: str, name: str, at: int, state: str) -> None:
+        self.log.write(PREFIX + kind, name.encode(), None, at, codec.record_headers(kind, self.group, state))
+
+    def park(self, name: str, messages: Sequence[Message], at: int, prepared_at: int) -> None:
+        half = Half(
+            id=name, group=self.group, messages=tuple(messages), prepared_at=prepared_at, since=at,
+            fingerprint=b"f" * 16,
+        )  # fmt: skip
+        parked = Parked(half=half, reason="asked enough", parked_at=at, checks=3)
+        headers = codec.record_headers("parked", self.group, "parked")
+        self.log.write(PREFIX + "parked", name.encode(), codec.encode_parked(parked), at, headers)
+        self.bury("half", name, at, "parked")
+
+    def op(self, name: str, kind: OpKind, messages: Sequence[Message], at: int, prepared_at: int) -> None:
+        op = Op(
+            kind=kind, id=name, group=self.group, half_offset=0, cause=Cause.PRODUCER, prepared_at=prepared_at, at=at,
+            messages=tuple(map(MessageDigest.of, messages)),
+        )  # fmt: skip
+        self.raw_op(name, codec.encode_op(op), at, "committed" if kind is OpKind.COMMITTED else "rolled_back")
+
+    def raw_op(self, name: str, value: bytes, at: int, state: str) -> None:
+        self.log.write(PREFIX + "op", name.encode(), value, at, codec.record_headers("op", self.group, state))
+
+    def message(
+        self, name: str, what: Message, place: str, at: int, prepared_at: int | str, *, prefix: str | None = PREFIX
+    ) -> None:
+        headers: list[tuple[str, str | bytes | None]] = [
+            *what.headers,
+            ("halfway-transaction-id", name),
+            ("halfway-message", place),
+            ("halfway-prepared-at", f"{prepared_at}"),
+        ]
+        if prefix is not None:
+            headers.append(("halfway-prefix", prefix))
+        self.log.write(what.topic, what.key, what.value, at, headers)
+
+    def commit(self, name: str, messages: Sequence[Message], at: int, prepared_at: int) -> None:
+        for number, message in enumerate(messages, 1):
+            self.message(name, message, f"{number}/{len(messages)}", at, prepared_at)
+        self.op(name, OpKind.COMMITTED, messages, at, prepared_at)
+        self.bury("half", name, at, "committed")
+
+    def roll_back(self, name: str, at: int, prepared_at: int) -> None:
+        self.op(name, OpKind.ROLLED_BACK, (), at, prepared_at)
+        self.bury("half", name, at, "rolled_back")
+
+
+Expected = dict[tuple[str, int], str]
+
+
+class RandomLog:
+    """A log of transactions that went well or wrong in every way; `expected` is by id and use."""
+
+    def __init__(self, seed: int, count: int = 60) -> None:
+        self.random = random.Random(seed)
+        self.log = Log()
+        self.expected: Expected = {}
+        self._writer = Writer(self.log)
+        self._at = START
+        ways = [getattr(self, name) for name in dir(type(self)) if name.startswith("way_")]
+        for number in range(count):
+            self._at += self.random.randrange(1, 20_000)
+            # Each way at least once, where there is room for all.
+            way = ways[number] if number < len(ways) else self.random.choice(ways)
+            way(f"mine-{number}" if self.random.random() < 0.5 else self._server_id())
+        self.log.settle()
+        self.end = max(record.at for record in self.log.records if record.at < START * 2)
+
+    def _server_id(self) -> str:
+        chance = self.random.getrandbits(62)
+        return server_id(0, UUID(int=self._at << 80 | 7 << 76 | 2 << 62 | chance))
+
+    def _messages(self) -> list[Message]:
+        count = self.random.randrange(1, 4)
+        return [
+            Message(
+                topic=self.random.choice(REAL),
+                key=self.random.choice((None, b"k", b"")),
+                value=self.random.choice((None, b"v", self.random.randbytes(5))),
+                headers=self.random.choice(((), (("h", b"1"),), (("h", None), ("h", b"")))),
+            )
+            for _ in range(count)
+        ]
+
+    def _prepared(self, name: str) -> tuple[list[Message], int, int]:
+        messages, took = self._messages(), self.random.choice((3, 50, 4_000, 2 * HORIZON))
+        self._writer.half(name, messages, self._at)
+        return messages, self._at, self._at + took
+
+    def way_committed(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.commit(name, messages, at, prepared_at)
+        self.expected[name, 0] = "committed_ok"
+
+    def way_rolled_back(self, name: str) -> None:
+        _, prepared_at, at = self._prepared(name)
+        self._writer.roll_back(name, at, prepared_at)
+        self.expected[name, 0] = "rolled_back_ok"
+
+    def way_pending(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        if self.random.random() < 0.5:
+            self._writer.half(name, messages, at, prepared_at=prepared_at)
+        self.expected[name, 0] = "pending"
+
+    def way_parked(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.park(name, messages, at, prepared_at)
+        self.expected[name, 0] = "parked"
+
+    def way_resumed(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.park(name, messages, at, prepared_at)
+        again = at + self.random.choice((10, 2 * HORIZON))
+        self._writer.half(name, messages, again, prepared_at=prepared_at)
+        self._writer.bury("parked", name, again, "prepared")
+        self.expected[name, 0] = "pending"
+        if self.random.random() < 0.5:
+            self._writer.commit(name, messages, again + 100, prepared_at)
+            self.expected[name, 0] = "committed_ok"
+
+    def way_leaked_while_pending(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.half(name, messages, at + 10, prepared_at=prepared_at)
+        self._writer.message(name, messages[0], f"1/{len(messages)}", at, prepared_at)
+        self.expected[name, 0] = "leaked"
+
+    def way_leaked_though_rolled_back(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.message(name, messages[0], f"1/{len(messages)}", at, prepared_at)
+        self._writer.roll_back(name, at, prepared_at)
+        self.expected[name, 0] = "leaked"
+
+    def way_forged(self, name: str) -> None:
+        """Anything may stand in a header that others can write."""
+        absurd = self.random.choice((9_223_372_036_854_775_807, -1, "soon", 10**30, ""))
+        for _ in range(2):
+            self._writer.message(name, self._messages()[0], "1/1", self._at, absurd, prefix=None)
+        self.expected[name, 0] = "leaked"
+
+    def way_lost(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.op(name, OpKind.COMMITTED, messages, at, prepared_at)
+        self._writer.bury("half", name, at, "committed")
+        self.expected[name, 0] = "lost"
+
+    def way_gone(self, name: str) -> None:
+        _, _, at = self._prepared(name)
+        self._writer.bury("half", name, at, "committed")
+        self.expected[name, 0] = "lost"
+
+    def way_torn(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        messages.append(messages[0])
+        self._writer.message(name, messages[0], f"1/{len(messages)}", at, prepared_at)
+        self._writer.op(name, OpKind.COMMITTED, messages, at, prepared_at)
+        self._writer.bury("half", name, at, "committed")
+        self.expected[name, 0] = "torn"
+
+    def way_doubled(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.commit(name, messages, at, prepared_at)
+        for _ in range(self.random.randrange(1, 30)):
+            late = at + self.random.choice((0, 7, HORIZON // 2, 3 * HORIZON))
+            self._writer.message(name, messages[0], f"1/{len(messages)}", late, prepared_at)
+        self.expected[name, 0] = "doubled"
+
+    def way_changed(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        other = [Message(topic=each.topic, key=each.key, value=b"other") for each in messages]
+        for number, message in enumerate(other, 1):
+            self._writer.message(name, message, f"{number}/{len(other)}", at, prepared_at)
+        self._writer.op(name, OpKind.COMMITTED, messages, at, prepared_at)
+        self._writer.bury("half", name, at, "committed")
+        self.expected[name, 0] = "payload_changed"
+
+    def way_contradicted(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.commit(name, messages, at, prepared_at)
+        self._writer.op(name, OpKind.ROLLED_BACK, (), at + 20, prepared_at)
+        self.expected[name, 0] = "contradicted"
+
+    def way_not_judged(self, name: str) -> None:
+        messages, prepared_at, at = self._prepared(name)
+        for number, message in enumerate(messages, 1):
+            self._writer.message(name, message, f"{number}/{len(messages)}", at, prepared_at)
+        self._writer.raw_op(name, b"\xc3\x01newer...and what it says", at, "committed")
+        self._writer.bury("half", name, at, "committed")
+        self.expected[name, 0] = "not_judged"
+
+    def way_foreign(self, name: str) -> None:
+        """Another deployment writes to the same topics, and may use the same ids."""
+        messages, prepared_at, at = self._prepared(name)
+        self._writer.commit(name, messages, at, prepared_at)
+        self._writer.message(name, messages[0], "1/1", at + 5, at, prefix="other.")
+        self._writer.message(f"theirs-{name}", messages[0], "1/1", at + 5, at, prefix="other.")
+        self.expected[name, 0] = "committed_ok"
+
+    def way_used_again(self, name: str) -> None:
+        """An id that a client brought is another transaction after the horizon."""
+        name = f"again-{name}"
+        for life in range(2):
+            messages, prepared_at = self._messages(), self._at + life * 3 * HORIZON
+            self._writer.half(name, messages, prepared_at)
+            self._writer.commit(name, messages, prepared_at + 9, prepared_at)
+            self.expected[name, life] = "committed_ok"
+
+    def compact(self) -> None:
+        """Let the cleaner come by: the first use of an id loses its outcome, and contradictions one of theirs."""
+        self.log.compacted = frozenset(PREFIX + kind for kind in KINDS)
+        until = self.end + 1
+        for kind in ("half", "op", "parked"):
+            self.log.compact(PREFIX + kind, until)
+        ops = {record.key for record in self.log.records if record.topic == PREFIX + "op" and not record.gone}
+        assert ops
+        for (name, life), verdict in [*self.expected.items()]:
+            if name.startswith("again-") and life == 0:
+                self.expected[name, life] = "expired_unknown"
+            elif verdict == "contradicted":
+                # The rollback is the last word in op now, and the messages stand all the same.
+                self.expected[name, life] = "leaked"
+            elif verdict == "lost" and not any(
+                record.key == name.encode() and not record.gone
+                for record in self.log.records
+                if record.topic.startswith(PREFIX)
+            ):
+                del self.expected[name, life]  # fmt: skip

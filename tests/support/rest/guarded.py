@@ -1,0 +1,91 @@
+"""Two instances over one log that ask for keys, and a key for each kind of caller."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from halfway.domain.ids import shard_of
+from halfway.domain.keys import RANDOM_BYTES, MasterSecret, key_text
+from halfway.domain.principal import Principal, PrincipalKind
+from halfway.memory import Memory
+from halfway.service.access import KeyedAccess
+from halfway.service.keys import Keys, KeySpec
+from tests.support.rest.client import SHOP, Answer, RestWorld
+
+SHARDS = 2
+SECRET = MasterSecret(b"the master secret of these tests, which is long enough")
+FIRST = key_text(PrincipalKind.OPERATOR, bytes(range(RANDOM_BYTES)))
+OPERATOR = Principal(kind=PrincipalKind.OPERATOR, name="first", key_id=FIRST[5:17])
+
+
+@dataclass
+class Guarded:
+    """The instances `here` and `there`, with a shard each; `tokens` by the name of the caller, None for nobody."""
+
+    here: RestWorld
+    there: RestWorld
+    keys: Keys
+    tokens: dict[str, str | None]
+
+    async def call(
+        self, caller: str, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Ask `here` as a caller."""
+        return await self.at(self.here, caller, method, path, body, headers)
+
+    async def at(
+        self,
+        world: RestWorld,
+        caller: str,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        token = self.tokens[caller]
+        shown = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return await world.call(method, path, body, headers=shown | dict(headers or {}))
+
+    async def new_key(self, kind: PrincipalKind, name: str, *, expires_in_ms: int | None = None) -> str:
+        made = await self.keys.create(
+            KeySpec(kind=kind, name=name, expires_in_ms=expires_in_ms), deadline=deadline(), principal=OPERATOR
+        )
+        assert made.text is not None
+        return made.text
+
+
+def deadline() -> float:
+    return asyncio.get_running_loop().time() + 5
+
+
+def own_id(shard: int, name: str) -> str:
+    """Give an id that a client brings, of a shard."""
+    return next(own for own in (f"{name}-{turn}" for turn in range(1000)) if shard_of(own, SHARDS) == shard)
+
+
+def keyed(memory: Memory, *, hide_payloads: bool = False) -> Keys:
+    """Have an instance ask for keys, and return what makes them."""
+    memory.authority = KeyedAccess(
+        memory.keys.table,
+        [SECRET],
+        memory.clock,
+        first_operator=FIRST,
+        hide_payloads=hide_payloads,
+        refused=memory.observer.refused_caller,
+    )
+    return Keys(memory.authority, memory.keys, SECRET, memory.clock, max_keys=1000)
+
+
+@asynccontextmanager
+async def guarded(*, hide_payloads: bool = False) -> AsyncIterator[Guarded]:
+    first = Memory(shards=SHARDS, topics={"orders": 3, "coupons": 1}, owns={0})
+    second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
+    keys, others = (keyed(memory, hide_payloads=hide_payloads) for memory in (first, second))
+    async with RestWorld(memory=first, keys=keys) as here, RestWorld(memory=second, keys=others) as there:
+        world = Guarded(here, there, keys, {"operator": FIRST, "nobody": None})
+        for kind, name in (("group", "shop"), ("group", "other"), ("reader", "board")):
+            world.tokens[name] = await world.new_key(PrincipalKind(kind), name)
+        for name in ("shop", "other"):
+            assert (await world.call("operator", "PUT", f"/v1/groups/{name}", SHOP)).status == 201
+        yield world

@@ -1,0 +1,25 @@
+"""A prepare as raw HTTP, and what is answered to raw bytes."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+POST = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+
+
+BODY = b'{"group":"shop","messages":[{"topic":"orders","value":"v"}]}'
+
+
+def problem_of(response: bytes) -> tuple[int, dict[str, object]]:
+    """Give the status and the problem document of a raw response."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head, response
+    document: dict[str, object] = json.loads(body)
+    return int(head.split()[1]), document
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what sets no event."""
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0.01)

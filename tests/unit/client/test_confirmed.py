@@ -1,0 +1,288 @@
+"""A commit that sends returns once the outcome is final, and never fails for what comes after the database's commit."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from halfway.client import Halfway, SyncHalfway
+from halfway.client.barrier import AsyncBarrier, Barrier
+from halfway.client.django import AtomicProducer, django_barrier
+from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
+from tests.support.client.shop import transactional
+from tests.support.client.stalling import Stalling, stalled
+from tests.support.rest.client import RestWorld
+from tests.unit.client.django_project import insert, project
+from tests.unit.client.test_settling import settled
+
+LONG_S = 60.0
+SHORT_S = 0.2
+
+Send = Callable[[], str]
+"""Commits an order with its message, and returns the transaction's id."""
+
+
+@contextmanager
+def alchemy(url: str, path: Path, kind: str, *, confirm: bool, end_s: float) -> Iterator[tuple[SyncHalfway, Send]]:
+    engine = create_engine(f"sqlite:///{path}")
+    transactional(engine)
+    barrier = Barrier("sqlite", engine.begin)
+    barrier.create()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id text)"))
+    with SyncHalfway(url, "shop", barrier=barrier, prepare_timeout_s=LONG_S, end_timeout_s=end_s) as client:
+        producer = SessionProducer(client, confirm=confirm)
+
+        def local(session: Any) -> str:
+            session.execute(text("INSERT INTO orders VALUES ('42')"))
+            return producer.send(session, "orders", "42", "v")
+
+        def send() -> str:
+            if kind == "session":
+                with Session(engine) as session, session.begin():
+                    return local(session)
+            if kind == "scoped session":
+                sessions = scoped_session(sessionmaker(engine))
+                transaction_id = local(sessions)
+                sessions.commit()
+                sessions.remove()
+                return transaction_id
+            if kind == "session with a savepoint":
+                with Session(engine) as session:
+                    session.begin_nested()
+                    transaction_id = local(session)
+                    session.commit()
+                    return transaction_id
+            if kind == "session in a connection's transaction":
+                with engine.begin() as connection, Session(connection) as session:
+                    transaction_id = local(session)
+                    session.commit()
+                    return transaction_id
+            with engine.begin() as connection:
+                return local(connection)
+
+        yield client, send
+    engine.dispose()
+
+
+@contextmanager
+def django(url: str, path: Path, kind: str, *, confirm: bool, end_s: float) -> Iterator[tuple[SyncHalfway, Send]]:
+    def send() -> str:
+        with transaction.atomic():
+            insert("42")
+            return producer.send("orders", "42", "v")
+
+    with project(ENGINE="django.db.backends.sqlite3", NAME=str(path)):
+        barrier = django_barrier()
+        with SyncHalfway(url, "shop", barrier=barrier, prepare_timeout_s=LONG_S, end_timeout_s=end_s) as client:
+            producer = AtomicProducer(client, confirm=confirm)
+            yield client, send
+
+
+KINDS = [
+    (alchemy, "session"),
+    (alchemy, "scoped session"),
+    (alchemy, "session with a savepoint"),
+    (alchemy, "session in a connection's transaction"),
+    (alchemy, "connection"),
+    (django, "atomic"),
+]
+
+
+@pytest.fixture
+async def stalling(world: RestWorld) -> AsyncIterator[Stalling]:
+    async with stalled(world) as stalling:
+        yield stalling
+
+
+def orders(path: Path) -> int:
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        found = int(connection.execute(text("SELECT count(*) FROM orders")).scalar_one())
+    engine.dispose()
+    return found
+
+
+@pytest.mark.parametrize("service, kind", KINDS)
+async def test_a_commit_returns_once_the_outcome_is_final(
+    world: RestWorld, tmp_path: Path, service: Any, kind: str
+) -> None:
+    def work() -> str:
+        with service(world.url, tmp_path / "shop.sqlite", kind, confirm=True, end_s=LONG_S) as (client, send):
+            return str(client.show(send())["state"])
+
+    assert await asyncio.to_thread(work) == "committed"
+
+
+@pytest.mark.parametrize("service, kind", KINDS)
+async def test_without_confirm_the_end_is_sent_in_the_background(
+    world: RestWorld, stalling: Stalling, tmp_path: Path, service: Any, kind: str
+) -> None:
+    """The commit returns while the coordinator still has the end before it."""
+
+    def work() -> None:
+        with service(stalling.url, tmp_path / "shop.sqlite", kind, confirm=False, end_s=LONG_S) as (_, send):
+            loop.call_soon_threadsafe(sent.set_result, send())
+
+    loop = asyncio.get_running_loop()
+    sent: asyncio.Future[str] = loop.create_future()
+    stalling.goes_on.release()  # the prepare
+    working = asyncio.create_task(asyncio.to_thread(work))
+    transaction_id = await sent
+    assert (await world.show(transaction_id)).body["state"] == "prepared"
+    stalling.goes_on.release()
+    await working
+    assert await settled(world, transaction_id) == "committed"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("service, kind", KINDS)
+async def test_a_coordinator_that_stalls_or_dies_holds_a_commit_up_for_a_bounded_time(
+    world: RestWorld,
+    stalling: Stalling,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    service: Any,
+    kind: str,
+    dies: bool,
+) -> None:
+    """The commit stands and raises nothing; the end is left to check-back, which the barrier answers."""
+    path = tmp_path / "shop.sqlite"
+
+    def work() -> tuple[str, str]:
+        with service(stalling.url, path, kind, confirm=True, end_s=SHORT_S) as (client, send):
+            transaction_id = send()
+            return transaction_id, client.barrier.look(transaction_id)
+
+    stalling.dies_before = "end" if dies else ""
+    stalling.goes_on.release()  # the prepare
+    transaction_id, decided = await asyncio.to_thread(work)
+    assert decided == "commit"
+    assert orders(path) == 1
+    assert (await world.show(transaction_id)).body["state"] == "prepared"
+    assert f"the commit of transaction {transaction_id} is left to check-back" in caplog.text
+
+
+@pytest.mark.parametrize("service, kind", [(alchemy, "session"), (alchemy, "connection"), (django, "atomic")])
+async def test_the_opposite_outcome_is_logged_and_the_commit_stands(
+    world: RestWorld, stalling: Stalling, tmp_path: Path, caplog: pytest.LogCaptureFixture, service: Any, kind: str
+) -> None:
+    """As after an operator who rolled back by hand in between."""
+    path = tmp_path / "shop.sqlite"
+
+    def work() -> str:
+        with service(stalling.url, path, kind, confirm=True, end_s=LONG_S) as (_, send):
+            return str(send())
+
+    stalling.goes_on.release()  # the prepare
+    working = asyncio.create_task(asyncio.to_thread(work))
+    assert [await stalling.arrived.get(), await stalling.arrived.get()] == ["prepare", "end"]
+    (transaction_id,) = [
+        one["id"] for one in (await world.call("GET", "/v1/transactions?state=prepared")).body["transactions"]
+    ]
+    await world.end(transaction_id, "rollback")
+    stalling.goes_on.release()
+    assert await working == transaction_id
+    assert orders(path) == 1
+    told = [
+        record for record in caplog.records if record.levelno == logging.ERROR and transaction_id in record.getMessage()
+    ]
+    assert len(told) == 1
+
+
+async def test_a_session_whose_commit_is_cancelled_while_it_is_confirmed_has_committed(
+    world: RestWorld, stalling: Stalling, tmp_path: Path
+) -> None:
+    """The end is sent all the same, and the session and its connection can be used again."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}")
+    transactional(engine.sync_engine)
+    barrier = AsyncBarrier("sqlite", engine.begin)
+    await barrier.create()
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE orders (id text)"))
+    async with Halfway(stalling.url, "shop", barrier=barrier, prepare_timeout_s=LONG_S) as client:
+        producer = AsyncSessionProducer(client)
+
+        async def place(session: AsyncSession) -> str:
+            transaction_id = await producer.send(session, "orders", "42", "v")
+            await session.execute(text("INSERT INTO orders VALUES ('42')"))
+            ids.append(transaction_id)
+            await session.commit()
+            return str((await world.show(transaction_id)).body["state"])
+
+        ids: list[str] = []
+        async with AsyncSession(engine) as session:
+            placing = asyncio.create_task(place(session))
+            stalling.goes_on.release()
+            assert [await stalling.arrived.get(), await stalling.arrived.get()] == ["prepare", "end"]
+            placing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await placing
+            for _ in range(10):  # the end that was sent, the one in the background, and the next prepare and end
+                stalling.goes_on.release()
+            assert await settled(world, ids[0]) == "committed"
+            assert await place(session) == "committed"
+            assert (await session.execute(text("SELECT count(*) FROM orders"))).scalar_one() == 2
+    await engine.dispose()
+
+
+RAISED: dict[str, Callable[[Any, type[Session], Callable[..., None]], None]] = {
+    "as the connection is given back": lambda engine, _, listener: event.listen(engine, "checkin", listener),
+    "in after_commit": lambda _, sessions, listener: event.listen(sessions, "after_commit", listener),
+    "in after_transaction_end": lambda _, sessions, listener: event.listen(sessions, "after_transaction_end", listener),
+}
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", RAISED)
+async def test_whatever_is_raised_after_the_databases_commit_the_end_is_sent(
+    world: RestWorld, tmp_path: Path, where: str, kind: type[BaseException]
+) -> None:
+    """By a listener of the service, or by Ctrl-C; the session is dropped then."""
+
+    class Sessions(Session):
+        pass
+
+    def interrupt(*_: object) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    def work() -> str:
+        with alchemy(world.url, tmp_path / "shop.sqlite", "", confirm=True, end_s=LONG_S) as (client, _):
+            engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
+            transactional(engine)
+            RAISED[where](engine, Sessions, interrupt)
+            session = Sessions(engine)
+            transaction_id = SessionProducer(client).send(session, "orders", "42", "v")
+            interrupts.append(kind("by somebody else"))
+            with pytest.raises(kind, match="by somebody else"):
+                session.commit()
+            engine.dispose()
+            return transaction_id
+
+    interrupts: list[BaseException] = []
+    assert await settled(world, await asyncio.to_thread(work)) == "committed"
+
+
+async def test_a_listener_before_the_commit_may_be_the_first_to_send(world: RestWorld, tmp_path: Path) -> None:
+    def work() -> str:
+        with alchemy(world.url, tmp_path / "shop.sqlite", "", confirm=True, end_s=LONG_S) as (client, _):
+            engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
+            transactional(engine)
+            producer, ids = SessionProducer(client), []
+            with Session(engine) as session:
+                event.listen(session, "before_commit", lambda it: ids.append(producer.send(it, "orders", "42", "v")))
+                session.execute(text("INSERT INTO orders VALUES ('42')"))
+                session.commit()
+            engine.dispose()
+            return str(client.show(ids[0])["state"])
+
+    assert await asyncio.to_thread(work) == "committed"

@@ -1,0 +1,137 @@
+"""What answers in halfway's place, a proxy or a server at a wrong URL, is passed by, asked again, or named."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from halfway.client import (
+    EndUnconfirmedError,
+    ForbiddenError,
+    Halfway,
+    Message,
+    NotHalfwayError,
+    PrepareUnconfirmedError,
+    UnavailableError,
+)
+from tests.support.client.serving import serving
+from tests.support.rest.client import RestWorld
+
+ORDER = Message(topic="orders", key="42", value="paid")
+REMEDY = r"not by halfway; give the coordinator's URL, such as http://halfway:8080"
+
+
+class Stranger:
+    """A server that answers every request with the same status and page, and counts them."""
+
+    def __init__(self) -> None:
+        self.status, self.text, self.asked = 502, "<html>Bad Gateway</html>", 0
+        self.url = ""
+
+    async def answer(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(status=self.status, text=self.text, content_type="text/html")
+
+
+@pytest.fixture
+async def stranger() -> AsyncIterator[Stranger]:
+    stranger = Stranger()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", stranger.answer)
+    async with serving(app) as stranger.url:
+        yield stranger
+
+
+@pytest.mark.parametrize("status", [502, 503, 504, 404, 307, 200])
+async def test_the_next_url_is_asked_at_once(world: RestWorld, stranger: Stranger, status: int) -> None:
+    """A proxy whose coordinator is away does not hold up those who have another URL, and is left alone for a while."""
+    stranger.status = status
+    async with Halfway([stranger.url, world.url], "shop", prepare_timeout_s=60, end_timeout_s=60) as client:
+        for _ in range(3):
+            async with client.transaction([ORDER]):
+                pass
+        assert (await client.show_group())["group"] == "shop"
+    assert len(world.memory.records("orders")) == 3
+    assert stranger.asked <= 2  # of prepares and ends each
+
+
+@pytest.mark.parametrize("status", [404, 405, 301])
+async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> None:
+    stranger.status = status
+    async with Halfway(stranger.url, "shop", prepare_timeout_s=60) as client:
+        with pytest.raises(
+            NotHalfwayError, match=f"/v1/batch at {stranger.url} was answered {status} .text/html., {REMEDY}"
+        ):
+            await client.prepare([ORDER], id="order-42")
+        with pytest.raises(NotHalfwayError, match=f"PUT /v1/groups/shop at {stranger.url}"):
+            await client.register(topics=["orders"])
+    assert stranger.asked == 2
+
+
+async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger) -> None:
+    """As a console gives for every path: 200, and HTML."""
+    stranger.status = 200
+    async with Halfway(stranger.url, "shop", prepare_timeout_s=3) as client:
+        with pytest.raises(PrepareUnconfirmedError, match=REMEDY):
+            await client.prepare([ORDER], id="order-42")
+        with pytest.raises(UnavailableError, match=REMEDY):
+            await client.register(topics=["orders"], timeout_s=3)
+
+
+async def test_halfways_other_port_is_named(world: RestWorld) -> None:
+    async with Halfway(world.url, "shop") as client:
+        with pytest.raises(NotHalfwayError, match="unknown_path"):
+            await client._call("GET", "/v2", None, timeout_s=5)
+
+
+async def test_an_end_goes_on_through_pages_of_a_proxy(world: RestWorld, stranger: Stranger) -> None:
+    """While routes are being changed a proxy may say 404: that is no answer to an end."""
+    stranger.status = 404
+    async with Halfway(stranger.url, "shop", end_timeout_s=3) as client:
+        with pytest.raises(EndUnconfirmedError, match=REMEDY):
+            await client.end("order-42", "commit")
+    assert stranger.asked > 1
+
+
+async def test_a_prepare_that_is_refused_after_a_lost_answer_is_not_left_behind(world: RestWorld) -> None:
+    """It was stored, its answer was lost, and the next attempt was refused by something in between."""
+    lost = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal lost
+        body = await request.json()
+        if "prepare" in body and lost == 0:
+            lost += 1
+            await world.call("POST", "/v1/batch", body)
+            return web.Response(status=504)
+        if "prepare" in body:
+            return web.Response(status=403, text="<html>no</html>", content_type="text/html")
+        passed = await world.call("POST", "/v1/batch", body)
+        return web.json_response(passed.body, status=passed.status)
+
+    app = web.Application()
+    app.router.add_post("/v1/batch", answer)
+    async with serving(app) as url:
+        async with Halfway(url, "shop", prepare_timeout_s=60) as client:
+            with pytest.raises(ForbiddenError, match="403"):
+                await client.prepare([ORDER], id="order-42", new_id=True)
+        assert (await world.show("order-42")).body["state"] == "rolled_back"
+
+
+async def test_a_commit_that_is_cancelled_goes_on_in_the_background(world: RestWorld) -> None:
+    """Else only a check would find out, seconds later."""
+    async with Halfway(world.url, "shop") as client:
+        transaction = client.transaction([ORDER])
+        entered = asyncio.Event()
+
+        async def service() -> None:
+            async with transaction:
+                entered.set()
+
+        task = asyncio.create_task(service())
+        await entered.wait()
+        task.cancel()  # it is at its end, whose answer is not there yet
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await world.show(transaction.id)).body["state"] == "committed"

@@ -1,0 +1,102 @@
+"""The key of a client is shown to halfway with each request, and to nobody else."""
+
+import logging
+import traceback
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from halfway.client import (
+    ForbiddenError,
+    Halfway,
+    InvalidKeyError,
+    Message,
+    PreparesRejectedError,
+    SyncHalfway,
+    UnauthenticatedError,
+)
+from tests.support.client.serving import serving
+
+KEY = "hw_canary7Qm4"
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+class Guarded:
+    """Answers every request with one problem, and keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[str | None] = []
+        self.status = 401
+        self.problem: dict[str, Any] = {"error_code": "unauthenticated", "detail": "no valid key is shown"}
+
+    async def answer(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.shown.append(request.headers.get("Authorization"))
+        return web.json_response(self.problem, status=self.status)
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[tuple[Guarded, str]]:
+    guarded = Guarded()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", guarded.answer)
+    async with serving(app) as url:
+        yield guarded, url
+
+
+async def test_each_request_shows_it(guarded: tuple[Guarded, str]) -> None:
+    server, url = guarded
+    async with Halfway(url, "shop", key=KEY) as client:
+        with pytest.raises(UnauthenticatedError, match="no valid key is shown"):
+            await client.prepare([ORDER], id="a")
+        with pytest.raises(UnauthenticatedError):
+            await client.end("a", "commit")
+        with pytest.raises(UnauthenticatedError):
+            await client.register(topics=["orders"])
+    assert server.shown == [f"Bearer {KEY}"] * 3
+
+
+async def test_it_may_come_from_the_environment(guarded: tuple[Guarded, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, url = guarded
+    async with Halfway(url, "shop") as client:
+        with pytest.raises(UnauthenticatedError):
+            await client.show("a")
+    monkeypatch.setenv("HALFWAY_CLIENT_KEY", f"{KEY}\n")
+    async with Halfway(url, "shop") as client:
+        with pytest.raises(UnauthenticatedError):
+            await client.show("a")
+    assert server.shown == [None, f"Bearer {KEY}"]
+
+
+@pytest.mark.parametrize(
+    "code, kind", [("forbidden", ForbiddenError), ("prepares_rejected", PreparesRejectedError), (None, ForbiddenError)]
+)
+async def test_403_is_told_by_its_reason(guarded: tuple[Guarded, str], code: str | None, kind: type[Exception]) -> None:
+    server, url = guarded
+    server.status, server.problem = 403, {"detail": "this is group cart"} | ({"error_code": code} if code else {})
+    async with Halfway(url, "shop", key=KEY) as client:
+        with pytest.raises(kind, match="this is group cart"):
+            async with client.transaction([ORDER]):
+                pytest.fail("the block ran")
+
+
+async def test_no_log_repr_or_error_tells_it(guarded: tuple[Guarded, str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    _, url = guarded
+    client, blocking = Halfway(url, "shop", key=KEY), SyncHalfway(url, "shop", key=KEY)
+    away = Halfway("http://127.0.0.1:1", "shop", key=KEY, prepare_timeout_s=0.2)
+    told = [repr(client), repr(vars(client)), repr(vars(client._transport)), repr(vars(blocking))]
+    async with client, away:
+        told += [repr(vars(client._transport))]
+        for one in (client, away):
+            try:
+                await one.show("a")
+            except Exception as error:  # noqa: BLE001 - whatever is told
+                told += [*traceback.format_exception(error), repr(error)]
+    with pytest.raises(InvalidKeyError) as refused:
+        Halfway(url, "shop", key=f"{KEY}\r\nHost: elsewhere")
+    told += [repr(refused.value), caplog.text]
+    assert len(told) > 8
+    assert [text for text in told if KEY in text] == []

@@ -1,0 +1,103 @@
+"""Two callers under one id, as when a customer's request is repeated at another instance, never undo each other."""
+
+import asyncio
+from typing import Self
+
+import pytest
+from aiohttp import web
+
+from halfway.client import Halfway, HalfwayError, Message, PrepareUnconfirmedError
+from halfway.client.barrier import LateTransactionError
+from tests.support.rest.client import RestWorld
+from tests.unit.client.test_barrier import Shop, asked
+from tests.unit.client.test_settling import settled
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+class LostPrepares:
+    """A proxy that carries prepares out and loses their answers; everything else passes."""
+
+    def __init__(self, world: RestWorld) -> None:
+        self._world = world
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post("/v1/batch", self._pass_on)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _pass_on(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        answer = await self._world.call("POST", "/v1/batch", body)
+        if "prepare" in body:
+            return web.Response(status=502, text="<html>Bad Gateway</html>", content_type="text/html")
+        return web.json_response(answer.body, status=answer.status)
+
+
+@pytest.mark.parametrize("with_barrier", [True, False])
+async def test_an_unconfirmed_prepare_does_not_roll_back_what_another_caller_commits(
+    world: RestWorld, shop: Shop, with_barrier: bool
+) -> None:
+    barrier = shop.barrier if with_barrier else None
+    async with (
+        LostPrepares(world) as lost,
+        Halfway(world.url, "shop", barrier=barrier) as first,
+        Halfway(lost.url, "shop", barrier=barrier, prepare_timeout_s=0.5) as second,
+        first.transaction([ORDER], id="order-42") as transaction,
+    ):
+        with shop.begin() as connection:
+            shop.barrier.insert(connection, transaction.id)
+        with pytest.raises(PrepareUnconfirmedError, match="502"):
+            await second.prepare([ORDER], id="order-42")
+        await second.close()  # what it sends in the background has been sent
+    assert (await world.show("order-42")).body["state"] == "committed"
+    assert shop.barrier.decide(asked("order-42")) == "commit"
+
+
+async def test_one_that_comes_second_and_fails_does_not_roll_back_the_first(world: RestWorld) -> None:
+    """There is no barrier: only a check, or the first, can tell what became of the local transaction."""
+    async with (
+        Halfway(world.url, "shop") as first,
+        Halfway(world.url, "shop") as second,
+        first.transaction([ORDER], id="order-42"),
+    ):
+        twin = second.transaction([ORDER], id="order-42")
+        with pytest.raises(KeyError, match="taken"):
+            async with twin:
+                raise KeyError("taken")  # the first one's row
+        await second.close()
+    assert (await world.show("order-42")).body["state"] == "committed"
+
+
+async def test_with_the_barrier_the_second_one_is_told_and_the_first_stands(world: RestWorld, shop: Shop) -> None:
+    async with Halfway(world.url, "shop", barrier=shop.barrier) as client:
+        await client.prepare([ORDER], id="order-42")
+        with shop.begin() as connection:
+            shop.barrier.insert(connection, "order-42")  # and the service crashes; its customer orders again
+
+        async def again() -> None:
+            async with client.transaction([ORDER], id="order-42") as transaction:
+                with shop.begin() as connection:
+                    shop.barrier.insert(connection, transaction.id)
+
+        with pytest.raises(LateTransactionError):
+            await again()
+        assert await settled(world, "order-42") == "committed"
+
+
+async def test_other_messages_under_the_same_id_change_nothing(world: RestWorld) -> None:
+    async with Halfway(world.url, "shop") as client:
+        async with client.transaction([ORDER], id="order-42"):
+            with pytest.raises(HalfwayError, match="order-42"):
+                await client.prepare([Message(topic="orders", key="42", value="other")], id="order-42")
+            await asyncio.sleep(0)
+        assert (await client.show("order-42"))["state"] == "committed"
+    assert [record.value for record in world.memory.records("orders")] == [b"paid"]

@@ -1,0 +1,114 @@
+"""What the client makes of each kind of answer: it obeys, asks again, or says what to do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from halfway.client import (
+    AlreadyEndedError,
+    EndUnconfirmedError,
+    Halfway,
+    IdReusedError,
+    OutcomeExpiredError,
+    RefusedError,
+    UnknownTransactionError,
+)
+from tests.support.client.serving import serving
+
+
+class Answering:
+    """Gives each request, or each item of a batch, the next answer that a test has laid out."""
+
+    def __init__(self) -> None:
+        self.items: list[Mapping[str, Any]] = []
+        self.whole: list[tuple[int, dict[str, str]]] = []
+        self.asked_at: list[float] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked_at.append(asyncio.get_running_loop().time())
+        ((kind, items),) = (await request.json()).items()
+        if self.whole:
+            status, headers = self.whole.pop(0)
+            return web.json_response({"error_code": "overloaded", "detail": "later"}, status=status, headers=headers)
+        return web.json_response({kind: [self.items.pop(0) for _ in items]})
+
+
+@pytest.fixture
+async def answering() -> AsyncIterator[Answering]:
+    answering = Answering()
+    app = web.Application()
+    app.router.add_post("/v1/batch", answering.answer)
+    async with serving(app) as answering.url:
+        yield answering
+
+
+DONE: Mapping[str, Any] = {"status": 200, "body": {"state": "committed"}}
+
+
+async def test_retry_after_is_obeyed(answering: Answering) -> None:
+    """Of a whole request, and of an item; without it the client is back much sooner."""
+    answering.whole = [(429, {"Retry-After": "1"})]
+    later = {"error_code": "shard_unavailable", "detail": "moving", "retry_after_s": 1}
+    answering.items = [{"status": 503, "problem": later}, DONE]
+    async with Halfway(answering.url, "shop") as client:
+        await client.end("a", "commit")
+    first, second, third = answering.asked_at
+    assert second - first >= 1
+    assert third - second >= 1
+
+
+async def test_a_wait_beyond_the_deadline_is_told_at_once(answering: Answering) -> None:
+    answering.whole = [(503, {"Retry-After": "60"})]
+    async with Halfway(answering.url, "shop", end_timeout_s=5) as client:
+        with pytest.raises(EndUnconfirmedError, match="503 overloaded: later"):
+            await client.end("a", "commit")
+    assert len(answering.asked_at) == 1
+
+
+@pytest.mark.parametrize(
+    "status, code, kind, remedy",
+    [
+        (404, "unknown_transaction", UnknownTransactionError, "does not mean that the transaction was rolled back"),
+        (409, "already_ended", AlreadyEndedError, "compare it with your database"),
+        (409, "id_reused", IdReusedError, "give each transaction an id of its own"),
+        (410, "outcome_expired", OutcomeExpiredError, "does not mean rolled back"),
+    ],
+)
+async def test_a_refusal_is_an_error_that_says_what_to_do(
+    answering: Answering, status: int, code: str, kind: type[RefusedError], remedy: str
+) -> None:
+    """It is not asked again."""
+    answering.items = [{"status": status, "problem": {"status": status, "error_code": code, "detail": "so it is"}}]
+    async with Halfway(answering.url, "shop") as client:
+        with pytest.raises(kind, match="so it is") as told:
+            await client.end("a", "commit")
+    assert (told.value.status, told.value.error_code, len(answering.asked_at)) == (status, code, 1)
+    assert remedy in " ".join((kind.__doc__ or "").split())
+
+
+async def test_a_date_in_retry_after_is_obeyed_as_well(answering: Answering) -> None:
+    """As proxies write it; a date in the past asks for no wait, and nonsense is no answer."""
+    later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    answering.whole = [(503, {"Retry-After": later})]
+    async with Halfway(answering.url, "shop", end_timeout_s=600) as client:
+        with pytest.raises(EndUnconfirmedError, match="503 overloaded"):
+            await client.end("a", "commit")
+        answering.whole = [(503, {"Retry-After": "Mon, 01 Jan 2024 00:00:00 GMT"}), (503, {"Retry-After": "soon"})]
+        answering.items = [DONE]
+        await client.end("a", "commit")
+
+
+async def test_ends_above_the_bound_are_told_and_left_to_check_back(
+    answering: Answering, caplog: pytest.LogCaptureFixture
+) -> None:
+    answering.items = [DONE]
+    async with Halfway(answering.url, "shop", max_in_background=1) as client:
+        for name in ("first", "second"):
+            await client.end(name, "commit", confirm=False)
+    assert ["left to check-back" in record.message for record in caplog.records] == [True]

@@ -1,0 +1,129 @@
+"""Blocks that are left elsewhere, or later, than one would think: another context, a fork, the process's end."""
+
+import asyncio
+import contextvars
+import sys
+from concurrent.futures import Future
+
+import pytest
+
+from halfway.client import ClientClosedError, Halfway, Message, SyncHalfway
+from tests.support.rest.client import RestWorld
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+FORKED = """
+import os, sys, warnings
+from halfway.client import ClientClosedError, Message, SyncHalfway
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point
+client = SyncHalfway(sys.argv[1], "shop")
+try:
+    with client.transaction([Message(topic="orders", key="42", value="v")]):
+        child = os.fork()
+        if child == 0 and sys.argv[2] == "raises":
+            sys.exit(7)
+except ClientClosedError as error:
+    assert child == 0 and "before a fork" in str(error), error
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+client.close()
+"""
+
+LEAVES = """
+import sys
+from halfway.client import Message, SyncHalfway
+
+client = SyncHalfway(sys.argv[1], "shop")
+with client.transaction([Message(topic="orders", key="42", value="v")], confirm=False):
+    pass
+"""
+
+
+async def run(script: str, *arguments: str) -> tuple[int | None, str]:
+    service = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, *arguments, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(60):
+            _, told = await service.communicate()
+    except TimeoutError:
+        service.kill()
+        await service.wait()
+        pytest.fail("the service hangs")
+    return service.returncode, told.decode()
+
+
+@pytest.mark.parametrize("how", ["raises", "goes on"])
+async def test_a_child_that_is_forked_inside_a_block_leaves_it_to_the_parent(world: RestWorld, how: str) -> None:
+    assert await run(FORKED, world.url, how) == (0, "")
+    assert len(world.memory.records("orders")) == 1
+
+
+async def test_an_end_in_the_background_outlives_the_script(world: RestWorld) -> None:
+    """The client was never closed."""
+    assert await run(LEAVES, world.url) == (0, "")
+    assert len(world.memory.records("orders")) == 1
+
+
+async def test_a_block_may_be_left_in_another_context_than_it_was_entered_in(world: RestWorld) -> None:
+    """As FastAPI does with a dependency that yields, and pytest with a fixture."""
+
+    def work() -> None:
+        with SyncHalfway(world.url, "shop") as client:
+            block = client.transaction([ORDER])
+            contextvars.copy_context().run(block.__enter__)
+            contextvars.copy_context().run(block.__exit__, None, None, None)
+            with client.transaction([ORDER]):
+                pass
+
+    await asyncio.to_thread(work)
+    async with Halfway(world.url, "shop") as client:
+        block = client.transaction([ORDER])
+        await asyncio.create_task(block.__aenter__(), context=contextvars.copy_context())
+        await asyncio.create_task(block.__aexit__(None, None, None), context=contextvars.copy_context())
+    assert len(world.memory.records("orders")) == 3
+
+
+async def test_the_blocks_own_exception_is_told_although_the_client_was_closed(world: RestWorld) -> None:
+    def service(client: SyncHalfway, error: Exception | None) -> None:
+        with client.transaction([ORDER]):
+            client.close()
+            if error is not None:
+                raise error
+
+    def work() -> None:
+        with pytest.raises(KeyError, match="taken"):
+            service(SyncHalfway(world.url, "shop"), KeyError("taken"))
+        with pytest.raises(ClientClosedError):
+            service(SyncHalfway(world.url, "shop"), None)
+
+    await asyncio.to_thread(work)
+
+
+async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a thread waits for the answer."""
+    real = Future.result
+
+    def interrupted(future: "Future[object]", timeout: float | None = None) -> object:
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+        return real(future, timeout)
+
+    armed: list[bool] = []
+
+    def work() -> None:
+        with SyncHalfway(world.url, "shop") as client:
+            block = client.transaction([ORDER])
+            monkeypatch.setattr(Future, "result", interrupted)
+            armed.append(True)
+            with pytest.raises(KeyboardInterrupt):
+                block.__enter__()
+            ids.append(block.id)
+
+    ids: list[str] = []
+    await asyncio.to_thread(work)
+    assert (await world.show(ids[0])).body.get("state") in {None, "rolled_back"}

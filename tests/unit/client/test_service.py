@@ -1,0 +1,185 @@
+"""One call registers a service, answers its checks and keeps its barrier until its client is closed."""
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from halfway.checkback.signing import signed_headers
+from halfway.client import (
+    Check,
+    ClientClosedError,
+    Halfway,
+    Message,
+    NoBarrierError,
+    Outcome,
+    SyncHalfway,
+    TransactionEndedError,
+    join_aiohttp,
+)
+from halfway.client.barrier import Barrier, InvalidRetentionError, sqlite_transactions
+from halfway.domain.secrets import CheckSecrets
+from halfway.testing import MemoryServer
+from tests.support.rest.client import RestWorld
+from tests.support.rest.guarded import guarded
+
+ORDER = Message(topic="orders", key="42", value="paid")
+SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1}
+
+
+@pytest.fixture
+def barrier(tmp_path: Path) -> Barrier:
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
+    barrier.create()
+    return barrier
+
+
+def test_it_fetches_its_checks_if_it_cannot_be_called(barrier: Barrier) -> None:
+    """An end that is lost is asked for, and the barrier answers."""
+    with MemoryServer() as server:
+        topic = server.new_topic()
+        with SyncHalfway(server.url, "desk", barrier=barrier) as client:
+            client.start(topics=[topic], policy=SOON)
+            client.prepare([Message(topic=topic, value="lost")], id="lost")
+            with barrier._connect() as connection:
+                barrier.insert(connection, "lost")
+            client.prepare([Message(topic=topic, value="never")], id="never")
+            assert [record.value for record in server.wait_for_records(topic, 1)] == [b"lost"]
+            deadline = time.monotonic() + 30
+            while client.show("never")["state"] != "rolled_back":
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+
+def test_what_answers_may_be_given(barrier: Barrier) -> None:
+    """It is asked in place of the barrier."""
+
+    def decide(check: Check) -> Outcome:
+        return "commit" if check.id == "mine" else barrier.decide(check)
+
+    with MemoryServer() as server:
+        topic = server.new_topic()
+        with SyncHalfway(server.url, "desk", barrier=barrier) as client:
+            client.start(topics=[topic], policy=SOON, decide=decide)
+            client.prepare([Message(topic=topic, value="mine")], id="mine")
+            assert [record.value for record in server.wait_for_records(topic, 1)] == [b"mine"]
+
+
+async def test_one_that_is_called_fetches_none(world: RestWorld, barrier: Barrier) -> None:
+    async with Halfway(world.url, "desk", barrier=barrier) as client:
+        await client.start(topics=["orders"], check_urls=["http://desk.example/check"])
+        assert len(client._beside) == 1  # it keeps the barrier
+    async with Halfway(world.url, "desk") as client:
+        await client.start(topics=["orders"], check_urls=["http://desk.example/check"])
+        assert client._beside == set()
+
+
+async def test_what_cannot_work_is_told_at_the_start(world: RestWorld, tmp_path: Path) -> None:
+    """Nothing that answers checks, or a barrier that forgets too soon; nothing goes on then."""
+    async with Halfway(world.url, "desk") as client:
+        with pytest.raises(NoBarrierError, match="a barrier, or `decide`"):
+            await client.start(topics=["orders"])
+        assert client._beside == set()
+    forgetful = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"), retention_s=60)
+    async with Halfway(world.url, "desk", barrier=forgetful) as client:
+        with pytest.raises(InvalidRetentionError):
+            await client.start(topics=["orders"])
+        assert client._beside == set()
+
+
+async def test_a_thread_starts_it_as_well(world: RestWorld, barrier: Barrier) -> None:
+    def work() -> None:
+        with SyncHalfway(world.url, "desk", barrier=barrier) as client:
+            client.start(topics=["orders"])
+            with client.transaction([ORDER]) as transaction:
+                transaction.end("rollback", "too dear")
+                with pytest.raises(TransactionEndedError):
+                    transaction.end("commit")
+            assert client.show(transaction.id)["state"] == "rolled_back"
+
+    await asyncio.to_thread(work)
+
+
+def test_a_transaction_of_sqlite_stands_whole_or_not_at_all(tmp_path: Path) -> None:
+    begin = sqlite_transactions(tmp_path / "shop.sqlite")
+    with begin() as connection:
+        connection.execute("CREATE TABLE orders (id text)")
+    with suppress(ZeroDivisionError), begin() as connection:
+        connection.execute("INSERT INTO orders VALUES ('1')")
+        raise ZeroDivisionError
+    with begin() as connection:
+        connection.execute("INSERT INTO orders VALUES ('2')")
+    with begin() as connection:
+        assert connection.execute("SELECT id FROM orders").fetchall() == [("2",)]
+
+
+async def test_an_application_of_aiohttp_carries_it(world: RestWorld, barrier: Barrier) -> None:
+    """Two groups share the endpoint; with the application the clients end."""
+    clients = [Halfway(world.url, group, barrier=barrier) for group in ("desk", "till")]
+    app = web.Application()
+    for client in clients:
+        join_aiohttp(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
+    now = datetime.now(UTC).isoformat()
+    question = {"type": "transaction.check", "id": "a", "group": "desk", "prepared_at": now, "attempt": 1}
+    async with TestClient(TestServer(app)) as service:
+        answer = await service.post("/halfway/check", json={**question, "messages": []})
+        assert (answer.status, await answer.json()) == (200, {"outcome": "rollback"})
+        shown = [(await client.show_group())["check"]["urls"] for client in clients]
+        assert shown == [["http://desk.example/halfway/check"]] * 2
+    with pytest.raises(ClientClosedError):
+        await clients[0].show_group()
+    with pytest.raises(NoBarrierError):
+        join_aiohttp(app, Halfway(world.url, "desk"), topics=["orders"], check_url="http://desk.example/check")
+
+
+async def test_an_application_verifies_each_groups_checks_if_its_client_has_a_key(barrier: Barrier) -> None:
+    """Two groups share the endpoint of a service; a forged check would stop a local transaction."""
+    secrets = CheckSecrets([b"m" * 32])
+    async with guarded() as world:
+        world.here.coordinator._check_secrets = secrets
+        app = web.Application()
+        for group in ("shop", "other"):
+            client = Halfway(world.here.url, group, key=world.tokens[group], barrier=barrier)
+            join_aiohttp(app, client, topics=["orders"], check_url="http://desk.example/check")
+        now = datetime.now(UTC).isoformat()
+
+        def question(group: str) -> bytes:
+            asked = {"type": "transaction.check", "id": f"of-{group}", "group": group, "prepared_at": now, "attempt": 1}
+            return json.dumps({**asked, "messages": []}).encode()
+
+        async with TestClient(TestServer(app)) as service:
+            for group, others in (("shop", "other"), ("other", "shop")):
+                body = question(group)
+                forged = dict(signed_headers("1", body, secrets.of(others)))
+                for headers in ({}, forged):
+                    answer = await service.post("/check", data=body, headers=headers)
+                    assert answer.status == 401
+                assert barrier.look(f"of-{group}") is None
+                headers = dict(signed_headers("1", body, secrets.of(group)))
+                answer = await service.post("/check", data=body, headers=headers)
+                assert (answer.status, await answer.json()) == (200, {"outcome": "rollback"})
+            answer = await service.post("/check", data=question("third"))
+            assert (answer.status, "third" in await answer.text()) == (400, True)
+
+
+async def test_without_a_key_or_signatures_there_is_no_verifier() -> None:
+    async with guarded() as world:
+        async with Halfway(world.here.url, "shop") as client:
+            assert await client.check_verifier() is None
+        async with Halfway(world.here.url, "shop", key=world.tokens["shop"]) as client:
+            assert (await client.check_secrets(), await client.check_verifier()) == ([], None)
+
+    def sync(url: str, key: str | None) -> list[str]:
+        with SyncHalfway(url, "shop", key=key) as client:
+            assert client.check_verifier() is not None
+            return client.check_secrets()
+
+    async with guarded() as world:
+        world.here.coordinator._check_secrets = secrets = CheckSecrets([b"m" * 32])
+        assert await asyncio.to_thread(sync, world.here.url, world.tokens["shop"]) == list(secrets.shown("shop"))

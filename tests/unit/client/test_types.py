@@ -1,0 +1,30 @@
+"""What a type checker knows of the client, so that a wrong setting fails before it runs."""
+
+import inspect
+import typing
+from importlib.resources import files
+
+from halfway.client import Halfway, SyncHalfway
+from halfway.client.barrier import Barrier
+from halfway.client.django import django_barrier
+from halfway.client.sync import Settings
+
+
+def test_the_client_for_threads_knows_every_setting() -> None:
+    named = inspect.signature(Halfway).parameters.values()
+    settings = {one.name: one.annotation for one in named if one.kind is one.KEYWORD_ONLY}
+    settings["barrier"] = "Barrier | None"  # an AsyncBarrier belongs to an event loop
+    known = {name: hint.__forward_arg__ for name, hint in Settings.__annotations__.items()}
+    assert known == settings
+    assert inspect.signature(SyncHalfway).parameters["settings"].annotation == "Unpack[Settings]"
+
+
+def test_the_barrier_of_django_knows_every_setting() -> None:
+    own, known = inspect.signature(django_barrier).parameters, inspect.signature(Barrier).parameters
+    for name in ("table", "retention_s"):
+        assert (own[name].annotation, own[name].default) == (known[name].annotation, known[name].default)
+    assert typing.Any not in {one.annotation for one in own.values()}
+
+
+def test_both_packages_say_that_they_are_typed() -> None:
+    assert all(files(name).joinpath("py.typed").is_file() for name in ("halfway.client", "halfway.testing"))

@@ -1,0 +1,281 @@
+"""Verifying signed checks: what is accepted, what is refused, and with which error."""
+
+import base64
+import json
+import random
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from halfway.checkback.signing import signed_headers
+from halfway.client import (
+    CheckVerifier,
+    InvalidSecretError,
+    InvalidSignatureError,
+    answer_check,
+    answer_check_sync,
+)
+from halfway.domain.secrets import CheckSecrets, derived, hkdf
+
+MASTER, OLD_MASTER = b"m" * 32, b"o" * 32
+SECRETS = CheckSecrets([MASTER])
+[SECRET] = SECRETS.shown("shop")
+BODY = json.dumps(
+    {
+        "type": "transaction.check",
+        "nonce": "n-1",
+        "id": "o-42",
+        "group": "shop",
+        "prepared_at": "2026-01-01T00:00:00.000Z",
+        "attempt": 1,
+        "messages": [],
+    }
+).encode()
+
+
+class Now:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.s = datetime.now(UTC).timestamp()
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def verifier(now: Now) -> CheckVerifier:
+    return CheckVerifier(SECRET, clock=now)
+
+
+def signed(body: bytes = BODY, *, check_id: str = "o-42:1", secrets: CheckSecrets = SECRETS) -> dict[str, str]:
+    return dict(signed_headers(check_id, body, secrets.of("shop")))
+
+
+def test_secrets_are_derived_as_rfc_5869_has_it_and_differ_by_group_and_master() -> None:
+    """Nothing of one group's secret tells another's; every instance derives the same."""
+    vector = hkdf(b"\x0b" * 22, salt=bytes(range(13)), info=bytes(range(0xF0, 0xFA)))
+    assert vector.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+    groups = {SECRETS.of(group)[0] for group in ("shop", "shop2", "Shop", "")}
+    assert len(groups | {CheckSecrets([OLD_MASTER]).of("shop")[0], derived(MASTER, "keys")}) == 6
+    assert CheckSecrets([MASTER]).of("shop") == SECRETS.of("shop")
+
+
+def test_what_halfway_signs_is_accepted_whatever_the_case_of_its_headers(verifier: CheckVerifier) -> None:
+    verifier.verify(BODY, {name.title(): value for name, value in signed().items()})
+
+
+def test_the_library_standardwebhooks_accepts_what_halfway_signs() -> None:
+    assert Webhook(SECRET).verify(BODY, signed()) == json.loads(BODY)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRET).verify(BODY + b" ", signed())
+
+
+def test_what_the_library_standardwebhooks_signs_is_accepted(verifier: CheckVerifier, now: Now) -> None:
+    at = datetime.fromtimestamp(int(now.s), UTC)
+    signature = Webhook(SECRET).sign("o-42:1", at, BODY.decode())
+    headers = {"webhook-id": "o-42:1", "webhook-timestamp": str(int(now.s)), "webhook-signature": signature}
+    verifier.verify(BODY, headers)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("webhook-id", "o-43:1"),
+        ("webhook-id", ""),
+        ("webhook-timestamp", "0"),
+        ("webhook-timestamp", "-1"),
+        ("webhook-timestamp", "١٢٣"),
+        ("webhook-timestamp", "9" * 5000),
+        ("webhook-signature", "v1,"),
+        ("webhook-signature", "v1a,AAAA"),
+        ("webhook-signature", "v1,é"),
+    ],
+)
+def test_a_changed_header_is_refused(verifier: CheckVerifier, name: str, value: str) -> None:
+    with pytest.raises(InvalidSignatureError):
+        verifier.verify(BODY, signed() | {name: value})
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_a_header_that_is_missing_or_given_twice_is_refused(verifier: CheckVerifier, name: str) -> None:
+    headers = signed()
+    with pytest.raises(InvalidSignatureError, match=name):
+        verifier.verify(BODY, {key: value for key, value in headers.items() if key != name})
+    with pytest.raises(InvalidSignatureError, match="twice"):
+        verifier.verify(BODY, [*headers.items(), (name.upper(), headers[name])])
+
+
+def test_another_body_or_another_groups_signature_is_refused(verifier: CheckVerifier) -> None:
+    """A group cannot forge a check of another: it does not know its secret."""
+    with pytest.raises(InvalidSignatureError):
+        verifier.verify(BODY + b" ", signed())
+    with pytest.raises(InvalidSignatureError):
+        verifier.verify(BODY, dict(signed_headers("o-42:1", BODY, SECRETS.of("other"))))
+
+
+def test_while_the_master_secret_is_rotated_either_secret_verifies() -> None:
+    """Old and new instances sign side by side, and services take the new secret when they like."""
+    both = CheckSecrets([MASTER, OLD_MASTER])
+    new, old = both.shown("shop")
+    for secrets in (both, CheckSecrets([OLD_MASTER])):
+        CheckVerifier(old).verify(BODY, signed(secrets=secrets))
+        CheckVerifier(new, old).verify(BODY, signed(secrets=secrets))
+        Webhook(old).verify(BODY, signed(secrets=secrets))
+    with pytest.raises(InvalidSignatureError):
+        CheckVerifier(old).verify(BODY, signed(secrets=CheckSecrets([MASTER])))
+
+
+def test_a_copy_of_a_check_is_refused_at_once_and_after_five_minutes(now: Now) -> None:
+    """At once by who has seen it, in any process after five minutes; and too early, by a clock that is behind."""
+    headers = signed()
+    verifier, other_process = CheckVerifier(SECRET, clock=now), CheckVerifier(SECRET, clock=now)
+    verifier.verify(BODY, headers)
+    with pytest.raises(InvalidSignatureError, match="came before"):
+        verifier.verify(BODY, headers)
+    now.s = int(headers["webhook-timestamp"]) + 300
+    with pytest.raises(InvalidSignatureError, match="came before"):
+        verifier.verify(BODY, headers)
+    now.s += 1.1
+    for one in (verifier, other_process):
+        with pytest.raises(InvalidSignatureError, match="300 s away"):
+            one.verify(BODY, headers)
+    now.s = int(headers["webhook-timestamp"]) - 301
+    with pytest.raises(InvalidSignatureError, match="300 s away"):
+        other_process.verify(BODY, headers)
+
+
+def test_halfways_own_second_try_of_a_check_is_accepted(verifier: CheckVerifier) -> None:
+    """It has the same id and another nonce, as the answer to the first may have been lost."""
+    again = BODY.replace(b"n-1", b"n-2")
+    first, second = signed(), signed(again)
+    assert first["webhook-id"] == second["webhook-id"]
+    verifier.verify(BODY, first)
+    verifier.verify(again, second)
+
+
+def test_what_is_remembered_is_bounded_and_forgotten_with_time(now: Now) -> None:
+    verifier = CheckVerifier(SECRET, clock=now, remember=3)
+    for number in range(10):
+        verifier.verify(BODY, signed(check_id=f"o-{number}:1"))
+    assert len(verifier._seen) == 3
+    now.s += 200
+    verifier.verify(BODY, dict(signed(check_id="late:1")))
+    now.s += 1000
+    later = str(int(now.s))
+    content = f"later:1.{later}.".encode() + BODY
+    signature = Webhook(SECRET).sign("later:1", datetime.fromtimestamp(int(later), UTC), BODY.decode())
+    verifier.verify(BODY, {"webhook-id": "later:1", "webhook-timestamp": later, "webhook-signature": signature})
+    assert content
+    assert len(verifier._seen) == 1
+
+
+def test_of_many_threads_that_bring_one_check_one_is_accepted(verifier: CheckVerifier) -> None:
+    headers, accepted = signed(), []
+
+    def bring() -> None:
+        try:
+            verifier.verify(BODY, headers)
+        except InvalidSignatureError:
+            return
+        accepted.append(1)
+
+    threads = [threading.Thread(target=bring) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(accepted) == 1
+
+
+ALPHABET = [
+    "v1,",
+    "v1",
+    ",",
+    " ",
+    "=",
+    "+",
+    "/",
+    "A",
+    "é",
+    "\udc80",
+    "\x00",
+    "\n",
+    "0",
+    "9",
+    ".",
+    "\U0001d7d9",
+    "v1a,",
+    "-",
+    "e",
+]
+
+
+def test_a_hundred_thousand_headers_of_any_content_raise_one_error() -> None:
+    """Fuzzed from a seed: pieces of real headers, bytes that are no text, numbers too large, wrong base64."""
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    verifier = CheckVerifier(SECRET)
+    real = signed()
+    names = list(real)
+
+    def fuzzed(value: str) -> str:
+        kind = chance.randrange(4)
+        if kind == 0:
+            return "".join(chance.choices(ALPHABET, k=chance.randrange(12)))
+        if kind == 1:
+            at = chance.randrange(len(value))
+            return value[:at] + chance.choice(ALPHABET) + value[at + chance.randrange(2) :]
+        if kind == 2:
+            return base64.b64encode(chance.randbytes(chance.randrange(40))).decode()
+        return value * chance.randrange(3)
+
+    for number in range(100_000):
+        headers: Mapping[str, str] = real | {name: fuzzed(real[name]) for name in chance.sample(names, 1 + number % 3)}
+        if dict(headers) == real:
+            continue
+        try:
+            verifier.verify(BODY, headers)
+        except InvalidSignatureError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {headers!r}") from error
+        # The signature may stand among others, as during a rotation; nothing else passes.
+        assert real["webhook-signature"] in headers["webhook-signature"].split(" "), f"seed {seed}: {headers!r}"
+        assert (headers["webhook-id"], headers["webhook-timestamp"]) == (real["webhook-id"], real["webhook-timestamp"])
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_%%%", "whsec_AAAA", "short", "whsec_é"])
+def test_what_is_no_secret_is_refused_without_showing_it(secret: str) -> None:
+    with pytest.raises(InvalidSecretError) as raised:
+        CheckVerifier(secret)
+    assert len(secret) < 7 or secret not in str(raised.value)
+    with pytest.raises(InvalidSecretError):
+        CheckVerifier()
+
+
+def test_nothing_shows_the_secret(verifier: CheckVerifier) -> None:
+    assert SECRET not in repr(verifier)
+    with pytest.raises(InvalidSignatureError) as raised:
+        verifier.verify(BODY, signed() | {"webhook-signature": "v1,AAAA"})
+    assert SECRET not in str(raised.value)
+
+
+def commits(_: object) -> str:
+    return "commit"
+
+
+async def test_an_unsigned_check_is_answered_401_and_a_signed_one_200(verifier: CheckVerifier) -> None:
+    """The question is not even read before it is verified."""
+    assert (await answer_check(BODY, commits, headers=signed(), verifier=verifier))[0] == 200  # type: ignore[arg-type]
+    assert (await answer_check(b"no JSON", commits, headers={}, verifier=verifier))[0] == 401  # type: ignore[arg-type]
+    assert answer_check_sync(BODY, commits, headers=signed(check_id="o-42:2"), verifier=verifier)[0] == 200  # type: ignore[arg-type]
+    assert answer_check_sync(BODY, commits, verifier=verifier)[0] == 401  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""What happens to events of the audit trail if Kafka does not take them."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from halfway.domain.errors import OutcomeUnknownError
+from halfway.kafka.log import audit_trail
+from halfway.kafka.log.audit_trail import KafkaAuditTrail
+from halfway.memory.surroundings import RecordingObserver
+from tests.support.ownership.kafka_adapter import config_of
+from tests.support.records.samples import AUDIT_EVENT
+
+
+class Writer:
+    """A writer that a test lets through, or not."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.open = asyncio.Event()
+        self.refuses = False
+        self.written: list[bytes] = []
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+    async def append_one(self, _topic: str, _partition: int, *, value: bytes, **_: object) -> int:
+        if self.refuses:
+            self.refuses = False
+            raise OutcomeUnknownError("not confirmed")
+        await self.open.wait()
+        self.written.append(value)
+        return len(self.written)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]]:
+    monkeypatch.setattr(audit_trail, "RecordWriter", Writer)
+    monkeypatch.setattr(audit_trail, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(audit_trail, "_LAST_S", 0.05)
+
+    def make() -> tuple[KafkaAuditTrail, Writer, RecordingObserver]:
+        observer = RecordingObserver()
+        audit = KafkaAuditTrail(config_of("127.0.0.1:1"), observer)
+        return audit, audit._writer, observer  # type: ignore[return-value]  # it is the one above
+
+    return make
+
+
+async def test_while_kafka_takes_nothing_events_wait_up_to_a_bound_and_nobody_waits_for_them(
+    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+) -> None:
+    """What is too much is counted, and stands in the log; what waits is written once Kafka is back."""
+    audit, writer, observer = made()
+    await audit.start()
+    for number in range(audit_trail.MOST_WAITING + 7):
+        audit.record(msgspec.structs.replace(AUDIT_EVENT, id=str(number), actor_kind="operator"))
+    assert observer.count("audited", result="lost") == 7
+    writer.open.set()
+    await audit.stop()
+    assert len(writer.written) == audit_trail.MOST_WAITING
+    assert observer.count("audited", result="written") == audit_trail.MOST_WAITING
+
+
+async def test_groups_leave_half_of_the_places_to_operators(
+    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+) -> None:
+    """Else a group's service that asks for checks without end would keep what operators do out of the topic."""
+    audit, writer, observer = made()
+    await audit.start()
+    for kind, count in (("group", audit_trail.MOST_WAITING), ("operator", audit_trail.MOST_WAITING // 2)):
+        for _ in range(count):
+            audit.record(msgspec.structs.replace(AUDIT_EVENT, actor_kind=kind))
+        assert observer.count("audited", result="lost") == audit_trail.MOST_WAITING // 2
+    writer.open.set()
+    await audit.stop()
+
+
+async def test_an_event_that_is_not_confirmed_is_written_again(
+    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+) -> None:
+    audit, writer, observer = made()
+    writer.refuses = True
+    writer.open.set()
+    await audit.start()
+    audit.record(AUDIT_EVENT)
+    await audit.stop()
+    assert (len(writer.written), observer.count("audited", result="written")) == (1, 1)
+
+
+async def test_a_stop_does_not_wait_for_a_kafka_that_is_away(
+    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+) -> None:
+    """What it could not write is counted as lost."""
+    audit, _, observer = made()
+    await audit.start()
+    audit.record(AUDIT_EVENT)
+    async with asyncio.timeout(30):
+        await audit.stop()
+    assert observer.count("audited", result="lost") == 1

@@ -1,0 +1,313 @@
+"""Random logs, whose verdicts are known by construction, judged whole and in windows."""
+
+import json
+import os
+import random
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+from click.testing import CliRunner
+
+from halfway.domain.records import Message, MessageDigest, Op, OpKind
+from halfway.domain.transaction import Cause
+from halfway.kafka.records import codec
+from halfway.pipeline import cli
+from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.folders import Folder, LocalFolder
+from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.jobs.audit import AuditOptions
+from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.transforms.verdict import ANOMALIES, VERDICTS
+from tests.support.pipeline.archives import verdicts_in, write_records
+from tests.support.pipeline.logs import HORIZON, PREFIX, START, Expected, Log, LogSource, RandomLog, Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEEDS = int(os.environ.get("HISTORIES", "3"))
+FIRST = int(os.environ.get("FIRST_SEED", "1"))
+OPTIONS = AuditOptions(horizon_ms=HORIZON)
+MESSAGES = [Message(topic="orders", key=b"k", value=b"v")]
+
+
+@pytest.fixture
+def engine() -> Iterator[DuckEngine]:
+    made = DuckEngine()
+    yield made
+    made.close()
+
+
+def found_in(folder: Path) -> Expected:
+    return {(row["id"], row["life"]): row["verdict"] for row in verdicts_in(folder)}
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+def test_a_log_gets_the_verdicts_that_it_was_made_for(engine: DuckEngine, tmp_path: Path, seed: int) -> None:
+    """Compaction, re-anchor, resume, reuse, other prefixes, forged and unreadable records, and every anomaly."""
+    made = RandomLog(seed)
+    if seed % 2 == 0:
+        made.compact()
+    audit.run(engine, LogSource(engine, made.log, made.end + 60_000), LocalFolder(str(tmp_path)), OPTIONS)
+    assert found_in(tmp_path) == made.expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> None:
+    """However a log is cut into windows, each transaction gets the same verdict, and each anomaly is told once.
+
+    A run that is killed before it counts leaves nothing behind.
+    """
+    made = RandomLog(seed, count=30)
+    cuts = cuts_of(made, seed)
+    folder = LocalFolder(str(tmp_path))
+    for number, at in enumerate(cuts):
+        engine = DuckEngine()
+        if number == 1:
+            killed = tmp_path / audit.VERDICTS / "run=1"
+            killed.mkdir()
+            (killed / "part-0.parquet").write_bytes(b"half written")
+        incremental.run(engine, LogSource(engine, made.log, at), folder, OPTIONS)
+        engine.close()
+    demand_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
+
+
+def test_what_a_run_reads_of_those_before_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of twenty runs the last reads no more folders of earlier ones than the tenth, and finds what one run finds."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    looked: list[set[str]] = []
+    written = DuckEngine._written
+
+    def noted(engine: DuckEngine, folders: Sequence[str], *, with_run: bool) -> Any:
+        looked[-1] |= {part for part in folders if not part.endswith(f"run={len(looked) - 1}")}
+        return written(engine, folders, with_run=with_run)
+
+    monkeypatch.setattr(DuckEngine, "_written", noted)
+    step = 3_600_000
+    for number in range(20):
+        at = START + number * step
+        for shard in range(3):
+            writer.commit(made_at(shard, at), MESSAGES, at + 10, at)
+        if number == 0:
+            writer.half(made_at(7, at), MESSAGES, at)
+        log.settle()
+        looked.append(set())
+        continued(log, at + 60_000, folder)
+    assert len(looked[-1]) == len(looked[9]) > 0
+    assert {part.rpartition("run=")[2] for part in looked[-1]} == {"18"}
+    assert counts_in(tmp_path) == {"committed_ok": 60, "pending": 1}
+
+
+def test_an_id_that_was_seen_before_it_was_made_is_judged_with_all_that_was_read_of_it(tmp_path: Path) -> None:
+    """Whoever forges an id chooses its time: it is looked for where it was read, not where it should have been."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    step = 3_600_000
+    forged = made_at(1, START + 3 * step)
+    writer.message(forged, MESSAGES[0], "1/1", START, START)
+    for number in range(6):
+        at = START + number * step
+        writer.commit(made_at(0, at), MESSAGES, at + 10, at)
+        if number == 5:
+            writer.commit(forged, MESSAGES, at + 10, at)
+        log.settle()
+        continued(log, at + 60_000, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 6, "doubled": 1}
+
+
+def continued(log: Log, at: int, folder: LocalFolder) -> None:
+    """Let `audit --continue` read a log up to a time."""
+    engine = DuckEngine()
+    incremental.run(engine, LogSource(engine, log, at), folder, OPTIONS)
+    engine.close()
+
+
+def counts_in(folder: Path) -> dict[str, int]:
+    """Give the verdicts that there are, of all runs."""
+    summary = json.loads((folder / audit.SUMMARY).read_text())
+    return {name: count for name, count in summary.items() if name in VERDICTS and count}
+
+
+def made_at(shard: int, at: int) -> str:
+    """Give an id as halfway makes it."""
+    digits = f"{at:012x}"
+    return f"{shard}-{digits[:8]}-{digits[8:]}-7000-8000-{shard:012x}"
+
+
+def test_spark_goes_on_where_duckdb_stopped(spark: "SparkSession", tmp_path: Path) -> None:
+    """A folder is not bound to an engine: a log may grow beyond one machine."""
+    made = RandomLog(FIRST, count=30)
+    times = sorted(record.at for record in made.log.records)
+    continued(made.log, times[len(times) // 2], LocalFolder(str(tmp_path)))
+    engine = SparkEngine(spark)
+    incremental.run(engine, LogSource(engine, made.log, made.end + 60_000), Folder(spark, str(tmp_path)), OPTIONS)
+    engine.close()
+    demand_whole(tmp_path, made, f"seed {FIRST}")
+
+
+def cuts_of(made: RandomLog, seed: int) -> list[int]:
+    """Give the times up to which the runs read; the last one reads everything."""
+    chance = random.Random(seed)
+    cuts = sorted(chance.choice(made.log.records).at for _ in range(chance.randrange(1, 4)))
+    return [*(min(cut, made.end) for cut in cuts), made.end + 60_000]
+
+
+def demand_whole(folder: Path, made: RandomLog, what: str) -> None:
+    rows = ds.dataset(folder / audit.VERDICTS, partitioning="hive").to_table().to_pylist()
+    last: Expected = {}
+    for row in sorted(rows, key=lambda row: row["run"]):
+        last[row["id"], row["life"]] = row["verdict"]
+    assert last == made.expected, what
+    told = ds.dataset(folder / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    reported = [(row["id"], row["life"], row["verdict"]) for row in told]
+    assert len(reported) == len(set(reported)), "an anomaly is reported once"
+    wanted = {(*key, verdict) for key, verdict in made.expected.items() if verdict in ANOMALIES}
+    assert wanted <= set(reported), "and never forgotten"
+    summary = json.loads((folder / audit.SUMMARY).read_text())
+    assert {name: summary[name] for name in ANOMALIES} == {
+        name: sum(verdict == name for verdict in made.expected.values()) for name in ANOMALIES
+    }
+
+
+def committed(count: int, *, since: int = START) -> Log:
+    """Give a log of commits, a minute apart."""
+    log = Log()
+    writer = Writer(log)
+    for number in range(count):
+        at = since + number * 60_000
+        writer.commit(f"id-{number}", [Message(topic="orders", key=b"k", value=b"v")], at + 10, at)
+    log.settle()
+    return log
+
+
+def test_what_retention_takes_while_it_is_read_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:
+    """A partition that is trimmed between the pin and the reading's end proves nothing about what stood before."""
+    log = committed(40)
+    source = LogSource(engine, log, START + 3_600_000)
+    log.trim("orders", 5)
+    # The first part has been read by now, and the rest of what goes has not.
+    for record in log.records:
+        record.gone = record.topic == "orders" and 10 <= record.offset < 30
+    anew = source.anew
+
+    def later() -> LogSource:
+        log.trim("orders", 30)
+        return anew()
+
+    source.anew = later  # type: ignore[method-assign]
+    audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
+    assert set(found_in(tmp_path).values()) == {"committed_ok", "expired_unknown"}
+
+
+def test_messages_that_are_older_than_the_topics_are_of_somebody_else(engine: DuckEngine, tmp_path: Path) -> None:
+    """A new prefix finds the messages of the one before, which named none, in its real topics."""
+    log = committed(3, since=START + 3_600_000)
+    older = Writer(log)
+    older.message("theirs", Message(topic="orders", key=b"k", value=b"v"), "1/1", START, START, prefix=None)
+    layout = codec.encode_layout(codec.Layout(shards=8, created_at=START + 3_000_000))
+    headers = codec.record_headers(codec.KIND_LAYOUT, "", "created")
+    log.write(PREFIX + "owners", codec.LAYOUT_KEY, layout, START + 3_000_000, headers)
+    log.settle()
+    audit.run(engine, LogSource(engine, log, START + 7_200_000), LocalFolder(str(tmp_path)), OPTIONS)
+    assert set(found_in(tmp_path).values()) == {"committed_ok"}
+
+
+def test_a_resume_that_half_has_not_shown_yet_is_pending(engine: DuckEngine, tmp_path: Path) -> None:
+    """Its Kafka transaction shows in parked already, and in half not yet."""
+    log = Log()
+    writer = Writer(log)
+    messages = [Message(topic="orders", key=b"k", value=b"v")]
+    writer.half("resumed", messages, START)
+    writer.park("resumed", messages, START + 10_000, START)
+    writer.bury("parked", "resumed", START + 20_000, "prepared")
+    writer.half("resumed", messages, START + 20_001, prepared_at=START)
+    log.settle()
+    source = LogSource(engine, log, START + 60_000, open_since=START + 20_000)
+    audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
+    assert found_in(tmp_path) == {("resumed", 0): "pending"}
+
+
+def test_an_outcome_that_a_later_use_has_compacted_away_makes_no_leak(engine: DuckEngine, tmp_path: Path) -> None:
+    """Of an audit that reads what an earlier one read, op may have gone on."""
+    log = committed(2)
+    writer = Writer(log)
+    again = START + 3 * HORIZON
+    writer.commit("id-0", [Message(topic="orders", key=b"k", value=b"v")], again, again)
+    log.settle()
+    log.compact(PREFIX + "op", again + 1)
+    audit.run(engine, LogSource(engine, log, START + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    assert found_in(tmp_path) == {("id-0", 0): "expired_unknown", ("id-1", 0): "committed_ok"}
+
+
+def test_no_number_that_somebody_writes_stops_an_audit(engine: DuckEngine, tmp_path: Path) -> None:
+    """Avro bounds no number: what cannot be is told as an error, and the others are judged."""
+    log = committed(1)
+    numbers = (-1, 1 << 40, (1 << 63) - 1, -(1 << 63), 1 << 64, 1 << 80, 0)
+    for field in ("prepared_at", "at", "size", "checks"):
+        for number in numbers:
+            size = number if field == "size" else 1
+            message = MessageDigest(topic="orders", key_hash=None, value_hash=None, size=size)
+            told: dict[str, Any] = {"prepared_at": START, "at": START, "checks": 0, field: number}
+            told.pop("size", None)
+            name = f"{field}-{number}"
+            op = Op(
+                kind=OpKind.COMMITTED, id=name, group="g", half_offset=0, cause=Cause.PRODUCER, messages=(message,),
+                **told,
+            )  # fmt: skip
+            Writer(log).raw_op(name, codec.encode_op(op), START + 60_000, "committed")
+    log.settle()
+    audit.run(engine, LogSource(engine, log, START + 3_600_000), LocalFolder(str(tmp_path)), OPTIONS)
+    found = found_in(tmp_path)
+    assert len(found) == 1 + 4 * len(numbers)
+    assert found["id-0", 0] == "committed_ok"
+    assert {verdict for (name, _), verdict in found.items() if name != "id-0"} == {"not_judged", "lost"}
+    assert found[f"prepared_at-{(1 << 63) - 1}", 0] == found[f"size-{(1 << 63) - 1}", 0] == "not_judged"
+
+
+def test_outcomes_that_nobody_can_read_have_an_exit_status_of_their_own(tmp_path: Path) -> None:
+    """An audit that is older than the coordinator finds nothing, and says that it could not."""
+    at = datetime.fromtimestamp(START / 1000, UTC)
+    headers = codec.record_headers("op", "shop", "committed")
+    newer = b"\xc3\x01newer...and what it says"
+    write_records(tmp_path / "archive", [(b"x", newer, PREFIX + "op", 0, 0, at, headers)], at=START + 60_000)
+    told = ["audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit")]
+    found = CliRunner().invoke(cli.pipeline, told)
+    assert found.exit_code == 3, found.output
+    assert "1 outcomes could not be read" in found.output
+    chosen = CliRunner().invoke(cli.pipeline, [*told, "--fail-on", "not_judged=2"])
+    assert chosen.exit_code == 0, chosen.output
+    both = CliRunner().invoke(cli.pipeline, [*told, "--offsets", "offsets.json"])
+    assert both.exit_code == 2, "a wrong command"
+    assert "give one of them" in both.output
+
+
+def test_the_example_for_airflow_names_what_the_command_line_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be imported, and its commands parse."""
+    commands: list[str] = []
+
+    def operator(*, bash_command: str, **_: object) -> None:
+        commands.append(bash_command)
+
+    operators = "airflow.providers.standard.operators"
+    for name in ("airflow", "airflow.providers", "airflow.providers.standard", operators):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    bash, sdk = ModuleType(f"{operators}.bash"), ModuleType("airflow.sdk")
+    vars(bash)["BashOperator"] = operator
+    vars(sdk)["DAG"] = lambda *_, **__: nullcontext()
+    monkeypatch.setitem(sys.modules, bash.__name__, bash)
+    monkeypatch.setitem(sys.modules, sdk.__name__, sdk)
+    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "audit" / "airflow_dag.py"))
+    assert len(commands) == 2
+    for command in commands:
+        _, job, *rest = shlex.split(command.replace("{{ ds }}", "day"))
+        with cli.pipeline.commands[job].make_context(job, rest) as context:
+            assert context.params["output"]

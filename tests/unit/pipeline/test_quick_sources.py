@@ -1,0 +1,93 @@
+"""What is read of a partition whose leader has just been elected."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import KafkaError
+
+from halfway.pipeline.quick_sources import copy
+
+TOPIC = "orders"
+
+
+class Told:
+    """A record, or the end of the partition, as a consumer tells of it."""
+
+    def __init__(self, offset: int, *, end: bool = False) -> None:
+        self._offset = offset
+        self._error = KafkaError(KafkaError._PARTITION_EOF) if end else None
+
+    def topic(self) -> str:
+        return TOPIC
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+    def key(self) -> bytes:
+        return b"key"
+
+    def value(self) -> bytes:
+        return b"value"
+
+    def headers(self) -> None:
+        return None
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_760_000_000_000
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+    """Give what a consumer tells, one at a time; elections cannot be timed."""
+    script: list[Told] = []
+    rest: Iterator[Told] = iter(script)
+
+    class Scripted:
+        def __init__(self, settings: dict[str, Any]) -> None:
+            del settings
+
+        def assign(self, partitions: list[Any]) -> None:
+            del partitions
+
+        def consume(self, most: int, timeout: float) -> list[Told]:
+            del most, timeout
+            return [next(rest)]
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("confluent_kafka.Consumer", Scripted)
+    return script
+
+
+def read(folder: Path, start: int, end: int) -> list[int]:
+    """Return the offsets that were kept."""
+    copy({}, [(TOPIC, 0, start, end)], str(folder))
+    file = folder / TOPIC / "0.parquet"
+    offsets: list[int] = pq.read_table(file).column("offset").to_pylist() if file.exists() else []
+    return offsets
+
+
+def test_an_end_that_is_told_too_early_ends_nothing(told: list[Told], tmp_path: Path) -> None:
+    """The leader gives what it does not know yet a moment later: to stop there would be to call messages lost."""
+    told += [Told(0), Told(1), Told(2, end=True), Told(2), Told(3), Told(5, end=True)]
+    assert read(tmp_path, 0, 5) == [0, 1, 2, 3]
+
+
+def test_a_client_that_begins_once_more_doubles_nothing(told: list[Told], tmp_path: Path) -> None:
+    told += [Told(3), Told(4), Told(0), Told(1), Told(3), Told(4), Told(5), Told(7, end=True)]
+    assert read(tmp_path, 3, 7) == [3, 4, 5]
+
+
+def test_what_stands_behind_the_end_is_not_read(told: list[Told], tmp_path: Path) -> None:
+    told += [Told(0), Told(4)]
+    assert read(tmp_path, 0, 3) == [0]

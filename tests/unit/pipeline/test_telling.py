@@ -1,0 +1,106 @@
+"""Who is told how an audit went."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from halfway.pipeline.errors import TellingError
+from halfway.pipeline.jobs.audit import Summary
+from halfway.pipeline.telling import FailOn, call_webhook, demand_webhook, write_metrics
+from halfway.pipeline.transforms.verdict import VERDICTS
+
+COUNTS = {"committed_ok": 7, "leaked": 2, "parked": 1}
+FOUND = Summary(
+    verdicts=dict.fromkeys(VERDICTS, 0) | COUNTS,
+    quarantined=3,
+    by_group=[("committed_ok", "shop", 7), ("leaked", 'a "b"\n', 2), ("parked", "", 1)],
+)
+FINE = Summary(verdicts=dict.fromkeys(VERDICTS, 0), quarantined=0)
+UNREAD = Summary(verdicts=dict.fromkeys(VERDICTS, 0) | {"not_judged": 1}, quarantined=0)
+
+
+@pytest.mark.parametrize(
+    "rules, summary, status",
+    [
+        ((), FOUND, 1),
+        ((), FINE, 0),
+        ((), UNREAD, 3),
+        (("lost",), FOUND, 0),
+        (("lost", "leaked"), FOUND, 1),
+        (("leaked=3",), FOUND, 0),
+        (("committed_ok@shop=7",), FOUND, 1),
+        (("committed_ok@other",), FOUND, 0),
+    ],
+)
+def test_the_exit_status_is_for_what_was_asked(rules: tuple[str, ...], summary: Summary, status: int) -> None:
+    """By verdict, group and count; without rules for any anomaly, then for what could not be judged."""
+    assert FailOn(rules).status(summary) == status
+
+
+@pytest.mark.parametrize("rule", ["missing", "lost=many", "lost@", ""])
+def test_a_rule_that_is_none_is_named(rule: str) -> None:
+    with pytest.raises(TellingError, match="--fail-on"):
+        FailOn([rule])
+
+
+def test_figures_are_as_prometheus_reads_them(tmp_path: Path) -> None:
+    """Whatever a group is called; the file is there whole or as it was."""
+    write_metrics(FOUND, str(tmp_path / "audit.prom"), at_ms=1_700_000_000_500, seconds=2.5)
+    lines = (tmp_path / "audit.prom").read_text().splitlines()
+    assert 'halfway_audit_transactions{verdict="leaked",group="a \\"b\\"\\n"} 2' in lines
+    assert "halfway_audit_timestamp_seconds 1700000000.500" in lines
+    assert "halfway_audit_quarantined_records 3" in lines
+    assert [file.name for file in tmp_path.iterdir()] == ["audit.prom"]
+    with pytest.raises(TellingError, match="--metrics"):
+        write_metrics(FOUND, str(tmp_path / "none" / "audit.prom"), at_ms=0, seconds=0)
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    """Give what takes a post at / and sends the asker elsewhere at /moved; `bodies` has what came."""
+    bodies: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200 if self.path == "/" else 307)
+            self.send_header("Location", "/")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    made = HTTPServer(("127.0.0.1", 0), Handler)
+    vars(made)["bodies"] = bodies
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def test_a_webhook_gets_counts_and_anomalies_and_nobody_else_does(server: HTTPServer) -> None:
+    """An address that sends elsewhere is not followed, and what is wrong does not tell the address."""
+    url = f"http://127.0.0.1:{server.server_port}"
+    anomalies = [{"id": f"id-{n}", "group": "g", "verdict": "leaked", "evidence": "much"} for n in range(150)]
+    call_webhook(f"{url}/", FOUND, anomalies)
+    [body] = vars(server)["bodies"]
+    told = json.loads(body)
+    assert told["verdicts"]["leaked"] == 2
+    assert len(told["anomalies"]) == 100
+    assert told["anomalies"][0] == {"id": "id-0", "group": "g", "verdict": "leaked"}
+    with pytest.raises(TellingError, match="307") as refused:
+        call_webhook(f"{url}/moved?token=secret", FOUND, anomalies)
+    assert "secret" not in str(refused.value)
+    assert len(vars(server)["bodies"]) == 2, "the second was not sent on"
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "https://", "example.com"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(TellingError, match="--webhook"):
+        demand_webhook(url)

@@ -1,0 +1,14 @@
+"""Two instances that ask for keys."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.rest.guarded import Guarded, guarded
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[Guarded]:
+    """Give two instances over one log, with the groups `shop` and `other`."""
+    async with guarded() as world:
+        yield world

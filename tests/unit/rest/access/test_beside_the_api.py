@@ -1,0 +1,89 @@
+"""What the ports answer beside the calls of the API: the table of calls, whose rules a start demands, has none of it.
+
+Metrics stand on a port that is often without TLS, instances show a credential of their own and no key, and the files of
+the console are the same for everybody. `WHO` says what each caller gets, and is written by hand.
+"""
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from halfway.rest.console import Console, with_console
+from halfway.rest.handlers.routes import OPERATIONS
+from halfway.rest.server.health_port import HealthPort
+from halfway.rest.server.peer_port import PATH, PeerPort
+from halfway.rest.server.server import HttpServer
+from halfway.runtime.app import _Stage
+from halfway.runtime.liveness import LoopPauses
+from halfway.runtime.metrics import Metrics
+from tests.support.rest.client import HOST
+from tests.support.rest.guarded import Guarded
+
+CREDENTIAL = "what instances show one another"
+CALLERS = ("operator", "shop", "board", "nobody", "never made")
+WHO: dict[tuple[str, str, str], tuple[int, int, int, int, int]] = {
+    ("health", "GET", "/metrics"): (200, 403, 200, 401, 401),
+    ("health", "GET", "/health/live"): (200, 200, 200, 200, 200),
+    ("health", "GET", "/health/ready"): (200, 200, 200, 200, 200),
+    ("api", "POST", PATH): (401, 401, 401, 401, 401),
+    ("api", "GET", "/console/"): (200, 200, 200, 200, 200),
+    ("api", "GET", "/metrics"): (404, 404, 404, 404, 404),
+    ("health", "POST", PATH): (404, 404, 404, 404, 404),
+    ("health", "GET", "/v1/groups"): (404, 404, 404, 404, 404),
+}
+
+
+@pytest.fixture
+async def ports(both: Guarded) -> AsyncIterator[dict[str, str]]:
+    """Give the URLs of both ports of an instance, put together as `halfway serve` does."""
+    stage = _Stage(LoopPauses(), metrics_need_key=True)
+    stage.backend = cast(Any, SimpleNamespace(coordinator=both.here.coordinator, not_ready=list))
+    stage.api = both.here.api
+    stage.peers = PeerPort(
+        both.here.coordinator.answering,
+        credentials=[CREDENTIAL],
+        incarnation=lambda: "one",
+        max_body_bytes=10_000,
+        longest_s=15,
+    )
+    health = HealthPort(reasons=list, not_acquired=list, metrics=Metrics().render, demand_reader=stage.demand_reader)
+    servers = {"api": HttpServer(with_console(Console(), stage)), "health": HttpServer(health)}
+    try:
+        yield {name: f"http://{HOST}:{await server.start(HOST, 0)}" for name, server in servers.items()}
+    finally:
+        for server in servers.values():
+            await server.stop()
+
+
+async def test_each_caller_gets_what_is_for_it(both: Guarded, ports: dict[str, str]) -> None:
+    """No key opens the way of instances, and none is needed for files that hold nothing of anybody."""
+    both.tokens["never made"] = "hw_o_AAAAAAAAAAAA_" + "B" * 43 + "_000000"
+    for (port, method, path), statuses in WHO.items():
+        bodies = set()
+        for caller, status in zip(CALLERS, statuses, strict=True):
+            token = both.tokens[caller]
+            headers = {} if token is None else {"Authorization": f"Bearer {token}", "Halfway-Peer-Credential": token}
+            async with both.here.session.request(method, ports[port] + path, headers=headers) as answer:
+                assert answer.status == status, (port, path, caller)
+                text = await answer.text()
+                bodies.add(text)
+                assert token is None or token not in text
+        if path == "/console/":
+            assert len(bodies) == 1
+
+
+def test_none_of_it_is_a_call_of_the_api() -> None:
+    paths = {operation.path for operation in OPERATIONS}
+    assert all(path.startswith("/v1/") or path == "/openapi.json" for path in paths)
+    assert paths.isdisjoint({PATH, "/metrics", "/console/"})
+
+
+async def test_the_credential_of_instances_is_no_key(both: Guarded, ports: dict[str, str]) -> None:
+    both.tokens["peer"] = CREDENTIAL
+    async with both.here.session.get(
+        f"{ports['health']}/metrics", headers={"Authorization": f"Bearer {CREDENTIAL}"}
+    ) as answer:
+        assert answer.status == 401
+    assert (await both.call("peer", "GET", "/v1/groups")).status == 401

@@ -1,0 +1,98 @@
+"""An operator from whom payloads are hidden: by no call, at the owner of the shard or through another instance."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.support.rest.client import SHOP, Answer
+from tests.support.rest.guarded import Guarded, guarded, own_id
+from tests.unit.rest.handlers.test_history import failed
+from tests.unit.rest.handlers.test_jobs import SOON, scanned
+from tests.unit.rest.stream.conftest import Opens, opened
+
+__all__ = ["opened"]
+
+SECRET = "p4yl0ad"
+HEADER = {"name": "h", "value": f"header of {SECRET}"}
+ORDER: dict[str, Any] = {"topic": "orders", "key": f"key of {SECRET}", "value": SECRET, "headers": [HEADER]}
+NAMES = [own_id(0, "here"), own_id(1, "there")]
+PULL = {**SHOP, "check": {"mode": "pull"}}
+
+
+@pytest.fixture
+async def hidden() -> AsyncIterator[Guarded]:
+    """Give two instances, and a transaction of the group `shop` in a shard of each."""
+    async with guarded(hide_payloads=True) as both:
+        for name in NAMES:
+            made = {"group": "shop", "id": name, "messages": [ORDER]}
+            assert (await both.call("shop", "POST", "/v1/transactions", made)).status == 201
+        yield both
+
+
+async def asked_everywhere(
+    hidden: Guarded, caller: str, method: str, path: str, body: dict[str, Any] | None = None
+) -> list[Answer]:
+    return [await hidden.at(world, caller, method, path, body) for world in (hidden.here, hidden.there)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_transaction_is_shown_without_its_messages(hidden: Guarded, name: str) -> None:
+    path = f"/v1/transactions/{name}"
+    for answer in await asked_everywhere(hidden, "operator", "GET", path):
+        assert (answer.status, answer.body["id"]) == (200, name)
+        assert SECRET not in str(answer.body)
+    for answer in await asked_everywhere(hidden, "shop", "GET", path):
+        assert answer.body["messages"][0]["value"] == SECRET
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_history_is_shown_without_what_endpoints_answered(hidden: Guarded, name: str) -> None:
+    """They may answer with what they were sent."""
+    spec = {**SOON, "policy": {"first_check_after_s": 1}}
+    assert (await hidden.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
+    for world in (hidden.here, hidden.there):
+        world.memory.caller.always(failed(SECRET))
+    async with asyncio.timeout(20):
+        while not (await hidden.call("shop", "GET", f"/v1/transactions/{name}")).body["checks"]:
+            await scanned(hidden.here, hidden.there)
+    for caller, excerpt in (("operator", None), ("shop", SECRET)):
+        for answer in await asked_everywhere(hidden, caller, "GET", f"/v1/transactions/{name}/history"):
+            assert {one["excerpt"] for one in answer.body["events"] if one["event"] == "check"} == {excerpt}
+            assert (SECRET in str(answer.body)) == (excerpt is not None)
+
+
+async def test_what_a_message_key_is_cannot_be_tried_out(hidden: Guarded) -> None:
+    """By no list, and by no job or its preview: whoever can search can guess."""
+    job = {"action": "check", "filter": {"group": "shop", "key": ORDER["key"]}, "reason": "a test"}
+    listing = "/v1/transactions?group=shop&key=key%20of%20" + SECRET
+    for method, path, body, status in (
+        ("GET", listing, None, 200),
+        ("POST", "/v1/jobs", {**job, "preview": True}, 200),
+        ("POST", "/v1/jobs", job, 202),
+    ):
+        for answer in await asked_everywhere(hidden, "operator", method, path, body):
+            assert (answer.status, answer.error_code) == (403, "forbidden"), (path, answer)
+        for answer in await asked_everywhere(hidden, "shop", method, path, body):
+            assert answer.status == status, (path, answer)
+    for answer in await asked_everywhere(hidden, "operator", "GET", "/v1/jobs"):
+        assert all(one["filter"].get("key") is None for one in answer.body["jobs"]), answer
+
+
+async def test_no_check_is_handed_out_by_a_poll_or_on_a_stream(hidden: Guarded, opened: Opens) -> None:
+    """Checks hold messages. The group itself gets them, wherever its transactions are."""
+    assert (await hidden.call("operator", "PUT", "/v1/groups/shop", PULL)).status == 200
+    await scanned(hidden.here, hidden.there, after_s=100)
+    for answer in await asked_everywhere(hidden, "operator", "GET", "/v1/groups/shop/checks?max=10"):
+        assert (answer.status, answer.error_code) == (403, "forbidden")
+    for world in (hidden.here, hidden.there):
+        stream = await opened(world, {"Authorization": f"Bearer {hidden.tokens['operator']}"})
+        refused = await stream.subscribe("shop", 10)
+        assert (refused.status, refused.document["error_code"]) == (403, "forbidden")
+        assert stream.checks.empty()
+    stream = await opened(hidden.there, {"Authorization": f"Bearer {hidden.tokens['shop']}"})
+    assert (await stream.subscribe("shop", 10)).status == 200
+    async with asyncio.timeout(30):
+        checks = [await stream.checks.get() for _ in NAMES]
+    assert {check["id"]: check["messages"][0]["value"] for check in checks} == dict.fromkeys(NAMES, SECRET)

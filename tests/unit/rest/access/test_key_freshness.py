@@ -1,0 +1,46 @@
+"""An instance that cannot read the keys' topic does not hear that a key was revoked."""
+
+import asyncio
+
+import pytest
+
+from halfway.domain.errors import KafkaUnavailableError
+from halfway.domain.principal import Permission
+from halfway.service.access import KeyedAccess
+from halfway.service.key_freshness import KeyFreshness
+from tests.support.rest.guarded import FIRST, SECRET, Guarded
+from tests.support.rest.raw import until
+
+
+async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(both: Guarded) -> None:
+    """But the first operator's, which stands in its settings; who was let in before is refused too."""
+    memory = both.here.memory
+    current = KeyFreshness(memory.keys, not_ready_s=0.05, refused_s=0.2, every_s=0.01)
+    authority = KeyedAccess(
+        memory.keys.table, [SECRET], memory.clock, first_operator=FIRST, demand_current=current.demand
+    )
+    key = both.tokens["shop"]
+    watching = asyncio.create_task(current.watch())
+    try:
+        shop = authority.authenticate(key)
+        memory.faults.unavailable = True
+        await until(lambda: current.late)
+        await until(lambda: refuses(authority, key))
+        with pytest.raises(KafkaUnavailableError):
+            authority.require(shop, Permission.PREPARE, "shop")
+        operator = authority.authenticate(FIRST)
+        authority.require(operator, Permission.PREPARE, "shop")
+        memory.faults.unavailable = False
+        await until(lambda: not current.late)
+        assert authority.authenticate(key) == shop
+        authority.require(shop, Permission.PREPARE, "shop")
+    finally:
+        watching.cancel()
+
+
+def refuses(authority: KeyedAccess, key: str | None) -> bool:
+    try:
+        authority.authenticate(key)
+    except KafkaUnavailableError as error:
+        return "revoked" in error.detail
+    return False

@@ -1,0 +1,162 @@
+"""Each call by each principal against another's group: at the owner of the shard, through another instance, in batches.
+
+`MATRIX` says what each caller gets, and is written by hand: it is not made from the rules that it judges.
+"""
+
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from halfway.domain.principal import RULES, Permission, PrincipalKind
+from halfway.rest.handlers.routes import OPERATIONS, Operation, Routes
+from tests.support.rest.client import SHOP, Answer, RestWorld
+from tests.support.rest.guarded import Guarded, guarded, own_id
+
+ORDER = {"topic": "orders", "key": "k", "value": "a payload that is nobody else's"}
+PULL = {"check": {"mode": "pull"}, "topics": ["orders"]}
+TURNS = count()
+BY_HAND = {"Halfway-Cause": "operator"}
+
+#                    operator shop other board (a reader)
+MATRIX: dict[str, tuple[int, int, int, int]] = {
+    "putGroup": (200, 200, 403, 403),
+    "listGroups": (200, 200, 200, 200),
+    "getGroup": (200, 200, 403, 200),
+    "getCheckSecrets": (403, 200, 403, 403),
+    "deleteGroup": (204, 403, 403, 403),
+    "fetchChecks": (200, 200, 403, 403),
+    "prepare": (201, 201, 403, 403),
+    "end": (200, 200, 404, 403),
+    "batch": (200, 200, 200, 403),
+    "stream": (426, 426, 426, 403),  # who may open one is told to send a handshake
+    "getTransaction": (200, 200, 404, 200),
+    "getHistory": (200, 200, 404, 200),
+    "listTransactions": (200, 200, 403, 200),
+    "check": (202, 202, 404, 403),
+    "resume": (200, 403, 403, 403),
+    "getStatistics": (200, 200, 200, 200),
+    "getEvents": (200, 200, 200, 200),
+    "startJob": (202, 202, 403, 403),
+    "listJobs": (200, 200, 200, 200),
+    "getJob": (200, 404, 404, 200),
+    "stopJob": (202, 404, 404, 403),
+    "createKey": (201, 403, 403, 403),
+    "listKeys": (200, 403, 403, 403),
+    "rotateKey": (201, 403, 403, 403),
+    "revokeKey": (204, 403, 403, 403),
+    "getOpenApi": (200, 200, 200, 200),
+}
+CALLERS = ("operator", "shop", "other", "board")
+STRANGERS = ("nobody", "mistyped", "never made", "expired", "revoked", "peer")
+BY_ID = {operation.id: operation for operation in OPERATIONS}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Guarded]:
+    """Give two instances for all cells: none of them disturbs another."""
+    async with guarded() as world:
+        yield world
+
+
+def test_every_call_has_a_row() -> None:
+    assert set(MATRIX) == set(BY_ID)
+
+
+def test_every_permission_has_a_rule() -> None:
+    assert set(RULES) == set(Permission)
+
+
+def test_a_route_without_a_rule_does_not_start() -> None:
+    """The table of calls cannot be made without one, and the server takes no permission that has none."""
+    fields = {
+        name: getattr(OPERATIONS[0], name) for name in ("id", "method", "path", "summary", "handler", "responses")
+    }
+    with pytest.raises(TypeError, match="access"):
+        Operation(**fields)
+    with pytest.raises(KeyError):
+        Routes([Operation(**fields, access="whatever")])  # type: ignore[arg-type]
+
+
+async def asked(both: Guarded, at: RestWorld, shard: int, caller: str, operation: Operation) -> Answer:
+    """Do one call about the group `shop`, or about a transaction of it in a shard, which was just made."""
+    path = operation.path
+    name = own_id(shard, f"t{next(TURNS)}")
+    if "{group}" in path:
+        group = "shop"
+        if operation.id in ("deleteGroup", "fetchChecks"):
+            group = "pulls" if caller != "shop" else "shop"
+            spec = PULL
+            assert (await both.call("operator", "PUT", f"/v1/groups/{group}", spec)).status in (200, 201)
+        path = path.replace("{group}", group)
+    if path.startswith("/v1/transactions/{id}"):
+        made = {"group": "shop", "id": name, "messages": [ORDER]}
+        assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
+        path = path.replace("{id}", name)
+    if path.startswith("/v1/keys/{id}"):
+        spare = await both.new_key(PrincipalKind.READER, f"spare{next(TURNS)}")
+        path = path.replace("{id}", spare[5:17])
+    job = {"action": "check", "filter": {"group": "shop", "id": "none"}, "reason": "a test", "id": f"job-{name}"}
+    if path.startswith("/v1/jobs/{id}"):
+        assert (await both.call("operator", "POST", "/v1/jobs", job)).status == 202
+        path = path.replace("{id}", f"job-{name}")
+    bodies: dict[str, Any] = {
+        "putGroup": SHOP,
+        "prepare": {"group": "shop", "id": name, "messages": [ORDER]},
+        "end": {"outcome": "commit"},
+        "batch": {"prepare": [{"group": "shop", "id": name, "messages": [ORDER]}], "end": []},
+        "startJob": job,
+        "createKey": {"kind": "group", "name": f"new{next(TURNS)}"},
+    }
+    body = bodies.get(operation.id)
+    if operation.id == "listTransactions":
+        path += "?group=shop"
+    if operation.id == "getEvents":
+        path += "?max=1"
+    return await both.at(at, caller, operation.method, path, body)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.id for operation in OPERATIONS])
+async def test_each_principal_gets_what_the_matrix_says(shared: Guarded, operation: Operation) -> None:
+    """At the owner of the shard (shard 0 is `here`) and through the other instance."""
+    for at, shard in ((shared.here, 0), (shared.here, 1), (shared.there, 0)):
+        for caller, status in zip(CALLERS, MATRIX[operation.id], strict=True):
+            answer = await asked(shared, at, shard, caller, operation)
+            assert answer.status == status, (operation.id, caller, shard, answer)
+            if status == 403:
+                assert answer.error_code == "forbidden"
+                assert caller in answer.body["detail"]
+            if status >= 400 or caller == "board":
+                assert "payload that is nobody" not in str(answer.body)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.id for operation in OPERATIONS])
+async def test_strangers_are_refused_everything_but_the_description(shared: Guarded, operation: Operation) -> None:
+    """Nobody, and who shows a key that is mistyped, never made, expired, revoked, or is for instances."""
+    expired = await shared.new_key(PrincipalKind.OPERATOR, f"late{next(TURNS)}", expires_in_ms=1_000)
+    revoked = await shared.new_key(PrincipalKind.OPERATOR, f"gone{next(TURNS)}")
+    await shared.call("operator", "DELETE", f"/v1/keys/{revoked[5:17]}")
+    shared.here.memory.clock.advance(2)
+    first = shared.tokens["operator"]
+    assert first is not None
+    shared.tokens |= {
+        "mistyped": first[:-1] + ("a" if first[-1] != "a" else "b"),
+        "never made": "hw_o_AAAAAAAAAAAA_" + "B" * 43 + "_000000",
+        "expired": expired,
+        "revoked": revoked,
+        "peer": "the credential of peers",
+    }
+    for at in (shared.here, shared.there):
+        for caller in STRANGERS:
+            answer = await asked(shared, at, 1, caller, operation)
+            if operation.id == "getOpenApi":
+                assert answer.status == 200
+                continue
+            assert (answer.status, answer.error_code) == (401, "unauthenticated"), (operation.id, caller, answer)
+            assert answer.headers["WWW-Authenticate"] == 'Bearer realm="halfway"'
+            token = shared.tokens[caller]
+            assert token is None or token not in str(answer.body)

@@ -1,0 +1,177 @@
+"""What a caller sees and changes of its own group, of others', and in batches."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from halfway.domain.principal import PrincipalKind
+from tests.support.rest.client import SHOP
+from tests.support.rest.guarded import Guarded, own_id
+
+ORDER = {"topic": "orders", "key": "k", "value": "a payload that is nobody else's"}
+BY_HAND = {"Halfway-Cause": "operator"}
+
+
+async def test_items_of_a_batch_are_judged_one_by_one(both: Guarded) -> None:
+    """What is another's is refused or not there; what is one's own in the same batch is done."""
+    mine, theirs, here, there = (own_id(shard, name) for shard, name in ((0, "m"), (1, "x"), (0, "h"), (1, "t")))
+    for name in (here, there):
+        made = {"group": "shop", "id": name, "messages": [ORDER]}
+        assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
+    batch = {
+        "prepare": [
+            {"group": "other", "id": mine, "messages": [ORDER]},
+            {"group": "shop", "id": theirs, "messages": [ORDER]},
+        ],
+        "end": [{"id": here, "outcome": "commit"}, {"id": there, "outcome": "commit"}],
+    }
+    answer = await both.call("other", "POST", "/v1/batch", batch)
+    assert [item["status"] for item in answer.body["prepare"]] == [201, 403]
+    assert [item["status"] for item in answer.body["end"]] == [404, 404]
+    for name in (here, there):
+        assert (await both.call("shop", "GET", f"/v1/transactions/{name}")).body["state"] == "prepared"
+    assert (await both.call("operator", "GET", f"/v1/transactions/{theirs}")).status == 404
+    by_hand = {"prepare": [], "end": [{"id": mine, "outcome": "commit"}]}
+    answer = await both.at(both.here, "other", "POST", "/v1/batch", by_hand, BY_HAND)
+    assert answer.body["end"][0]["status"] == 403
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+async def test_the_transaction_of_another_group_is_answered_as_one_that_does_not_exist(
+    both: Guarded, shard: int
+) -> None:
+    """Whatever is tried, the whole answer is the same, but for the id."""
+    theirs, none = own_id(shard, "theirs"), own_id(shard, "nobody")
+    made = {"group": "shop", "id": theirs, "messages": [ORDER]}
+    assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
+    for method, path, body in (
+        ("GET", "", None),
+        ("POST", "/end", {"outcome": "rollback"}),
+        ("POST", "/end", {"outcome": "unknown"}),
+        ("POST", "/end", {"outcome": "commit", "check_id": f"{theirs}:1"}),
+        ("POST", "/check", None),
+    ):
+        told = []
+        for name in (theirs, none):
+            answer = await both.call("other", method, f"/v1/transactions/{name}{path}", body)
+            told.append((answer.status, str(answer.body | {"instance": ""}).replace(name, "ID")))
+        assert told[0] == told[1]
+        assert told[0][0] == 404
+
+
+async def test_an_end_by_hand_takes_an_operator(both: Guarded) -> None:
+    name = own_id(1, "by-hand")
+    made = {"group": "shop", "id": name, "messages": [ORDER]}
+    assert (await both.call("shop", "POST", "/v1/transactions", made)).status == 201
+    path = f"/v1/transactions/{name}/end"
+    refused = await both.call("shop", "POST", path, {"outcome": "commit"}, BY_HAND)
+    assert (refused.status, refused.error_code) == (403, "forbidden")
+    assert (await both.call("operator", "POST", path, {"outcome": "commit"}, BY_HAND)).status == 200
+
+
+async def test_lists_show_a_group_its_own_only(both: Guarded) -> None:
+    for group in ("shop", "other"):
+        for shard in (0, 1):
+            made = {"group": group, "id": own_id(shard, group), "messages": [ORDER]}
+            assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
+    for at in (both.here, both.there):
+        shown = (await both.at(at, "other", "GET", "/v1/transactions")).body["transactions"]
+        assert {(one["group"], one["id"]) for one in shown} == {("other", own_id(shard, "other")) for shard in (0, 1)}
+        groups = (await both.at(at, "other", "GET", "/v1/groups")).body["groups"]
+        assert [one["group"] for one in groups] == ["other"]
+        assert len((await both.at(at, "board", "GET", "/v1/transactions")).body["transactions"]) == 4
+
+
+async def test_a_reader_sees_no_payload_and_a_group_its_own(both: Guarded) -> None:
+    name = own_id(1, "payload")
+    made = {"group": "shop", "id": name, "messages": [ORDER]}
+    assert (await both.call("shop", "POST", "/v1/transactions", made)).status == 201
+    assert (
+        "messages" not in (await both.call("board", "GET", f"/v1/transactions/{name}")).body
+        or (await both.call("board", "GET", f"/v1/transactions/{name}")).body["messages"] is None
+    )
+    assert (await both.call("shop", "GET", f"/v1/transactions/{name}")).body["messages"][0]["value"] == ORDER["value"]
+
+
+async def test_a_reader_sees_only_the_host_of_a_check_endpoint(both: Guarded) -> None:
+    """The rest of a URL may hold what the endpoint knows halfway by."""
+    secret = {"check": {"urls": ["http://shop:9000/check/s3cret?token=s3cret"]}, "topics": ["orders"]}
+    assert (await both.call("shop", "PUT", "/v1/groups/shop", secret)).status == 200
+    for caller, seen in (("operator", True), ("shop", True), ("board", False)):
+        one = (await both.call(caller, "GET", "/v1/groups/shop")).body
+        [listed] = [
+            group for group in (await both.call(caller, "GET", "/v1/groups")).body["groups"] if group["group"] == "shop"
+        ]
+        for shown in (one, listed):
+            assert ("s3cret" in str(shown)) is seen
+            assert shown["check"]["urls"][0].startswith("http://shop:9000/")
+
+
+async def test_a_group_changes_its_checks_but_adds_no_topic(both: Guarded) -> None:
+    """It may also give topics up; only an operator grants them, and registers a group."""
+    moved = {"check": {"urls": ["http://shop-2:9000/check"]}, "topics": ["orders"]}
+    assert (await both.call("shop", "PUT", "/v1/groups/shop", moved)).status == 200
+    refused = await both.call("shop", "PUT", "/v1/groups/shop", SHOP)
+    assert (refused.status, refused.error_code) == (403, "forbidden")
+    assert "operator" in refused.body["detail"]
+    assert (
+        "halfway groups put shop --check-url <its check URL> --topic orders --topic coupons" in refused.body["detail"]
+    )
+    both.tokens["new"] = await both.new_key(PrincipalKind.GROUP, "new")
+    assert (await both.call("new", "PUT", "/v1/groups/new", SHOP)).status == 403
+    assert (await both.call("operator", "PUT", "/v1/groups/new", SHOP)).status == 201
+    assert (await both.call("new", "PUT", "/v1/groups/new", SHOP)).status == 200
+
+
+async def test_a_groups_change_under_way_does_not_bring_back_a_topic_that_an_operator_takes(
+    both: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it bring back a group that an operator deletes, or count once its key is revoked."""
+    groups = both.here.memory.groups
+    change = groups.change
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def held_up(*args: Any, **fields: Any) -> None:
+        monkeypatch.setattr(groups, "change", change)
+        entered.set()
+        await go_on.wait()
+        await change(*args, **fields)
+
+    key = both.tokens["other"]
+    assert key is not None
+    for method, path, body, status in (
+        ("PUT", "/v1/groups/other", {**SHOP, "topics": ["orders"]}, 403),
+        ("DELETE", "/v1/groups/other", None, 403),
+        ("DELETE", f"/v1/keys/{key[5:17]}", None, 401),
+    ):
+        assert (await both.call("operator", "PUT", "/v1/groups/other", SHOP)).status in (200, 201)
+        entered.clear()
+        go_on.clear()
+        monkeypatch.setattr(groups, "change", held_up)
+        own = asyncio.create_task(both.call("other", "PUT", "/v1/groups/other", SHOP))
+        await entered.wait()
+        assert (await both.call("operator", method, path, body)).status in (200, 204)
+        go_on.set()
+        assert (await own).status == status, (method, path)
+
+
+async def test_a_page_of_another_site_changes_nothing_in_the_name_of_a_browsers_owner(both: Guarded) -> None:
+    """A browser shows a client certificate for any page, and sends requests without a body unasked."""
+    name = own_id(0, "browser")
+    made = {"group": "shop", "id": name, "messages": [ORDER]}
+    assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
+    path = f"/v1/transactions/{name}"
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 202), ("none", 202)):
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
+        assert (await both.call("operator", "POST", f"{path}/check", None, headers)).status == status
+    for origin in ("https://evil.example", "null", "http://[x", f"{both.here.url}.evil.example"):
+        assert (await both.call("operator", "POST", f"{path}/check", None, {"Origin": origin})).status == 403
+        assert (await both.call("operator", "GET", path, None, {"Origin": origin})).status == 403
+    own = {"Origin": both.here.url}
+    assert (await both.call("operator", "POST", f"{path}/check", None, own)).status == 202
+    proxied = {"Origin": "https://halfway.example", "Sec-Fetch-Site": "same-origin"}
+    assert (await both.call("operator", "POST", f"{path}/check", None, proxied)).status == 202
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert (await both.call("operator", "GET", path, None, link)).status == 200
+    assert (await both.call("operator", "POST", f"{path}/check", None, link)).status == 403

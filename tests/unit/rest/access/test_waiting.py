@@ -1,0 +1,53 @@
+"""What waits by a key ends once that is revoked, however long it would wait, and whichever instance revokes it."""
+
+import asyncio
+
+import pytest
+
+from halfway.domain.principal import PrincipalKind
+from tests.support.rest.client import SHOP
+from tests.support.rest.guarded import Guarded
+from tests.support.rest.raw import until
+
+
+@pytest.fixture
+async def token(both: Guarded) -> str:
+    """Give a key of the group `shop`, which fetches its checks."""
+    fetching = {**SHOP, "check": {"mode": "pull"}}
+    assert (await both.call("operator", "PUT", "/v1/groups/shop", fetching)).status == 200
+    token = await both.new_key(PrincipalKind.GROUP, "shop")
+    both.tokens["waits"] = token
+    return token
+
+
+async def revoke(both: Guarded, token: str) -> None:
+    revoked = await both.at(both.there, "operator", "DELETE", f"/v1/keys/{token[5:17]}")
+    assert revoked.status == 204
+
+
+async def test_a_poll_that_waits_is_refused(both: Guarded, token: str) -> None:
+    poll = asyncio.create_task(both.call("waits", "GET", "/v1/groups/shop/checks?wait_s=60"))
+    await until(lambda: both.here.coordinator._checks.queue("shop").polls == 1)
+    await revoke(both, token)
+    answer = await poll
+    assert (answer.status, answer.error_code) == (401, "unauthenticated")
+
+
+async def test_a_listener_is_let_go_even_while_no_figures_come(
+    both: Guarded, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when an instance that is asked for its figures hangs."""
+    asked = asyncio.Event()
+
+    async def hang(_group: str | None) -> object:
+        asked.set()
+        return await asyncio.Event().wait()
+
+    monkeypatch.setattr(both.here.coordinator.statistics, "of", hang)
+    listening = asyncio.create_task(both.call("waits", "GET", "/v1/events"))
+    await asked.wait()
+    await revoke(both, token)
+    answer = await listening
+    assert answer.status == 200
+    assert "event: end" in answer.body
+    assert '"unauthenticated"' in answer.body

@@ -1,0 +1,367 @@
+"""Jobs over REST: previewed, accepted, watched, stopped, repeated; through either of two instances."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from halfway.memory import Memory, no_verdict
+from halfway.service.jobs import jobs
+from halfway.service.peer_calls import Found
+from tests.support.rest.client import Answer, RestWorld
+from tests.support.rest.guarded import guarded, own_id
+
+HOSTILE = "<img src=x onerror=alert(1)> \u202e\x1b[31m"
+SOON: dict[str, Any] = {
+    "check": {"urls": ["http://shop:9000/check"]},
+    "topics": ["orders", "coupons"],
+    "policy": {"first_check_after_s": 1, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 1},
+}
+
+
+async def over(world: RestWorld, job_id: str) -> dict[str, Any]:
+    """Give a job once it is over."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await world.call("GET", f"/v1/jobs/{job_id}?limit=1000")
+            assert answer.status == 200, answer
+            if answer.body["state"] in {"done", "stopped", "failed"}:
+                shown: dict[str, Any] = answer.body
+                return shown
+            await asyncio.sleep(0.005)
+
+
+async def scanned(*worlds: RestWorld, after_s: float = 2) -> None:
+    worlds[0].memory.clock.advance(after_s)
+    for world in worlds:
+        for shard in world.coordinator.shards.served:
+            await world.coordinator.scan(shard, world.memory.clock.now_ms())
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def with_state(world: RestWorld, state: str) -> list[str]:
+    answer = await world.call("GET", f"/v1/transactions?state={state}&limit=1000")
+    return [one["id"] for one in answer.body["transactions"]]
+
+
+async def parked(count: int, *worlds: RestWorld) -> list[str]:
+    """Have transactions parked, as their endpoint fails."""
+    world = worlds[0]
+    assert (await world.call("PUT", "/v1/groups/shop", SOON)).status in {200, 201}
+    for one in worlds:
+        one.memory.caller.always(no_verdict("status 502, not 200"))
+    ids = [await world.prepared(id=f"t{number:03}") for number in range(count)]
+    async with asyncio.timeout(20):
+        while len(await with_state(world, "parked")) < count:
+            await scanned(*worlds)
+    return ids
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
+    """Give two instances with a shard each."""
+    first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
+    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
+    async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
+        yield here, there
+
+
+def wanted(**over: Any) -> dict[str, Any]:
+    return {"action": "resume", "filter": {"group": "shop"}, "reason": "mended", "rate": 200, **over}
+
+
+async def test_parked_transactions_are_found_previewed_resumed_and_committed(two: tuple[RestWorld, RestWorld]) -> None:
+    """The whole story, each step through the other instance than the one before."""
+    here, there = two
+    ids = await parked(30, here, there)
+
+    preview = await there.call("POST", "/v1/jobs", {"action": "resume", "filter": {"error": "502"}, "preview": True})
+    assert (preview.status, preview.body["count"], preview.body["more"]) == (200, 0, False)
+    preview = await here.call("POST", "/v1/jobs", {"action": "resume", "filter": {"group": "shop"}, "preview": True})
+    assert preview.body["preview"] is True
+    assert (preview.body["count"], [one["id"] for one in preview.body["sample"]]) == (30, ids[:20])
+    assert len(await with_state(here, "parked")) == 30
+
+    accepted = await there.call("POST", "/v1/jobs", wanted(id="night-1"))
+    assert (accepted.status, accepted.body["state"], accepted.body["finished"]) == (202, "accepted", 0)
+    assert accepted.headers["Location"] == "/v1/jobs/night-1"
+    done = await over(here, "night-1")
+    assert (done["state"], done["found"], done["finished"], done["results"]) == ("done", 30, 30, {"done": 30})
+    assert [(item["id"], item["result"], item["state"]) for item in done["items"]] == [
+        (name, "done", "prepared") for name in ids
+    ]
+    assert sorted(await with_state(there, "prepared")) == ids
+
+    ended = await here.call("POST", "/v1/jobs", wanted(id="night-2", action="commit", reason=HOSTILE))
+    assert ended.status == 202
+    assert (await over(there, "night-2"))["results"] == {"done": 30}
+    shown = await there.show(ids[7])
+    assert (shown.body["state"], shown.body["cause"], shown.body["remark"]) == ("committed", "operator", HOSTILE)
+    assert len(here.memory.records("orders")) == 30
+    listed = [await world.call("GET", "/v1/jobs") for world in two]
+    assert [[one["id"] for one in answer.body["jobs"]] for answer in listed] == [["night-2", "night-1"]] * 2
+    assert all(answer.body["away"] == [] for answer in listed)
+    audited = [event for world in two for event in world.memory.audit_trail.events]
+    for action, count in (("resume", 30), ("end_by_hand", 30), ("start_job", 2)):
+        events = [event for event in audited if event.action == action]
+        assert len(events) == count
+        assert all(event.remark in {"mended", HOSTILE} and event.result == "done" for event in events)
+
+
+async def test_the_same_request_again_does_nothing_twice(two: tuple[RestWorld, RestWorld]) -> None:
+    """Through either instance it answers with the job; other content under its id is refused."""
+    here, there = two
+    await parked(5, here, there)
+    first = await here.call("POST", "/v1/jobs", wanted(id="once"))
+    assert first.status == 202
+    await over(here, "once")
+    for world in two:
+        again = await world.call("POST", "/v1/jobs", wanted(id="once"))
+        assert (again.status, again.body["state"], again.body["accepted_at"]) == (
+            200,
+            "done",
+            first.body["accepted_at"],
+        )
+        other = await world.call("POST", "/v1/jobs", wanted(id="once", action="rollback"))
+        assert (other.status, other.error_code) == (409, "job_id_reused")
+    assert len(await with_state(here, "prepared")) == 5
+
+
+async def test_a_job_that_is_gone_goes_on_when_it_is_sent_again(world: RestWorld) -> None:
+    """Its instance forgot it, as after a restart: what is done is not found any more."""
+    await parked(3, world)
+    await world.call("POST", "/v1/jobs", wanted(id="lost", most=2))
+    assert (await over(world, "lost"))["results"] == {"done": 2}
+    world.coordinator.jobs._jobs._jobs.clear()
+    gone = await world.call("GET", "/v1/jobs/lost")
+    assert (gone.status, gone.error_code) == (404, "unknown_job")
+    assert (await world.call("POST", "/v1/jobs", wanted(id="lost", most=2))).status == 202
+    assert (await over(world, "lost"))["results"] == {"done": 1}
+    assert await with_state(world, "parked") == []
+
+
+async def test_each_item_has_its_own_result(world: RestWorld) -> None:
+    """An id that ended otherwise, one that is not known, one that stands as wanted already, and pages of them."""
+    await world.prepared(id="open")
+    await world.prepared(id="gone")
+    await world.end("gone", "rollback")
+    await world.prepared(id="there")
+    await world.end("there", "commit")
+    ids = ["open", "gone", "there", "never", "open"]
+    body = {"action": "commit", "ids": ids, "reason": "by hand", "id": "mixed"}
+    answer = await world.call("POST", "/v1/jobs", body)
+    assert (answer.status, answer.body["ids"], answer.body["filter"]) == (202, 5, None)
+    done = await over(world, "mixed")
+    assert (done["state"], done["results"]) == ("done", {"done": 1, "failed": 2, "unchanged": 1})
+    told = {item["id"]: (item["result"], item["state"], item["error_code"]) for item in done["items"]}
+    assert told == {
+        "open": ("done", "committed", None),
+        "gone": ("failed", "rolled_back", "already_ended"),
+        "there": ("unchanged", "committed", None),
+        "never": ("failed", None, "unknown_transaction"),
+    }
+    failed = await world.call("GET", "/v1/jobs/mixed?result=failed&limit=1")
+    assert ([item["id"] for item in failed.body["items"]], failed.body["next"]) == (["gone"], 3)
+    rest = await world.call("GET", "/v1/jobs/mixed?result=failed&limit=1&cursor=3")
+    assert ([item["id"] for item in rest.body["items"]], rest.body["next"]) == (["never"], None)
+
+
+async def test_a_stopped_job_leaves_the_rest_as_it_is(two: tuple[RestWorld, RestWorld]) -> None:
+    """It is stopped through the other instance; what has no result is waiting."""
+    here, there = two
+    await parked(8, here, there)
+    assert (await here.call("POST", "/v1/jobs", wanted(id="slow", rate=0.5))).status == 202
+    async with asyncio.timeout(20):
+        while (await here.call("GET", "/v1/jobs/slow")).body["found"] is None:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.005)
+    stopping = await there.call("DELETE", "/v1/jobs/slow")
+    assert (stopping.status, stopping.body["state"] in {"stopping", "stopped"}) == (202, True)
+    done = await over(there, "slow")
+    assert done["state"] == "stopped"
+    assert done["finished"] < 8
+    waiting = [item for item in done["items"] if item["result"] == "waiting"]
+    assert len(waiting) == 8 - done["finished"]
+    assert len(await with_state(here, "parked")) == len(waiting)
+    assert (await here.call("DELETE", "/v1/jobs/slow")).body["state"] == "stopped"
+
+
+async def test_a_check_is_done_when_the_group_is_asked(world: RestWorld) -> None:
+    await world.prepared(id="t1")
+    answer = await world.call("POST", "/v1/jobs", wanted(id="ask", action="check", filter={}))
+    assert answer.status == 202
+    assert (await over(world, "ask"))["results"] == {"done": 1}
+    async with asyncio.timeout(20):
+        while [request.id for request in world.memory.caller.requests] != ["t1"]:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.005)
+
+
+async def test_what_cannot_be_done_now_is_tried_again(world: RestWorld) -> None:
+    """A topic that is missing fails its item at once; a lane that is lost does not."""
+    await world.prepared({"topic": "coupons", "value": "v"}, id="bad")
+    world.memory.delete_topic("coupons")
+    await world.prepared(id="good")
+    world.memory.faults.lose_next_batch(written=False)
+    await world.call("POST", "/v1/jobs", wanted(id="some", action="commit", filter={}))
+    done = await over(world, "some")
+    assert done["results"] == {"done": 1, "failed": 1}
+    assert {item["id"]: item["error_code"] for item in done["items"]} == {"bad": "topic_unavailable", "good": None}
+
+
+async def test_too_many_jobs_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that are over make room."""
+    monkeypatch.setattr(jobs, "KEPT", 12)
+    await parked(2, world)
+    for number in range(10):
+        assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
+    refused = await world.call("POST", "/v1/jobs", wanted(id="one-more"))
+    assert (refused.status, refused.error_code) == (429, "overloaded")
+    waiting = await world.call("DELETE", "/v1/jobs/j9")
+    assert (waiting.body["state"], waiting.body["started_at"]) == ("stopped", None)
+    for number in range(10):
+        await world.call("DELETE", f"/v1/jobs/j{number}")
+        await over(world, f"j{number}")
+    for number in range(5):
+        assert (await world.call("POST", "/v1/jobs", wanted(id=f"k{number}", filter={"id": "none"}))).status == 202
+        assert (await over(world, f"k{number}"))["state"] == "done"
+    assert len((await world.call("GET", "/v1/jobs")).body["jobs"]) == 12
+
+
+async def test_a_job_that_waits_and_is_stopped_makes_room(world: RestWorld) -> None:
+    """It is over at once, though the jobs before it still run."""
+    await parked(2, world)
+    for number in range(10):
+        assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
+    stopped = await world.call("DELETE", "/v1/jobs/j9")
+    assert (stopped.status, stopped.body["state"]) == (202, "stopped")
+    assert stopped.body["finished_at"] is not None
+    assert (await world.call("POST", "/v1/jobs", wanted(id="one-more"))).status == 202
+    assert len(world.coordinator.jobs._jobs._tasks) == 10
+
+
+async def test_no_more_ids_are_acted_on_than_was_said(world: RestWorld) -> None:
+    ids = [await world.prepared(id=f"t{number}") for number in range(3)]
+    body = {"action": "commit", "ids": [ids[0], *ids], "reason": "by hand", "most": 2, "id": "two"}
+    assert (await world.call("POST", "/v1/jobs", body)).status == 202
+    done = await over(world, "two")
+    assert (done["results"], done["found"], done["more"]) == ({"done": 2}, 3, True)
+    assert await with_state(world, "prepared") == ids[2:]
+
+
+@pytest.mark.parametrize(
+    "action,state", [("check", "prepared"), ("commit", "prepared"), ("rollback", "parked"), ("resume", "parked")]
+)
+async def test_another_transaction_that_has_the_id_by_now_is_left_as_it_is(
+    two: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch, action: str, state: str
+) -> None:
+    """Its client has used the id again since the job's filter found it; with a result of its own."""
+    here, there = two
+    if state == "parked":
+        ids = await parked(4, here, there)
+    else:
+        assert (await here.call("PUT", "/v1/groups/shop", SOON)).status == 201
+        ids = [await here.prepared(id=f"t{number:03}") for number in range(4)]
+    before = here.memory.clock.now_ms() - 3_600_000
+
+    async def found(*_: object) -> Found:
+        return Found(count=4, places=tuple((before, name) for name in ids))
+
+    for world in two:
+        monkeypatch.setattr(world.coordinator.jobs._jobs, "_find", found)
+    assert (await here.call("POST", "/v1/jobs", wanted(id="late", action=action))).status == 202
+    done = await over(there, "late")
+    assert (done["state"], done["results"]) == ("done", {"replaced": 4})
+    items = (await here.call("GET", "/v1/jobs/late?result=replaced")).body["items"]
+    assert [(one["id"], one["error_code"], one["state"]) for one in items] == [
+        (name, "id_replaced", state) for name in ids
+    ]
+    assert await with_state(there, state) == ids
+
+
+async def test_results_of_many_jobs_are_bounded_though_all_were_accepted_before(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "KEPT_ITEMS", 5)
+    await parked(3, world)
+    body = {"action": "commit", "ids": ["a", "b", "c"], "reason": "by hand", "rate": 200}
+    for number in range(4):
+        assert (await world.call("POST", "/v1/jobs", {**body, "id": f"j{number}"})).status == 202
+    await over(world, "j3")
+    listed = await world.call("GET", "/v1/jobs")
+    assert [one["id"] for one in listed.body["jobs"]] == ["j3"]
+
+
+async def test_a_job_is_not_begun_again_while_it_may_run_elsewhere(two: tuple[RestWorld, RestWorld]) -> None:
+    """An instance that may have it gives no answer."""
+    here, there = two
+    here.memory.log.instances.pop(_url(there))
+    for number in range(4):
+        answer = await here.call("POST", "/v1/jobs", wanted(id=f"j{number}"))
+        assert (answer.status, answer.error_code) == (503, "shard_unavailable")
+    assert (await here.call("GET", "/v1/jobs")).body["jobs"] == []
+
+
+async def test_groups_leave_places_and_results_to_operators() -> None:
+    """However many jobs their keys ask for, and however slow those are."""
+    async with guarded() as both:
+        ids = [own_id(0, f"j{number}") for number in range(8)]
+        slow = {"action": "check", "ids": [f"none-{number}" for number in range(9)], "reason": "r", "rate": 0.1}
+        operators = {**slow, "rate": 200}
+        first = await both.call("operator", "POST", "/v1/jobs", {**operators, "id": ids[0]})
+        assert first.status == 202
+        told = [await both.call("shop", "POST", "/v1/jobs", {**slow, "id": name}) for name in ids[1:5]]
+        assert [answer.status for answer in told] == [202, 202, 429, 429]
+        assert (await both.call("other", "POST", "/v1/jobs", {**slow, "id": ids[5]})).status == 202
+        assert (await both.call("operator", "POST", "/v1/jobs", {**operators, "id": ids[6]})).status == 202
+        async with asyncio.timeout(20):
+            while (await both.call("operator", "GET", f"/v1/jobs/{ids[6]}")).body["state"] != "done":  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.005)
+        for name in ids[1:3]:
+            assert (await both.call("shop", "DELETE", f"/v1/jobs/{name}")).status == 202
+        quick = {**slow, "ids": ["none"], "rate": 200}
+        for number in range(60):
+            name = own_id(0, f"q{number}")
+            while (await both.call("shop", "POST", "/v1/jobs", {**quick, "id": name})).status == 429:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.005)
+        assert (await both.call("operator", "GET", f"/v1/jobs/{ids[0]}")).body["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    "body,field",
+    [
+        ({"action": "resume", "filter": {}}, "reason"),
+        ({"action": "resume", "filter": {}, "reason": ""}, "reason"),
+        ({"action": "resume", "filter": {}, "reason": "é" * 600}, "reason"),
+        ({"action": "resume", "reason": "r"}, "filter"),
+        ({"action": "resume", "filter": {}, "ids": ["a"], "reason": "r"}, "filter"),
+        ({"action": "resume", "ids": [], "reason": "r"}, "ids"),
+        ({"action": "resume", "filter": {"state": "prepared"}, "reason": "r"}, "filter.state"),
+        ({"action": "commit", "filter": {"state": "committed"}, "reason": "r"}, "filter.state"),
+        ({"action": "park", "filter": {}, "reason": "r"}, "action"),
+        ({"action": "resume", "filter": {}, "reason": "r", "rate": 0}, "rate"),
+        ({"action": "resume", "filter": {}, "reason": "r", "rate": 501}, "rate"),
+        ({"action": "resume", "filter": {}, "reason": "r", "rate": 0.09}, "rate"),
+        ({"action": "resume", "filter": {}, "reason": "r", "most": 0}, "most"),
+        ({"action": "resume", "filter": {"cause": "check"}, "reason": "r"}, "filter.cause"),
+        ({"action": "resume", "filter": {}, "reason": "r", "id": "a/b"}, "id"),
+    ],
+)
+async def test_a_wrong_field_is_named(world: RestWorld, body: dict[str, Any], field: str) -> None:
+    answer: Answer = await world.call("POST", "/v1/jobs", body)
+    assert answer.status == 422
+    assert field in answer.fields
+
+
+async def test_an_instance_that_cannot_be_asked_is_named(two: tuple[RestWorld, RestWorld]) -> None:
+    """The list says so, and a job that may be there is not called unknown."""
+    here, there = two
+    here.memory.log.instances.pop(next(hint.url for hint in here.memory.log.owners.values() if hint.url != _url(here)))
+    listed = await here.call("GET", "/v1/jobs")
+    assert [one["instance"] for one in listed.body["away"]] == [_url(there)]
+    answer = await here.call("GET", "/v1/jobs/some")
+    assert (answer.status, answer.error_code) == (503, "shard_unavailable")
+
+
+def _url(world: RestWorld) -> str:
+    return world.memory.owners._url

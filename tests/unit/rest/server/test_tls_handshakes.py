@@ -1,0 +1,171 @@
+"""Handshakes that stall, or that are many: neither holds a port's descriptors for long, nor keeps others out."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import uvloop
+from aiohttp import web
+
+from halfway.rest.server.server import HttpServer
+from halfway.rest.server.tls import ServerTls
+from tests.support.certificates import Authority
+
+HOST = "127.0.0.1"
+ENOUGH_S = 60.0
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=request.param) as made:
+        yield made
+
+
+class Port:
+    """A port that speaks TLS and answers every request, with clients that never begin their handshake."""
+
+    def __init__(self, server: HttpServer, context: ssl.SSLContext) -> None:
+        self.server = server
+        self.context = context
+        self.url = f"https://{HOST}:{server.port}"
+        self.silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def stall(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.silent.append(await asyncio.open_connection(HOST, self.server.port))
+
+    async def answer(self) -> str:
+        """Ask over a new connection."""
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENOUGH_S)) as session,
+            session.get(self.url, ssl=self.context) as answer,
+        ):
+            return await answer.text()
+
+    async def closed(self, number: int) -> bytes:
+        """Wait until a silent client is told that its connection is closed, and give what it was sent."""
+        with contextlib.suppress(ConnectionResetError):
+            return await asyncio.wait_for(self.silent[number][0].read(), ENOUGH_S)
+        return b""
+
+    def open(self, number: int) -> bool:
+        """Whether a silent client has heard nothing of an end."""
+        return not self.silent[number][0].at_eof()
+
+
+async def answering(_: web.BaseRequest) -> web.StreamResponse:
+    return web.Response(text="here")
+
+
+@asynccontextmanager
+async def listening(folder: Path, **bounds: float) -> AsyncIterator[Port]:
+    authority = Authority(folder, "one")
+    certificate, key = authority.sign("own", "CN=localhost", f"IP:{HOST}")
+    server = HttpServer(answering, **bounds)  # type: ignore[arg-type]
+    await server.start(HOST, 0, ServerTls(certificate=certificate, key=key))
+    port = Port(server, authority.trusted())
+    try:
+        yield port
+    finally:
+        for _, writer in port.silent:
+            writer.close()
+        await server.stop()
+
+
+def test_a_handshake_that_stalls_ends_soon(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Whether nothing comes, or a part of it."""
+
+    async def story() -> None:
+        async with listening(tmp_path, handshake_s=0.2) as port:
+            await port.stall(2)
+            port.silent[1][1].write(b"\x16\x03\x01\x02\x00\x01")
+            for number in range(2):
+                await port.closed(number)
+            assert await port.answer() == "here"
+
+    runner.run(story())
+
+
+def test_handshakes_under_way_count_as_connections(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """A quarter of the connections may be in theirs; the oldest gives way, and whoever speaks is served."""
+
+    async def story() -> None:
+        async with listening(tmp_path, max_connections=8, handshake_s=ENOUGH_S) as port:
+            await port.stall(2)
+            assert await port.answer() == "here"
+            await port.closed(0)
+            await port.stall(8)
+            for number in range(1, 8):
+                await port.closed(number)
+            assert port.open(9)
+            assert await port.answer() == "here"
+
+    runner.run(story())
+
+
+def test_an_idle_connection_gives_way_at_once_though_its_client_says_nothing(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    """TLS would wait for the client's own goodbye, with the descriptor still open."""
+
+    async def story() -> None:
+        async with listening(tmp_path, max_connections=2) as port:
+            mute = [await asyncio.to_thread(handshaken, port) for _ in range(2)]
+            assert await port.answer() == "here"
+            assert await asyncio.to_thread(ended, mute[0])
+            mute[1].close()
+
+    runner.run(story())
+
+
+def test_a_port_that_is_closed_ends_what_is_under_way(runner: asyncio.Runner, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with listening(tmp_path, handshake_s=ENOUGH_S) as port:
+            await port.stall()
+            assert await port.answer() == "here"
+            await port.server.stop()
+            await port.closed(0)
+            with pytest.raises(OSError, match=r"."):
+                await asyncio.open_connection(HOST, port.server.port)
+
+    runner.run(story())
+
+
+def test_a_taken_port_is_told(runner: asyncio.Runner, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with listening(tmp_path) as port:
+            other = HttpServer(answering)
+            authority = Authority(tmp_path, "two")
+            certificate, key = authority.sign("own", "CN=localhost", f"IP:{HOST}")
+            with pytest.raises(OSError, match="in use"):
+                await other.start(HOST, port.server.port, ServerTls(certificate=certificate, key=key))
+
+    runner.run(story())
+
+
+def handshaken(port: Port) -> socket.socket:
+    """Give a TCP connection whose handshake is done, and whose client says nothing more, not even goodbye."""
+    raw = socket.create_connection((HOST, port.server.port), timeout=10)
+    made = port.context.wrap_socket(raw, server_hostname=HOST)
+    mute = socket.socket(fileno=made.detach())
+    mute.settimeout(10)
+    return mute
+
+
+def ended(mute: socket.socket) -> bool:
+    """Wait for the end of a TCP connection, and return whether it came."""
+    with mute:
+        try:
+            while mute.recv(4096):
+                pass
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
+    return True

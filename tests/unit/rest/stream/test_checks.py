@@ -1,0 +1,128 @@
+"""Checks are sent on a stream that wants them, and answered by ends."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bench.stream_client import StreamClient
+from tests.support.rest.client import RestWorld
+from tests.unit.rest.conftest import NewWorld
+from tests.unit.rest.stream.conftest import Opens, until
+
+MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
+LEASE_S = 30
+
+
+@pytest.fixture
+async def world(new_world: NewWorld) -> RestWorld:
+    """Give an interface with a group that fetches its checks."""
+    world = await new_world()
+    await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5, "check_interval_s": 5})
+    return world
+
+
+async def scan(world: RestWorld, after_s: float = 0) -> None:
+    world.memory.clock.advance(after_s)
+    for shard in world.coordinator.shards.served:
+        await world.coordinator.scan(shard, world.memory.clock.now_ms())
+
+
+async def check(stream: StreamClient) -> dict[str, Any]:
+    return await asyncio.wait_for(stream.checks.get(), 30)
+
+
+async def test_a_check_that_comes_due_is_sent_and_ended_by_its_id(world: RestWorld, stream: StreamClient) -> None:
+    answer = await stream.subscribe("shop", 5)
+    assert (answer.status, answer.document) == (200, {"group": "shop", "max": 5})
+    await stream.prepare("shop", MESSAGE, id="t-1")
+    await scan(world, 6)
+    asked = await check(stream)
+    assert (asked["id"], asked["check_id"], asked["type"]) == ("t-1", "t-1:1", "transaction.check")
+    assert asked["messages"][0]["value"] == "v"
+    ended = await stream.end("t-1", "commit", check_id="t-1:1")
+    assert ended.document == {"id": "t-1", "state": "committed", "changed": True}
+    assert (await world.show("t-1")).body["cause"] == "check"
+
+
+async def test_no_more_checks_are_with_a_stream_than_it_wants(world: RestWorld, stream: StreamClient) -> None:
+    """The next one comes once one is answered, or the lease of one has passed."""
+    for number in range(4):
+        await stream.prepare("shop", MESSAGE, id=f"t-{number}")
+    await scan(world, 6)
+    await stream.subscribe("shop", 2)
+    first, second = await check(stream), await check(stream)
+    await asyncio.sleep(0.1)
+    assert stream.checks.empty()
+    await stream.end(first["id"], "unknown", check_id=first["check_id"])
+    third = await check(stream)
+    await asyncio.sleep(0.1)
+    assert stream.checks.empty()
+    assert len({first["id"], second["id"], third["id"]}) == 3
+    await stream.subscribe("shop", 3)
+    assert (await check(stream))["id"] not in {first["id"], second["id"], third["id"]}
+
+
+async def test_checks_of_a_connection_that_dies_are_sent_again(world: RestWorld, opened: Opens) -> None:
+    """To another stream, once their lease has passed; until then the first one's worker may answer them anywhere."""
+    first, second = await opened(world), await opened(world)
+    for number in range(2):
+        await first.prepare("shop", MESSAGE, id=f"t-{number}")
+    await first.subscribe("shop", 5)
+    await scan(world, 6)
+    held = [await check(first), await check(first)]
+    await first.abort()
+    await until(lambda: len(world.api.streams) == 1)
+    await second.subscribe("shop", 5)
+    await scan(world, 1)
+    await asyncio.sleep(0.1)
+    assert second.checks.empty()
+    ended = await world.end(held[0]["id"], "commit", check_id=held[0]["check_id"])
+    assert ended.status == 200
+    await scan(world, LEASE_S + 1)
+    again = await check(second)
+    assert (again["id"], again["attempt"]) == (held[1]["id"], 2)
+    assert (await second.end(again["id"], "rollback", check_id=again["check_id"])).status == 200
+
+
+async def test_each_check_goes_to_one_of_several_streams(world: RestWorld, opened: Opens) -> None:
+    streams = [await opened(world) for _ in range(3)]
+    for stream in streams:
+        await stream.subscribe("shop", 10)
+    for number in range(12):
+        await streams[0].prepare("shop", MESSAGE, id=f"t-{number}")
+    await scan(world, 6)
+    await until(lambda: sum(stream.checks.qsize() for stream in streams) == 12)
+    ids = {stream.checks.get_nowait()["id"] for stream in streams for _ in range(stream.checks.qsize())}
+    assert len(ids) == 12
+
+
+async def test_a_subscription_ends_by_a_maximum_of_0(world: RestWorld, opened: Opens) -> None:
+    first, second = await opened(world), await opened(world)
+    await first.subscribe("shop", 5)
+    assert (await first.subscribe("shop", 0)).document == {"group": "shop", "max": 0}
+    await second.subscribe("shop", 5)
+    await second.prepare("shop", MESSAGE, id="t-1")
+    await scan(world, 6)
+    assert (await check(second))["id"] == "t-1"
+    assert first.checks.empty()
+
+
+async def test_only_a_group_that_fetches_its_checks_may_be_subscribed_to(
+    world: RestWorld, stream: StreamClient
+) -> None:
+    assert (await stream.subscribe("nobody", 1)).document["error_code"] == "unknown_group"
+    await world.put_shop()
+    assert (await stream.subscribe("shop", 1)).document["error_code"] == "invalid_request"
+
+
+async def test_a_subscription_whose_group_is_deleted_ends_with_a_problem(
+    world: RestWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 0.05)
+    stream = await opened(world)
+    await stream.subscribe("shop", 1)
+    assert (await world.call("DELETE", "/v1/groups/shop")).status == 204
+    await until(lambda: stream.ended)
+    assert (stream.ended[0]["group"], stream.ended[0]["problem"]["error_code"]) == ("shop", "unknown_group")
+    assert (await stream.end("nobody", "commit")).status == 404

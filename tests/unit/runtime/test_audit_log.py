@@ -1,0 +1,149 @@
+"""`halfway audit-log`: which events of the audit trail it shows, and how."""
+
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from halfway.domain.audit_trail import AuditEvent
+from halfway.domain.errors import KafkaUnavailableError
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.runtime import audit_log
+from halfway.runtime.cli import halfway
+from tests.support.records.samples import AUDIT_EVENT
+
+NOW_MS = 1_767_323_045_678
+AT = "2026-01-02T03:04:05.678Z"
+EVENTS = [
+    msgspec.structs.replace(AUDIT_EVENT, at=NOW_MS, id=number, actor_kind=kind, actor=actor, group=group, key_id=None)
+    for number, kind, actor, group in (
+        ("e1", "operator", "anna", "shop"),
+        ("e2", "operator", "anna", None),
+        ("e3", "group", "shop", "shop"),
+        ("e4", "operator", "ben", "other"),
+    )
+]
+
+
+class Trail:
+    """The topic of the audit trail, as the command reads it."""
+
+    def __init__(self) -> None:
+        self.events: list[AuditEvent] = EVENTS
+        self.error: KafkaUnavailableError | None = None
+        self.since_ms: list[int] = []
+
+    def __call__(self, _config: KafkaConfig, *, since_ms: int) -> Iterator[AuditEvent]:
+        self.since_ms.append(since_ms)
+        yield from self.events
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def trail(monkeypatch: pytest.MonkeyPatch) -> Trail:
+    trail = Trail()
+    monkeypatch.setattr(audit_log, "read_events", trail)
+    monkeypatch.setattr(audit_log, "time", SimpleNamespace(time=lambda: NOW_MS / 1000))
+    return trail
+
+
+@pytest.fixture
+def ask(trail: Trail) -> Callable[..., Result]:
+    """Give what runs the command with these options."""
+    del trail
+    environment = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    return lambda *options: CliRunner().invoke(halfway, ["audit-log", *options], env=environment)
+
+
+def ids(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line)["id"] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "options, shown",
+    [
+        ([], ["e1", "e2", "e3", "e4"]),
+        (["--group", "shop"], ["e1", "e3"]),
+        (["--actor", "anna"], ["e1", "e2"]),
+        (["--actor", "shop"], ["e3"]),
+        (["--actor", "anna", "--group", "shop"], ["e1"]),
+        (["--actor", "ann"], []),
+    ],
+)
+def test_events_are_chosen_by_group_and_by_actor(
+    ask: Callable[..., Result], options: list[str], shown: list[str]
+) -> None:
+    """By whole names; an event that concerns no group is shown for none."""
+    assert ids(ask("--json", *options)) == shown
+
+
+@pytest.mark.parametrize(
+    "options, back_ms", [([], 86_400_000), (["--since-s", "1.5"], 1_500), (["--since-s", "1e12"], NOW_MS)]
+)
+def test_it_looks_back_a_day_or_as_far_as_it_is_told(
+    ask: Callable[..., Result], trail: Trail, options: list[str], back_ms: int
+) -> None:
+    """Not beyond 1970: a time before that means something else to Kafka."""
+    assert ask(*options).exit_code == 0
+    assert trail.since_ms == [NOW_MS - back_ms]
+
+
+def test_a_time_that_has_not_come_is_refused(ask: Callable[..., Result], trail: Trail) -> None:
+    refused = ask("--since-s", "-1")
+    assert refused.exit_code == 2
+    assert "--since-s" in refused.stderr
+    assert trail.since_ms == []
+
+
+def test_the_table_has_a_line_for_each_event_which_no_text_in_it_breaks(
+    ask: Callable[..., Result], trail: Trail
+) -> None:
+    """Who did it stands with its kind; what is not known is a dash."""
+    trail.events = [
+        AuditEvent(
+            id="e1",
+            at=NOW_MS,
+            action="end_by_hand",
+            actor_kind="operator",
+            actor="anna",
+            key_id="AbCdEf123456",
+            subject="o-42",
+            group="shop",
+            detail="commit",
+            remark="looked at\n\x1b[31mit",
+            result="done",
+            instance="http://one:8080",
+        ),
+        AuditEvent(
+            id="e2",
+            at=NOW_MS,
+            action="resume",
+            actor_kind="anybody",
+            actor="",
+            key_id=None,
+            subject="o-43",
+            group=None,
+            detail=None,
+            remark=None,
+            result="unknown_transaction",
+            instance="http://one:8080",
+        ),
+    ]
+    header, first, second = ask().stdout.splitlines()
+    assert header.split() == list(audit_log.COLUMNS)
+    words = [AT, "operator", "anna", "AbCdEf123456", "end_by_hand", "o-42", "shop", "done", "commit"]
+    assert first.split() == [*words, "looked", r"at\n\x1b[31mit"]
+    assert second.split() == [AT, "anybody", "-", "resume", "o-43", "-", "unknown_transaction", "-", "-"]
+
+
+def test_a_trail_that_cannot_be_read_ends_the_command_with_the_reason(ask: Callable[..., Result], trail: Trail) -> None:
+    trail.error = KafkaUnavailableError("_halfway.audit could not be read: timed out")
+    failed = ask()
+    assert failed.exit_code == 1
+    assert failed.stderr == "halfway: _halfway.audit could not be read: timed out\n"
+    assert failed.stdout == ""

@@ -1,0 +1,233 @@
+"""Keys are made, rotated and revoked by operators; a principal has two at most."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import pytest
+
+from halfway.domain.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    KafkaUnavailableError,
+    OverloadedError,
+    TooManyKeysError,
+    UnauthenticatedError,
+    UnknownKeyError,
+)
+from halfway.domain.keys import RANDOM_BYTES, Key, MasterSecret, key_text
+from halfway.domain.principal import Principal, PrincipalKind
+from halfway.memory import Memory
+from halfway.service.access import KeyedAccess
+from halfway.service.keys import KEPT_MS, Keys, KeySpec, NewKey
+
+SECRET = MasterSecret(b"s" * 32)
+SHOP = KeySpec(kind=PrincipalKind.GROUP, name="shop")
+OPERATOR = Principal(kind=PrincipalKind.OPERATOR, name="first")
+DAY_MS = 24 * 3_600_000
+
+
+class Scene:
+    def __init__(self, max_keys: int = 100) -> None:
+        self.memory = Memory(shards=1)
+        self.access = KeyedAccess(self.memory.keys.table, [SECRET], self.memory.clock)
+        random = (number.to_bytes(RANDOM_BYTES, "big") for number in itertools.count(1 << 260, 1 << 257))
+        self.keys = Keys(
+            self.access, self.memory.keys, SECRET, self.memory.clock, max_keys=max_keys, random=lambda _: next(random)
+        )
+
+    @property
+    def deadline(self) -> float:
+        return asyncio.get_running_loop().time() + 5
+
+    async def create(self, spec: KeySpec = SHOP, principal: Principal = OPERATOR) -> NewKey:
+        return await self.keys.create(spec, deadline=self.deadline, principal=principal)
+
+    async def rotate(self, key_id: str, keep_ms: int = DAY_MS, expires_in_ms: int | None = None) -> NewKey:
+        return await self.keys.rotate(
+            key_id, keep_ms=keep_ms, expires_in_ms=expires_in_ms, deadline=self.deadline, principal=OPERATOR
+        )
+
+    async def revoke(self, key_id: str) -> Key:
+        return await self.keys.revoke(key_id, deadline=self.deadline, principal=OPERATOR)
+
+    def valid(self, new: NewKey) -> bool:
+        try:
+            return self.access.authenticate(new.text).name == new.key.name
+        except UnauthenticatedError:
+            return False
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def _noted(last: dict[str, Key | None], apply: Callable[[str, Key | None], None], key_id: str, key: Key | None) -> None:
+    last[key_id] = key
+    apply(key_id, key)
+
+
+async def test_a_new_key_is_valid_at_once_and_only_its_hash_is_kept(scene: Scene) -> None:
+    new = await scene.create()
+    assert new.text is not None
+    assert scene.valid(new)
+    assert new.text.encode() not in msgspec.msgpack.encode(scene.memory.keys.table.all())
+
+
+async def test_a_principal_has_two_keys_at_most_and_another_principal_its_own(scene: Scene) -> None:
+    first, second = await scene.create(), await scene.create()
+    with pytest.raises(TooManyKeysError, match=f"{first.key.id} and {second.key.id}"):
+        await scene.create()
+    assert scene.valid(first)
+    assert scene.valid(second)
+    assert scene.valid(await scene.create(KeySpec(kind=PrincipalKind.GROUP, name="other")))
+    assert scene.valid(await scene.create(KeySpec(kind=PrincipalKind.READER, name="shop")))
+
+
+async def test_two_instances_that_make_a_third_key_at_one_moment_do_not_keep_it(scene: Scene) -> None:
+    await scene.create()
+    made = await asyncio.gather(scene.create(), scene.create(), return_exceptions=True)
+    assert any(isinstance(one, TooManyKeysError) for one in made)
+    assert len(scene.memory.keys.table) <= 2
+
+
+async def test_a_rotated_key_holds_on_for_a_time(scene: Scene) -> None:
+    old = await scene.create()
+    new = await scene.rotate(old.key.id, keep_ms=60_000)
+    assert (new.key.kind, new.key.name) == (old.key.kind, old.key.name)
+    assert scene.valid(old)
+    assert scene.valid(new)
+    scene.memory.clock.advance(60)
+    assert not scene.valid(old)
+    assert scene.valid(new)
+
+
+async def test_a_rotation_never_makes_a_key_hold_longer(scene: Scene) -> None:
+    old = await scene.create(msgspec.structs.replace(SHOP, expires_in_ms=1_000))
+    await scene.rotate(old.key.id)
+    scene.memory.clock.advance(1)
+    assert not scene.valid(old)
+
+
+async def test_a_record_that_somebody_else_changed_is_not_rotated(scene: Scene) -> None:
+    """Else halfway would seal it itself, and a group's service that can write to the topic would be an operator."""
+    new = await scene.create()
+    forged = msgspec.structs.replace(new.key, kind=PrincipalKind.OPERATOR, name="alice")
+    scene.memory.keys.table.apply(forged.id, forged)
+    with pytest.raises(InvalidRequestError, match="not written by halfway"):
+        await scene.rotate(forged.id)
+    assert scene.memory.keys.table.all() == [forged]
+    with pytest.raises(UnauthenticatedError):
+        scene.access.authenticate(new.text)
+
+
+async def test_a_key_of_the_master_secret_before_is_rotated(scene: Scene) -> None:
+    new = await scene.create()
+    later = MasterSecret(b"t" * 32)
+    keys = Keys(scene.access, scene.memory.keys, later, scene.memory.clock, max_keys=100, previous=[SECRET])
+    await keys.rotate(new.key.id, keep_ms=DAY_MS, expires_in_ms=None, deadline=scene.deadline, principal=OPERATOR)
+    assert all(later.holds(key) for key in scene.memory.keys.table.all())
+
+
+async def test_a_key_that_is_revoked_while_it_is_rotated_does_not_come_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after a restart either: the last record of it is the revocation."""
+    last: dict[str, Key | None] = {}
+    old, put = await scene.create(), scene.memory.keys.put
+
+    async def after_a_revocation(key: Key, *, deadline: float) -> None:
+        if key.id == old.key.id:
+            await scene.revoke(key.id)
+        await put(key, deadline=deadline)
+
+    monkeypatch.setattr(scene.memory.keys, "put", after_a_revocation)
+    monkeypatch.setattr(scene.memory.keys.table, "apply", partial(_noted, last, scene.memory.keys.table.apply))
+    new = await scene.rotate(old.key.id)
+    assert last[old.key.id] is None
+    assert not scene.valid(old)
+    assert [key.id for key in scene.memory.keys.table.all()] == [new.key.id]
+
+
+async def test_a_key_can_expire_by_itself_and_makes_room(scene: Scene) -> None:
+    for _ in range(2):
+        await scene.create(msgspec.structs.replace(SHOP, expires_in_ms=1_000))
+    scene.memory.clock.advance(1)
+    assert scene.valid(await scene.create())
+    assert len(scene.memory.keys.table) == 3
+    scene.memory.clock.advance(KEPT_MS / 1000 + 1)
+    await scene.create()
+    assert len(scene.memory.keys.table) == 2
+
+
+async def test_a_revoked_key_is_gone(scene: Scene) -> None:
+    new = await scene.create()
+    await scene.revoke(new.key.id)
+    assert not scene.valid(new)
+    for again in (scene.revoke, scene.rotate):
+        with pytest.raises(UnknownKeyError):
+            await again(new.key.id)
+
+
+async def test_a_certificate_is_bound_once(scene: Scene) -> None:
+    spec = msgspec.structs.replace(SHOP, certificate="DNS:shop.svc")
+    bound = await scene.create(spec)
+    assert bound.text is None
+    assert scene.access.authenticate(None, ["DNS:shop.svc"]).name == "shop"
+    with pytest.raises(InvalidRequestError, match="bound already"):
+        await scene.create(msgspec.structs.replace(spec, name="other"))
+    with pytest.raises(InvalidRequestError, match="binds a certificate"):
+        await scene.rotate(bound.key.id)
+    await scene.revoke(bound.key.id)
+    with pytest.raises(UnauthenticatedError):
+        scene.access.authenticate(None, ["DNS:shop.svc"])
+
+
+async def test_keys_are_bounded() -> None:
+    scene = Scene(max_keys=1)
+    await scene.create()
+    with pytest.raises(OverloadedError, match="HALFWAY_MAX_KEYS"):
+        await scene.create(KeySpec(kind=PrincipalKind.GROUP, name="other"))
+
+
+async def test_keys_are_listed_by_page(scene: Scene) -> None:
+    ids = sorted([(await scene.create(msgspec.structs.replace(SHOP, name=f"g{number}"))).key.id for number in range(5)])
+    shown: list[str] = []
+    after = None
+    while True:
+        page = await scene.keys.page(name=None, limit=2, after=after, deadline=scene.deadline, principal=OPERATOR)
+        shown += [key.id for key in page.keys]
+        if (after := page.next) is None:
+            break
+    assert shown == ids
+    page = await scene.keys.page(name="g3", limit=2, after=None, deadline=scene.deadline, principal=OPERATOR)
+    assert [key.name for key in page.keys] == ["g3"]
+
+
+async def test_only_operators_manage_keys(scene: Scene) -> None:
+    new = await scene.create()
+    for principal in (new.key.principal, Principal(kind=PrincipalKind.READER, name="board")):
+        with pytest.raises(ForbiddenError):
+            await scene.create(principal=principal)
+        with pytest.raises(ForbiddenError):
+            await scene.keys.revoke(new.key.id, deadline=scene.deadline, principal=principal)
+    assert scene.valid(new)
+
+
+async def test_without_kafka_nothing_is_told_to_be_done(scene: Scene) -> None:
+    new = await scene.create()
+    scene.memory.faults.unavailable = True
+    for call in (scene.create(), scene.revoke(new.key.id), scene.rotate(new.key.id)):
+        with pytest.raises(KafkaUnavailableError):
+            await call
+    assert scene.valid(new)
+
+
+def test_the_first_operator_key_needs_no_log() -> None:
+    text = key_text(PrincipalKind.OPERATOR, bytes(RANDOM_BYTES))
+    memory = Memory(shards=1)
+    access = KeyedAccess(memory.keys.table, [SECRET], memory.clock, first_operator=text)
+    assert access.authenticate(text).name == "first"

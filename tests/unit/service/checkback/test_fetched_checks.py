@@ -1,0 +1,142 @@
+"""Checks that a group fetches: leases, waiting polls, and who gets a check."""
+
+import asyncio
+
+import pytest
+
+from halfway.domain.errors import InvalidRequestError, UnauthenticatedError
+from halfway.domain.keys import MasterSecret
+from halfway.domain.principal import PEER, Principal, PrincipalKind
+from halfway.domain.records import CheckMode, Message
+from halfway.domain.transaction import Cause, Outcome, State
+from halfway.memory import Memory
+from halfway.service.access import KeyedAccess
+from halfway.service.requests import GroupSpec, Prepare
+from tests.support.service.world import QUICK, World
+
+
+async def test_pull_hands_out_due_checks_and_counts_them(world: World) -> None:
+    """A poll waits for a due check; a lease is counted, not handed out twice, and its end has the cause check."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=5))
+    await asyncio.sleep(0.01)
+    assert not poll.done()
+    await world.scan(after_s=6)
+    leased = await poll
+    assert [(check.id, check.attempt) for check in leased] == [(prepared.id, 1)]
+    assert leased[0].messages[0].value == b"v"
+    await world.scan()
+    assert (await world.get(prepared.id)).checks == 1
+    assert list(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == []
+    await world.end(prepared.id, Outcome.COMMIT, check_id=leased[0].check_id)
+    assert (await world.get(prepared.id)).cause is Cause.CHECK
+    assert world.memory.caller.requests == []
+
+
+async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
+    """A producer that took a check and said nothing is asked again, until the checks are used up."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    attempts = []
+    for _ in range(200):
+        await world.scan(after_s=1)
+        attempts += [check.attempt for check in await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)]
+    assert attempts == [1, 2, 3]
+    assert await world.state(prepared.id) is State.PARKED
+
+
+async def test_a_check_that_a_worker_has_is_not_handed_to_a_second_one(world: World) -> None:
+    """Whoever asks for another check meanwhile: it uses none up. What was answered, or not in time, is free again."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+
+    async def check_now() -> list[tuple[int, str]]:
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+        await world.scan()
+        found = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+        return [(check.attempt, check.check_id) for check in found]
+
+    [(attempt, first)] = await check_now()
+    assert attempt == 1
+    assert await check_now() == []
+    await world.scan(after_s=29)
+    assert await check_now() == []
+    assert (await world.get(prepared.id)).checks == 1
+    await world.end(prepared.id, Outcome.UNKNOWN, check_id=first)
+    [(attempt, _)] = await check_now()
+    assert attempt == 2
+    assert await check_now() == []
+    await world.scan(after_s=31)
+    assert [attempt for attempt, _ in await check_now()] == [3]
+
+
+async def test_a_waiting_poll_ends_if_nobody_wants_the_check_that_comes_due(world: World) -> None:
+    """The client reads no more, say: the poll takes none, does not ask again, and the event loop goes on."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    await world.prepare(group="puller")
+    asked = 0
+
+    def wanted() -> bool:
+        nonlocal asked
+        asked += 1
+        assert asked < 100, "the poll asks again and again"
+        return False
+
+    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=60, wanted=wanted))
+    await asyncio.sleep(0.01)
+    await world.scan(after_s=6)
+    assert list(await poll) == []
+    assert len(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == 1
+
+
+async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None:
+    """It is handed to the next one, and counts as sent only then."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    await world.scan(after_s=6)
+    looks = iter([True, False])
+    for wanted in (lambda: False, lambda: next(looks)):
+        assert not await world.coordinator.lease_checks("puller", at_most=10, wait_s=0, wanted=wanted)
+        assert (await world.get(prepared.id)).checks == 0
+    [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+    assert check.attempt == 1
+
+
+async def test_a_group_that_is_called_cannot_poll(world: World) -> None:
+    """The error says how to change it."""
+    with pytest.raises(InvalidRequestError, match="pull"):
+        await world.coordinator.lease_checks("shop", at_most=1, wait_s=0)
+
+
+async def test_two_polls_never_get_the_same_check(world: World) -> None:
+    """Concurrent polls share the due checks out."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = {(await world.prepare(group="puller")).id for _ in range(20)}
+    await world.scan(after_s=6)
+    polls = await asyncio.gather(*(world.coordinator.lease_checks("puller", at_most=7, wait_s=0.1) for _ in range(5)))
+    handed_out = [check.id for poll in polls for check in poll]
+    assert sorted(handed_out) == sorted(prepared)
+
+
+async def test_a_waiting_poll_ends_once_its_key_is_revoked() -> None:
+    """Long before its time is over, and with nothing: a check that comes due later is for who may still fetch it."""
+    memory = Memory(shards=2, topics={"orders": 1})
+    memory.authority = KeyedAccess(memory.keys.table, [MasterSecret(b"s" * 32)], memory.clock)
+    world = await World.start(memory)
+    spec = GroupSpec(name="puller", mode=CheckMode.PULL, urls=(), topics=("orders",), policy=QUICK)
+    await world.coordinator.put_group(spec, deadline=world.deadline(), principal=PEER)
+    order = Prepare(group="puller", messages=(Message(topic="orders", key=b"k", value=b"v"),))
+    await world.coordinator.prepare(order, deadline=world.deadline(), principal=PEER)
+    holders = [Principal(kind=PrincipalKind.GROUP, name="puller", key_id=key_id) for key_id in ("revoked", "valid")]
+    revoked, valid = (
+        asyncio.create_task(world.coordinator.lease_checks("puller", at_most=1, wait_s=3600, principal=holder))
+        for holder in holders
+    )
+    await asyncio.sleep(0.01)
+    memory.keys.table.apply("revoked", None)
+    with pytest.raises(UnauthenticatedError, match="revoked"):
+        await revoked
+    await world.scan(after_s=6)
+    assert len(await valid) == 1
+    await world.stop()

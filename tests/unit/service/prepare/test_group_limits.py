@@ -1,0 +1,166 @@
+"""A group at one of its limits is refused with the limit's name; others are not."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfway.domain.errors import GroupLimitedError, RetryableError
+from halfway.domain.ids import shard_of
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import Message
+from halfway.domain.transaction import Outcome, State
+from halfway.memory import Memory, no_verdict
+from halfway.service.coordinator import Coordinator
+from halfway.service.requests import ServiceLimits
+from tests.support.service.world import LIMITS, SHARDS, World
+
+
+async def limited(memory: Memory | None = None, **limits: object) -> World:
+    changed: ServiceLimits = msgspec.structs.replace(LIMITS, **limits)
+    world = await World.start(memory, limits=changed)
+    for name in ("shop", "other"):
+        await world.group(name)
+    return world
+
+
+async def refusal(world: World, *messages: Message, group: str = "shop") -> GroupLimitedError:
+    with pytest.raises(GroupLimitedError) as caught:
+        await world.prepare(*messages, group=group)
+    return caught.value
+
+
+async def test_prepares_a_second_are_taken_in_bursts_of_one_second() -> None:
+    world = await limited(group_prepares_per_s=5.0)
+    for _ in range(5):
+        await world.prepare()
+    error = await refusal(world)
+    assert error.fields == {"group": "shop", "limit": "prepares_per_s"}
+    assert 0 < error.retry_after_s <= 0.2
+    assert "HALFWAY_GROUP_PREPARES_PER_S" in error.detail
+    await world.prepare(group="other")
+    await asyncio.sleep(error.retry_after_s)
+    await world.prepare()
+    await world.stop()
+
+
+async def test_pending_transactions_are_limited_until_they_are_ended() -> None:
+    world = await limited(group_max_pending=4)
+    made = [await world.prepare() for _ in range(4)]
+    assert (await refusal(world)).fields["limit"] == "pending"
+    await world.prepare(group="other")
+    await world.end(made[0].id, Outcome.COMMIT)
+    await world.prepare()
+    await world.stop()
+
+
+@pytest.mark.parametrize("limit", ["group_max_pending", "max_pending"])
+async def test_parked_transactions_count_until_they_are_ended(limit: str) -> None:
+    """Else a group without verdicts would fill the memory of all. What is parked can still be resumed and ended."""
+    changed: dict[str, Any] = {limit: 2}
+    world = await limited(**changed)
+    world.memory.caller.always(no_verdict("status 502"))
+    await world.group(
+        "shop", policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)
+    )
+    made = [await world.prepare() for _ in range(2)]
+    for _ in range(4):
+        await world.scan(after_s=2)
+    for one in made:
+        await world.until_state(one.id, State.PARKED)
+    with pytest.raises(RetryableError) as refused:
+        await world.prepare()
+    assert "pending or parked" in refused.value.detail
+
+    await world.coordinator.resume(made[0].id, deadline=world.deadline())
+    await world.until_state(made[0].id, State.PREPARED)
+    assert (await world.end(made[0].id, Outcome.COMMIT)).changed
+    await world.prepare()
+    with pytest.raises(RetryableError):
+        await world.prepare()
+    assert (await world.end(made[1].id, Outcome.ROLLBACK)).changed
+    await world.prepare()
+    await world.stop()
+
+
+async def test_prepares_on_their_way_count_as_pending() -> None:
+    world = await limited(group_max_pending=4)
+    made = await asyncio.gather(*(world.prepare() for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(one, GroupLimitedError) for one in made) == 16
+    await world.stop()
+
+
+async def two_instances(**limits: object) -> list[World]:
+    """Give two instances that share the log, with a shard each."""
+    first = Memory(shards=SHARDS, topics={"orders": 3}, owns={0})
+    second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
+    worlds = []
+    for memory in (first, second):
+        coordinator = Coordinator(limits=msgspec.structs.replace(LIMITS, **limits), **memory.ports)
+        memory.peers.serve(coordinator.answering)
+        await memory.membership.start(coordinator.listener)
+        world = World(memory, coordinator)
+        worlds.append(world)
+    await worlds[0].until(lambda: all(world.coordinator.shards.served for world in worlds))
+    await worlds[0].group()
+    return worlds
+
+
+async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
+    """Each takes the share of the shards that it serves."""
+    worlds = await two_instances(group_max_pending=6)
+    taken = 0
+    ids = [f"t-{number}" for number in range(40)]
+    for world, transaction_id in zip(worlds * 20, [None, *ids], strict=False):  # the owner of an id may be the other
+        try:
+            await world.prepare(transaction_id=transaction_id)
+        except GroupLimitedError:
+            continue
+        taken += 1
+    assert taken == 6
+    for transaction_id in ids:
+        with pytest.raises(GroupLimitedError):
+            await worlds[0].prepare(transaction_id=f"more-{transaction_id}")
+    for world in worlds:
+        await world.stop()
+
+
+async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> None:
+    """Of what is pending and in flight at the owner; the rate is that of the instance that is asked."""
+    large = Message(topic="orders", key=b"k", value=b"v" * 700)
+    for limits, taken in (
+        ({"group_max_pending": 6}, 3),
+        ({"group_bytes_in_flight": 1000}, 1),
+        ({"group_prepares_per_s": 4.0}, 4),
+    ):
+        asked, owner = await two_instances(**limits)
+        names = [name for name in map(str, range(100)) if shard_of(name, SHARDS) == 1][:10]
+        made = await asyncio.gather(
+            *(asked.prepare(large, transaction_id=name) for name in names), return_exceptions=True
+        )
+        refused = [one for one in made if isinstance(one, GroupLimitedError)]
+        assert len(made) - len(refused) == taken, limits
+        assert refused[0].fields["group"] == "shop"
+        await owner.stop()
+        await asked.stop()
+
+
+async def test_bytes_in_flight_are_limited_and_given_back() -> None:
+    world = await limited(group_bytes_in_flight=1000)
+    large = Message(topic="orders", key=b"k", value=b"v" * 700)
+    made = await asyncio.gather(*(world.prepare(large) for _ in range(3)), return_exceptions=True)
+    assert sum(isinstance(one, GroupLimitedError) for one in made) == 2
+    await world.prepare(large)
+    await world.prepare(Message(topic="orders", key=b"k", value=b"v" * 5000))  # larger than the limit, and alone
+    assert (await asyncio.gather(world.prepare(large), world.prepare(large, group="other")))[1].group == "other"
+    await world.stop()
+
+
+async def test_a_prepare_that_fails_gives_its_bytes_back() -> None:
+    world = await limited(group_bytes_in_flight=1000)
+    missing = Message(topic="missing", key=b"k", value=b"v" * 700)
+    for _ in range(3):
+        with pytest.raises(Exception, match="missing"):
+            await world.prepare(missing)
+    await world.stop()

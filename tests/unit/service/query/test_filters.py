@@ -1,0 +1,104 @@
+"""Lists and searches: each filter by itself and together, over two instances, page by page."""
+
+import pytest
+
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import Message
+from halfway.domain.transaction import Cause, Outcome, State
+from halfway.memory import Memory, no_verdict
+from halfway.service.coordinator import Coordinator
+from halfway.service.requests import ListQuery
+from tests.support.service.world import LIMITS, World
+
+PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)
+
+
+async def ids(world: World, **filters: object) -> list[str]:
+    page = await world.coordinator.list(ListQuery(**filters), deadline=world.deadline())  # type: ignore[arg-type]
+    found = await world.coordinator.find(
+        ListQuery(**filters),  # type: ignore[arg-type]
+        most=1000,
+        deadline=world.deadline(),
+    )
+    shown = [view.id for view in page.transactions]
+    assert [name for _, name in found.places] == shown
+    assert found.count == len(shown)
+    return shown
+
+
+@pytest.fixture
+async def stocked(world: World) -> World:
+    """Give three parked ones of the group `asked`, then three prepared, one committed, one rolled back of `shop`."""
+    await world.group("asked", policy=PARKED_SOON)
+    world.memory.caller.always(no_verdict("a:80: status 502, not 200"))
+    for number in range(3):
+        await world.prepare(transaction_id=f"p{number}", group="asked")
+        world.memory.clock.advance(0.01)
+    for _ in range(3):
+        await world.scan(after_s=2)
+    for number in range(3):
+        await world.prepare(Message(topic="points", key=b"%d" % number, value=b"v"), transaction_id=f"t{number}")
+        world.memory.clock.advance(1)
+    await world.prepare(transaction_id="done")
+    await world.end("done", Outcome.COMMIT)
+    await world.prepare(transaction_id="undone")
+    await world.end("undone", Outcome.ROLLBACK)
+    return world
+
+
+async def test_each_filter_finds_what_it_says(stocked: World) -> None:
+    world = stocked
+    assert await ids(world, state=State.PARKED) == ["p0", "p1", "p2"]
+    assert await ids(world, group="shop", state=State.PREPARED) == ["t0", "t1", "t2"]
+    assert await ids(world, id="t") == ["t0", "t1", "t2"]
+    assert await ids(world, topic="points", key=b"1") == ["t1"]
+    assert await ids(world, cause=Cause.PRODUCER) == ["done", "undone"]
+    assert await ids(world, cause=Cause.POLICY) == []
+    assert await ids(world, error="STATUS 502", state=State.PREPARED) == []
+    assert await ids(world, unresolved=True) == ["p0", "p1", "p2", "t0", "t1", "t2"]
+
+
+async def test_age_is_that_of_the_prepare(stocked: World) -> None:
+    """Both ends are included."""
+    world = stocked
+    at = (await world.get("t1")).prepared_at
+    assert await ids(world, prepared_until=at) == ["p0", "p1", "p2", "t0", "t1"]
+    assert await ids(world, prepared_from=at) == ["t1", "t2", "done", "undone"]
+    assert await ids(world, prepared_from=at, prepared_until=at) == ["t1"]
+
+
+async def test_an_error_is_found_by_a_part_of_it(stocked: World) -> None:
+    """Of a prepared one it is the last error, of a parked one the reason."""
+    world = stocked
+    await world.prepare(transaction_id="asked-now", group="asked")
+    await world.scan(after_s=1)
+    assert (await world.get("asked-now")).last_error is not None
+    assert await ids(world, error="Status 502", state=State.PREPARED) == ["asked-now"]
+    reason = (await world.get("p0")).reason
+    assert reason
+    assert await ids(world, error=reason[3:9].upper(), state=State.PARKED) == ["p0", "p1", "p2"]
+
+
+async def test_two_instances_find_what_one_finds() -> None:
+    """Whichever is asked, in one order, with the oldest first where only some are wanted."""
+    first = Memory(shards=2, topics={"orders": 3}, owns={0})
+    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
+    here, there = (Coordinator(limits=LIMITS, **memory.ports) for memory in (first, second))
+    for memory, coordinator in ((first, here), (second, there)):
+        memory.peers.serve(coordinator.answering)
+        await memory.membership.start(coordinator.listener)
+    world = World(first, here)
+    await world.until(lambda: len(here.shards.served) + len(there.shards.served) == 2)
+    await world.group()
+    for number in range(20):
+        await world.prepare(transaction_id=f"t{number:02}")
+        first.clock.advance(0.01)
+    wanted = [f"t{number:02}" for number in range(20)]
+    for coordinator in (here, there):
+        asked = World(first, coordinator)
+        assert await ids(asked, id="t") == wanted
+        assert len(coordinator.shards.served) == 1
+        some = await coordinator.find(ListQuery(id="t"), most=5, deadline=asked.deadline())
+        assert (some.count, [name for _, name in some.places]) == (20, wanted[:5])
+    for coordinator in (here, there):
+        await coordinator.drain()

@@ -1,0 +1,60 @@
+"""The tail need not read again what this instance has written and applied."""
+
+import pytest
+
+from halfway.domain.records import Half, Message, fingerprint
+from halfway.domain.shard import ShardState
+from halfway.service.shards import shard_table
+from halfway.service.shards.shard_table import Shard
+
+
+def half(name: str) -> Half:
+    messages = (Message(topic="t", value=b"v"),)
+    return Half(
+        id=name,
+        group="g",
+        messages=messages,
+        prepared_at=1,
+        since=1,
+        fingerprint=fingerprint("g", messages, None),
+    )
+
+
+def test_an_own_record_is_passed_once_at_its_offset_under_its_key() -> None:
+    """Whatever became of its transaction since; a tombstone of the lane is one too."""
+    shard = Shard(0, ShardState(0))
+    shard.apply_own_half(5, "a", half("a"))
+    shard.apply_own_half(6, "a", None)
+    assert shard.state.unresolved_count == 0
+    assert [shard.has_applied(offset, b"a") for offset in (4, 5, 6, 7)] == [False, True, True, False]
+    assert not shard.has_applied(5, b"a")
+
+
+def test_a_record_of_another_id_at_such_an_offset_is_read() -> None:
+    """A log that was cut gives an offset twice."""
+    shard = Shard(0, ShardState(0))
+    shard.apply_own_half(5, "a", half("a"))
+    assert not shard.has_applied(5, b"b")
+    shard.apply_own_half(6, "a", half("a"))
+    assert not shard.has_applied(6, None)
+
+
+def test_what_the_tail_never_passes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is behind the tail is not kept, and with the tail far behind it reads the rest."""
+    monkeypatch.setattr(shard_table, "_OWN_KEPT", 3)
+    shard = Shard(0, ShardState(0))
+    for offset in range(4):
+        shard.apply_own_half(offset, "a", half("a"))
+    assert not shard.has_applied(3, b"a")
+    assert shard.has_applied(2, b"a")
+    shard.advance(5)
+    shard.apply_own_half(4, "a", half("a"))
+    assert not shard.has_applied(4, b"a")
+
+
+def test_what_the_tail_read_before_it_was_applied_is_not_kept() -> None:
+    shard = Shard(0, ShardState(0))
+    assert not shard.has_applied(5, b"a")
+    shard.apply_own_half(5, "a", half("a"))
+    shard.forget_own(5)
+    assert not shard.has_applied(5, b"a")

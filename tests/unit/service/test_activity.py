@@ -1,0 +1,150 @@
+"""What an instance remembers of late: rates over ten seconds, failures until they are mended, all of it bounded."""
+
+import pytest
+
+from halfway.domain.transaction import Outcome
+from halfway.memory import ManualClock, RecordingObserver
+from halfway.service import activity, journal
+from halfway.service.activity import Activity
+from halfway.service.journal import Journal
+from halfway.service.ports import CheckAttempt, CheckReply
+
+
+class Seconds:
+    """A clock of whole seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    clock = Seconds()
+    monkeypatch.setattr(activity, "_second", clock)
+    return clock
+
+
+@pytest.fixture
+def observer() -> RecordingObserver:
+    return RecordingObserver()
+
+
+@pytest.fixture
+def seen(observer: RecordingObserver) -> Activity:
+    return Activity(observer, ManualClock())
+
+
+def reply(number: int, detail: str = "status 502, not 200") -> CheckReply:
+    attempt = CheckAttempt(
+        host=f"http://h{number}", sent=True, answered=False, status=502, detail=detail, excerpt="x", duration_s=0.1
+    )
+    return CheckReply(
+        outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail=detail, attempts=(attempt,)
+    )
+
+
+def test_a_rate_is_the_mean_of_the_last_ten_whole_seconds(seen: Activity, seconds: Seconds) -> None:
+    """The current second is not over; what is older does not count, and the total keeps it."""
+    for _ in range(10):
+        seen.resolved("shop", "commit", "producer", 30)
+        seconds.now += 1
+    (told,) = seen.ends()
+    assert (told.names, told.total, told.per_s) == (("commit", "producer"), 300, 30.0)
+    seen.resolved("shop", "commit", "producer", 1000)
+    assert seen.ends()[0].per_s == 30.0
+    seconds.now += 5
+    assert seen.ends()[0].per_s == (5 * 30 + 1000) / 10
+    seconds.now += 3600
+    assert (seen.ends()[0].per_s, seen.ends()[0].total) == (0.0, 1300)
+
+
+def test_a_group_has_its_own_figures(seen: Activity, seconds: Seconds) -> None:
+    seen.prepared("shop", "prepared", 0.1, count=20)
+    seen.prepared("shop", "group_limited", 0.1, count=20)
+    seen.prepared("other", "prepared", 0.1, count=10)
+    seen.resolved("shop", "commit", "check", 3)
+    seconds.now += 1
+    assert (seen.prepares(), seen.prepares("shop"), seen.prepares("nobody")) == (3.0, 2.0, 0.0)
+    assert seen.ends("other") == []
+
+
+def test_more_groups_than_there_is_room_for_are_counted_together(seen: Activity, seconds: Seconds) -> None:
+    for number in range(activity.MOST_GROUPS + 20):
+        seen.prepared(f"g{number}", "prepared", 0.1, count=10)
+        seen.resolved(f"g{number}", "commit", "producer", 1)
+        seen.asked(f"g{number}", reply(0))
+    seconds.now += 1
+    assert seen.prepares() == activity.MOST_GROUPS + 20
+    assert sum(one.total for one in seen.ends()) == activity.MOST_GROUPS + 20
+    assert seen.endpoints(f"g{activity.MOST_GROUPS + 10}") == ()
+
+
+def test_everything_is_passed_on(seen: Activity, observer: RecordingObserver, seconds: Seconds) -> None:
+    seen.lane_committed(4, 100, 0.5)
+    seen.lane_failed("fenced")
+    seen.skipped_record("_halfway.op", "wrong_key")
+    seen.checked("shop", "none", sent=True, seconds=0.1)
+    assert [call.event for call in observer.calls] == ["lane_committed", "lane_failed", "skipped_record", "checked"]
+    seconds.now += 1
+    assert (seen.lane.commits_per_s, seen.lane.ends_per_s, seen.lane.commit_s) == (0.1, 0.4, 0.5)
+    assert seen.lane.last_failure is not None
+    assert (seen.lane.failures, seen.lane.last_failure.reason) == (1, "fenced")
+
+
+def test_failures_are_bounded_and_forgotten_once_they_are_mended(seen: Activity) -> None:
+    for number in range(activity.MOST_KEPT + 50):
+        seen.refused(f"t{number}", f"topic-{number}", "topic_unavailable", "d", 1.0)
+        seen.skipped_record(f"topic-{number}", "wrong_key")
+    topics, writes, skipped = seen.failing
+    assert len(topics) == len(writes) == len(skipped) == activity.MOST_KEPT
+    assert topics[-1].topic == f"topic-{activity.MOST_KEPT + 49}"
+    for number in range(activity.MOST_KEPT + 50):
+        seen.wrote(f"t{number}", [f"topic-{number}"])
+    assert not seen.fails
+
+
+def test_a_journal_keeps_the_last_of_each_and_the_last_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MOST_IDS", 3)
+    kept = Journal(0)
+    for number in range(5):
+        for attempt in range(journal.MOST_OF_ONE + 4):
+            kept.checked(f"t{number}", attempt, reply(number), attempt)
+    assert [bool(kept.of(f"t{number}")) for number in range(5)] == [False, False, True, True, True]
+    assert [event.attempt for event in kept.of("t4")] == [*range(4, journal.MOST_OF_ONE + 4)]
+
+
+def test_large_answers_of_endpoints_push_out_the_oldest_and_equal_ones_count_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many bytes endpoints answer with, what is kept of them is bounded."""
+    monkeypatch.setattr(journal, "MOST_BYTES", 10_000)
+    kept = Journal(0)
+
+    def answered(name: str, attempt: int, excerpt: str) -> None:
+        one = CheckAttempt(
+            host="http://shop",
+            sent=True,
+            answered=False,
+            status=502,
+            detail="status 502, not 200",
+            excerpt=excerpt,
+            duration_s=0.1,
+        )
+        reply = CheckReply(
+            outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail="502", attempts=(one,)
+        )
+        kept.checked(name, attempt, reply, attempt)
+
+    for number in range(100):
+        for attempt in range(40):
+            answered(f"same-{number}", attempt, "a page of 502 " * 30)
+    assert len(kept.of("same-0")) == 16
+    for number in range(100):
+        answered(f"own-{number}", 1, f"{number} " + "x" * 500)
+    assert not kept.of("same-99")
+    assert [number for number in range(100) if kept.of(f"own-{number}")] == list(range(83, 100))
+    assert kept._bytes <= 10_000
+    assert len(kept._texts) == 18

@@ -1,0 +1,93 @@
+"""Answers to many operations, told together."""
+
+import asyncio
+
+import pytest
+
+from halfway.service.answers import Answers
+
+
+async def test_all_waits_for_every_answer_and_keeps_their_places() -> None:
+    answers: Answers[str] = Answers(3)
+    waiting = asyncio.ensure_future(answers.all())
+    await asyncio.sleep(0)
+    answers.answer(2, "c")
+    answers.answer(0, KeyError("a"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert answers.left == 1
+    answers.answer(1, "b")
+    first, *rest = await waiting
+    assert isinstance(first, KeyError)
+    assert rest == ["b", "c"]
+
+
+async def test_only_raises_what_is_an_error() -> None:
+    answers: Answers[str] = Answers(1)
+    answers.answer(0, KeyError("a"))
+    with pytest.raises(KeyError):
+        await answers.only()
+
+
+async def test_a_listener_is_told_each_place_once_with_others_of_its_turn() -> None:
+    """Those that were answered before it listened come first."""
+    answers: Answers[int] = Answers(4)
+    told: list[list[int]] = []
+    answers.answer(3, 3)
+    answers.listen(lambda places: told.append(list(places)))
+    assert told == [[3]]
+    answers.answer(0, 0)
+    answers.answer(2, 2)
+    assert told == [[3]]
+    await asyncio.sleep(0)
+    assert told == [[3], [0, 2]]
+    answers.answer(1, 1)
+    await asyncio.sleep(0)
+    assert told == [[3], [0, 2], [1]]
+
+
+async def test_the_first_answer_stands() -> None:
+    answers: Answers[int] = Answers(1)
+    answers.answer(0, 1)
+    answers.answer(0, 2)
+    assert answers.results == [1]
+    assert answers.left == 0
+
+
+async def test_nobody_is_told_of_what_was_abandoned() -> None:
+    answers: Answers[int] = Answers(2)
+    told: list[int] = []
+    answers.listen(told.extend)
+    answers.answer(0, 0)
+    answers.abandon()
+    assert not answers.waits_for(1)
+    answers.answer(1, 1)
+    await asyncio.sleep(0)
+    assert told == []
+
+
+async def test_whoever_is_cancelled_while_it_waits_abandons_the_rest() -> None:
+    answers: Answers[int] = Answers(1)
+    waiting = asyncio.ensure_future(answers.all())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert not answers.waits_for(0)
+
+
+async def test_whoever_watches_hears_every_answer_waited_for_or_not() -> None:
+    """One that breaks keeps nobody from the answers."""
+    answers: Answers[int] = Answers(3)
+    seen: list[tuple[int, object]] = []
+
+    def watching(place: int, result: object) -> None:
+        seen.append((place, result))
+        raise RuntimeError
+
+    answers.answer(0, 0)
+    answers.watch(watching)
+    answers.answer(1, 1)
+    answers.abandon()
+    answers.answer(2, 2)
+    assert seen == [(0, 0), (1, 1), (2, 2)]
+    assert answers.results == [0, 1, 2]

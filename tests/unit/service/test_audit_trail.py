@@ -1,0 +1,147 @@
+"""What the audit trail records of the calls that change something by hand."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from halfway.domain.audit_trail import AuditEvent
+from halfway.domain.errors import AlreadyEndedError, HalfwayError, InvalidRequestError, UnknownTransactionError
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.principal import Principal, PrincipalKind
+from halfway.domain.records import CheckMode, Message
+from halfway.domain.transaction import Cause, Outcome
+from halfway.service.requests import End, GroupSpec
+from tests.support.service.world import World
+
+ANNA = Principal(kind=PrincipalKind.OPERATOR, name="anna", key_id="3fK9")
+SHOP = Principal(kind=PrincipalKind.GROUP, name="shop", key_id="7pQ2")
+
+
+def spec(name: str = "audited", *, url: str = "http://orders:9000/?token=t0ps3cret", **changed: object) -> GroupSpec:
+    given: dict[str, object] = {
+        "name": name,
+        "mode": CheckMode.PUSH,
+        "urls": (url,),
+        "topics": ("orders",),
+        "policy": PolicyOverrides(),
+    }
+    return GroupSpec(**(given | changed))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def events(world: World) -> Callable[[], list[AuditEvent]]:
+    """Give the events since the fixture was made."""
+    before = len(world.memory.audit_trail.events)
+    return lambda: world.memory.audit_trail.events[before:]
+
+
+async def test_registering_changing_and_deleting_a_group_are_recorded(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    """With who did it, what changed and the hosts that are checked; the rest of a URL may hold a secret."""
+    put, deadline = world.coordinator.put_group, world.deadline()
+    await put(spec(), deadline=deadline, principal=ANNA)
+    await put(spec(), deadline=deadline, principal=SHOP)
+    await put(spec(url="http://other/", topics=("orders", "points")), deadline=deadline, principal=ANNA)
+    await world.coordinator.delete_group("audited", deadline=deadline, principal=ANNA)
+    assert [(one.action, one.actor, one.key_id, one.group, one.detail, one.result) for one in events()] == [
+        ("register_group", "anna", "3fK9", "audited", "orders:9000", "done"),
+        ("change_group", "shop", "7pQ2", "audited", "nothing changed; checks: orders:9000", "done"),
+        ("change_group", "anna", "3fK9", "audited", "urls, topics changed; checks: other:80", "done"),
+        ("delete_group", "anna", "3fK9", "audited", None, "done"),
+    ]
+    assert len({one.id for one in events()}) == 4
+    assert "t0ps3cret" not in str(events())
+
+
+async def test_what_was_refused_is_recorded_with_the_errors_code(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        await world.coordinator.put_group(
+            spec(policy=PolicyOverrides(first_check_after_s=9, max_age_s=1)), deadline=world.deadline(), principal=SHOP
+        )
+    with pytest.raises(UnknownTransactionError):
+        await world.coordinator.resume("nobody-knows", deadline=world.deadline(), principal=ANNA)
+    assert [(one.action, one.subject, one.result) for one in events()] == [
+        ("change_group", "audited", "invalid_request"),
+        ("resume", "nobody-knows", "unknown_transaction"),
+    ]
+
+
+async def test_ends_by_hand_are_recorded_and_a_producers_own_are_not(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    """By hand is what an operator ends, and what says so; also what is refused, and each end of a batch."""
+    first, second = [await world.prepare(Message(topic="orders", key=b"k", value=b"p4yl0ad")) for _ in range(2)]
+
+    async def end(transaction_id: str, outcome: Outcome, cause: Cause, principal: Principal) -> None:
+        request = End(id=transaction_id, outcome=outcome, remark="looked it up", cause=cause)
+        await world.coordinator.begin_ends([request], deadline=world.deadline(), principal=principal).only()
+
+    await end(first.id, Outcome.COMMIT, Cause.PRODUCER, SHOP)
+    with pytest.raises(AlreadyEndedError):
+        await end(first.id, Outcome.ROLLBACK, Cause.OPERATOR, ANNA)
+    await end(second.id, Outcome.COMMIT, Cause.PRODUCER, ANNA)
+    assert [(one.subject, one.detail, one.remark, one.result) for one in events()] == [
+        (first.id, "rollback", "looked it up", "already_ended"),
+        (second.id, "commit", "looked it up", "done"),
+    ]
+    assert {(one.action, one.actor_kind) for one in events()} == {("end_by_hand", "operator")}
+    assert "p4yl0ad" not in str(events())
+
+
+async def test_checks_on_demand_and_resumptions_are_recorded_with_the_group(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    prepared = await world.prepare()
+    await world.coordinator.check(prepared.id, deadline=world.deadline(), principal=SHOP)
+    await world.coordinator.resume(prepared.id, deadline=world.deadline(), principal=ANNA)
+    assert [(one.action, one.actor, one.group) for one in events()] == [
+        ("check_now", "shop", "shop"),
+        ("resume", "anna", "shop"),
+    ]
+
+
+async def test_each_event_is_in_the_log_too(world: World) -> None:
+    """Under one name, with its fields: the log is what is left if the topic cannot be written."""
+    with capture_logs() as logs:
+        await world.coordinator.put_group(spec(), deadline=world.deadline(), principal=ANNA)
+    (logged,) = [one for one in logs if one["event"] == "audit"]
+    assert (logged["action"], logged["actor"], logged["key_id"], logged["result"]) == (
+        "register_group",
+        "anna",
+        "3fK9",
+        "done",
+    )
+
+
+async def test_a_call_that_nobody_waits_for_any_more_is_recorded_as_interrupted(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    from halfway.domain.audit_trail import Audited
+
+    work = asyncio.create_task(world.coordinator.auditor.of(never, ANNA, Audited.REVOKE_KEY, "3fK9"))
+    await asyncio.sleep(0)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert [(one.action, one.result) for one in events()] == [("revoke_key", "interrupted")]
+
+
+def test_the_root_of_all_errors_has_a_code() -> None:
+    """What is recorded of an error is its code, never its text."""
+    assert HalfwayError.code
+
+
+async def test_who_read_what_checks_are_signed_with_is_recorded(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    """Whoever has read it can sign checks of that group for as long as the master secret stays."""
+    await world.coordinator.check_secrets("shop", deadline=world.deadline(), principal=SHOP)
+    assert [(one.action, one.actor, one.key_id, one.subject, one.group, one.result) for one in events()] == [
+        ("read_check_secrets", "shop", "7pQ2", "shop", "shop", "done")
+    ]

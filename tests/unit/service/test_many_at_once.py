@@ -1,0 +1,112 @@
+"""Random lists of prepares and ends at two instances whose lanes are lost: nothing is held for ever."""
+
+import asyncio
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from halfway.domain.errors import HalfwayError
+from halfway.domain.ids import shard_of
+from halfway.domain.records import Message, Op
+from halfway.domain.transaction import Cause, Outcome
+from halfway.memory import Memory
+from halfway.service.answers import Answers
+from halfway.service.coordinator import Coordinator
+from halfway.service.requests import End, EndResult, Prepare, Prepared
+from tests.support.service.world import LIMITS, SHARDS, World
+
+LISTS = 50
+SENT = [f"sent-{number}" for number in range(30)]
+LIMITED = msgspec.structs.replace(LIMITS, group_bytes_in_flight=4000, group_max_pending=5000)
+
+
+async def two_instances() -> list[World]:
+    first = Memory(shards=SHARDS, topics={"orders": 3}, owns={0})
+    worlds = []
+    for memory in (first, Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)):
+        coordinator = Coordinator(limits=LIMITED, **memory.ports)
+        memory.peers.serve(coordinator.answering)
+        await memory.membership.start(coordinator.listener)
+        worlds.append(World(memory, coordinator))
+    await worlds[0].until(lambda: all(world.coordinator.shards.served for world in worlds))
+    await worlds[0].group()
+    return worlds
+
+
+def prepare(chance: random.Random) -> Prepare:
+    topic = chance.choice(["orders"] * 9 + ["missing"])
+    message = Message(topic=topic, key=b"k", value=b"v" * chance.choice([1, 300]))
+    return Prepare(group="shop", messages=(message,), id=chance.choice([None, None, chance.choice(SENT)]))
+
+
+def end(chance: random.Random, names: list[str]) -> End:
+    return End(
+        id=chance.choice(names),
+        outcome=chance.choice(list(Outcome)),
+        cause=chance.choice([Cause.PRODUCER, Cause.OPERATOR]),
+        remark=chance.choice([None, "looked it up"]),
+    )
+
+
+def nothing_is_held(world: World) -> bool:
+    """Whether every claim, reservation, count and timer has been given back."""
+    service = world.coordinator
+    resolver, preparer = service._resolver, service._preparer
+    return not (
+        service.shards.claims
+        or service.shards.preparing
+        or resolver._outgoing
+        or resolver._deadlines._watched
+        or preparer._reserved
+        or preparer._storing
+        or service._group_limits._in_flight
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_place_is_answered_and_gives_back_what_it_took(seed: int) -> None:
+    """Whoever goes away, whatever is lost on the way; and each id is decided once."""
+    chance, worlds = random.Random(seed), await two_instances()
+    prepares: list[Answers[Prepared]] = []
+    ends: list[tuple[list[End], Answers[EndResult]]] = []
+    for _ in range(LISTS):
+        world = chance.choice(worlds)
+        if chance.random() < 0.15:
+            chance.choice(worlds).memory.faults.lose_next_batch(written=chance.random() < 0.5)
+        if chance.random() < 0.15:
+            chance.choice(worlds).memory.faults.next_append_ambiguous(stored=chance.random() < 0.5)
+        made = [one.id for answers in prepares for one in answers.results if isinstance(one, Prepared)]
+        wanted = [end(chance, SENT + made) for _ in range(chance.randint(0, 8))]
+        deadline = world.deadline(chance.choice([0.001, 0.02, 5, 5, 5]))
+        ends.append((wanted, world.coordinator.begin_ends(wanted, deadline=deadline)))
+        halves = [prepare(chance) for _ in range(chance.randint(0, 8))]
+        prepares.append(world.coordinator.begin_prepares(halves, deadline=deadline))
+        for _ in range(chance.randint(0, 3)):
+            await asyncio.sleep(0)
+        if chance.random() < 0.2:
+            ends[-1][1].abandon()
+            prepares[-1].abandon()
+    await worlds[0].until(lambda: not any(answers.left for answers in prepares))
+    await worlds[0].until(lambda: not any(answers.left for _, answers in ends))
+    await worlds[0].until(lambda: all(nothing_is_held(world) for world in worlds))
+
+    log = worlds[0].memory.log
+    final = Counter(
+        record.key
+        for shard in log.shards
+        for record in shard.op.records
+        if isinstance(record.value, Op) and record.value.kind.final
+    )
+    stands = Counter(dict(record.headers)["halfway-transaction-id"] for record in worlds[0].memory.records("orders"))
+    assert set(final.values()) == set(stands.values()) == {1}
+    for wanted, answers in ends:
+        for asked, told in zip(wanted, answers.results, strict=True):
+            assert isinstance(told, EndResult | HalfwayError | ConnectionAbortedError)
+            assert not isinstance(told, EndResult) or told.id == asked.id
+    for half in (one for answers in prepares for one in answers.results if isinstance(one, Prepared)):
+        shards = [world.coordinator.shards.find(shard_of(half.id, SHARDS) or 0) for world in worlds]
+        assert any(shard is not None and shard.state.find(half.id) is not None for shard in shards)
+    for world in worlds:
+        await world.stop()

@@ -1,0 +1,63 @@
+"""What looks for payloads and secrets finds them, however they are written."""
+
+import base64
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import pytest
+
+from halfway.domain.keys import RANDOM_BYTES, key_text
+from halfway.domain.principal import PrincipalKind
+from tests.support.canary import MARKED, PAYLOAD, know_secrets, leaks_in
+from tests.support.coordinator.rest_client import Answer, message
+
+SECRET = "canary of test_canary: ü/1"
+KEY = key_text(PrincipalKind.GROUP, bytes(range(RANDOM_BYTES)))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        SECRET.encode(),
+        quote(SECRET, safe="").encode(),
+        SECRET.encode().hex().upper().encode(),
+        base64.b64encode(b"a" + SECRET.encode()),
+        base64.urlsafe_b64encode(b"ab" + SECRET.encode() + b"c"),
+    ],
+    ids=["as it is", "quoted", "hexadecimal", "base64", "base64 for URLs"],
+)
+def test_a_coordinators_secret_is_found_however_it_is_written(written: bytes) -> None:
+    know_secrets({"HALFWAY_MASTER_SECRET": SECRET, "HALFWAY_PEER_CREDENTIAL": "", "HALFWAY_LOG_FORMAT": "json-lines"})
+    assert leaks_in(b'{"detail": "' + written + b'"}') == [f"HALFWAY_MASTER_SECRET: {SECRET}"]
+    assert leaks_in(b'{"format": "json-lines"}') == []
+
+
+@pytest.mark.parametrize("text", [KEY, "whsec_" + "A1b2" * 8], ids=["a key", "a check secret"])
+def test_what_looks_like_a_secret_is_found_without_being_known(text: str) -> None:
+    assert leaks_in(f"log {text}".encode()) != []
+
+
+@pytest.mark.parametrize(
+    "status, body",
+    [
+        (422, {"detail": f"value: {PAYLOAD}"}),
+        (500, f"Traceback: {PAYLOAD}"),
+        (200, {"prepare": [{"status": 201}, {"status": 422, "problem": {"detail": [PAYLOAD]}}], "end": []}),
+        (200, {"end": [{"status": 409, "problem": {"detail": KEY}}]}),
+    ],
+    ids=["a problem", "plain text", "an item of a batch", "a key in an item"],
+)
+def test_no_answer_is_taken_whose_problem_tells_a_payload_or_a_key(status: int, body: object) -> None:
+    with pytest.raises(AssertionError, match=r"payload|looks like a secret"):
+        Answer(status=status, body=body, headers={})
+
+
+@pytest.mark.parametrize("body", [{"messages": [message("orders")]}, [PAYLOAD], PAYLOAD, None])
+def test_an_answer_that_succeeds_may_show_payloads(body: object) -> None:
+    assert Answer(status=200, body=body, headers={}).body == body
+
+
+@pytest.mark.parametrize("fields", [{}, {"value": "a test's own"}, {"value": PAYLOAD, "headers": []}])
+def test_every_message_is_marked(fields: Mapping[str, object]) -> None:
+    made = message("orders", **fields)
+    assert made["value"] == PAYLOAD or made["headers"] == MARKED
