@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-NAMES: Final = ("half", "op", "parked", "group", "owner", "barrier", "layout")
+NAMES: Final = ("half", "op", "parked", "group", "key", "audit", "owner", "barrier", "layout")
 """Each kind of record."""
 
 
