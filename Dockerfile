@@ -20,7 +20,7 @@ USER 10001:10001
 
 # The example order service: `docker compose --profile orders up`.
 FROM base AS orders
-COPY examples/orders/service.py /opt/orders/service.py
+COPY examples/orders/payments.py examples/orders/serve.py examples/orders/service.py /opt/shop/examples/orders/
 USER root
 COPY --from=build /opt/client /opt/client
 RUN /opt/halfway/bin/pip install --no-cache-dir --no-deps /opt/client/*.whl
@@ -28,7 +28,8 @@ RUN install --directory --owner 10001 --group 10001 /var/lib/orders
 USER 10001:10001
 VOLUME /var/lib/orders
 EXPOSE 9000
-ENTRYPOINT ["python", "/opt/orders/service.py", "--database", "/var/lib/orders/orders.sqlite"]
+WORKDIR /opt/shop
+ENTRYPOINT ["python", "-m", "examples.orders.serve", "--database", "/var/lib/orders/orders.sqlite"]
 
 FROM base AS coordinator
 EXPOSE 8080 8081

@@ -1,7 +1,9 @@
 # Needs Python 3.11 or later and, for a Kafka broker, Java 17 or later; everything else is fetched by name and locked.
 PYTHON ?= python3
-# One Kafka broker per test worker. Tests wait more than they compute: on two cores three workers need 20 minutes.
-TEST_WORKERS ?= 3
+# One Kafka broker per test worker. Tests wait more than they compute: two cores have work for five workers.
+TEST_WORKERS ?= 5
+# These start little and wait all the same, for deadlines that pass.
+QUICK_WORKERS ?= 4
 # How long a chaos run is: until so many transactions were begun and so many faults took effect.
 TRANSACTIONS ?= 5000
 FAULTS ?=
@@ -10,6 +12,10 @@ SEED ?=
 STORIES ?= 10000
 # How many orders `make effects` places.
 ORDERS ?= 100000
+# Of how many rows the table is that `make cleaning` cleans.
+ROWS ?= 5000000
+# How many random logs `make audits` judges, whole and in windows.
+LOGS ?= 1000
 # Where the Spark jobs are packed to.
 PACKED ?= dist
 # What is not packed: it is large, and no job uses it.
@@ -17,15 +23,18 @@ UNPACKED := */tests/* */pyarrow/include/* */pyarrow/*flight*
 # More arguments for pytest, the benchmark or the chaos run: make test ARGS="tests/unit -k policy"
 ARGS ?=
 
+# Else every process compiles again what it imports; pytest's plugins alone take seconds in each worker.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test barrier effects chaos model check bench pack format lock clean
+.PHONY: help demo dev browser screenshots test test-quick barrier cleaning effects chaos upgrade audits model check bench pack format lock clean
 
 help: ## Show the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: $(STAMP) ## Run the order story against a real Kafka
 	$(BIN)/python examples/orders/run.py
@@ -33,17 +42,43 @@ demo: $(STAMP) ## Run the order story against a real Kafka
 dev: $(STAMP) ## Run a Kafka broker and halfway together until stopped
 	$(BIN)/halfway dev
 
-test: $(STAMP) ## Run all tests
+# Chromium is not on PyPI: Debian's package does. If it cannot be had, the tests of the console fail and say what to install.
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+AS_ROOT := $$(test "$$(id -u)" = 0 || echo sudo -n)
+
+browser: ## Install Chromium for the console's tests, if there is no browser and apt-get may be used
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	command -v apt-get >/dev/null || exit 0; \
+	{ $(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -y -qq --no-install-recommends chromium; } >/dev/null \
+		|| echo "Chromium could not be installed: the tests of the console will fail"
+
+test: $(STAMP) browser ## Run all tests
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ARGS)
 
-barrier: $(STAMP) ## Interleave local transactions and checks on real databases: make barrier STORIES=10000 SEED=1
-	HALFWAY_TEST_BARRIER_STORIES=$(STORIES) HALFWAY_TEST_BARRIER_SEED=$(SEED) $(BIN)/python -m pytest -n 0 tests/barrier/test_stories.py $(ARGS)
+# The longest wait comes first: at the end the other workers would have nothing to do meanwhile.
+test-quick: $(STAMP) ## Run the unit and contract tests that need no broker
+	$(BIN)/python -m pytest -n $(QUICK_WORKERS) --no-broker tests/contract tests/unit $(ARGS)
+
+screenshots: $(STAMP) browser ## Take the pictures of docs/console.md from the running product
+	$(BIN)/python -m tests.console.screenshots
+
+barrier: $(STAMP) ## Interleave local transactions and checks on real databases: make barrier STORIES=10000 SEED=1; MYSQL=1 for MySQL itself
+	HALFWAY_TEST_MYSQL=$(MYSQL) HALFWAY_TEST_BARRIER_STORIES=$(STORIES) HALFWAY_TEST_BARRIER_SEED=$(SEED) $(BIN)/python -m pytest -n 0 tests/barrier/test_stories.py $(ARGS)
 
 effects: $(STAMP) ## Kill producers and consumers, and count effects against orders: make effects ORDERS=100000 SEED=1
 	HALFWAY_TEST_EFFECTS_ORDERS=$(ORDERS) HALFWAY_TEST_EFFECTS_SEED=$(SEED) $(BIN)/python -m pytest -n 0 -s tests/acceptance/effects $(ARGS)
 
+cleaning: $(STAMP) ## Clean a large barrier beside load, and compare the waiting: make cleaning ROWS=5000000
+	HALFWAY_TEST_CLEANING_ROWS=$(ROWS) $(BIN)/python -m pytest -n 0 -s tests/barrier/test_cleaning.py $(ARGS)
+
 chaos: $(STAMP) ## Break everything under load and judge: make chaos TRANSACTIONS=100000 SEED=1
 	$(BIN)/python -m tests.chaos --transactions $(TRANSACTIONS) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+upgrade: $(STAMP) ## Replace a release without keys, from this history, under load, and turn access control on: make upgrade ARGS="--keep"
+	$(BIN)/python -m tests.upgrade $(ARGS)
+
+audits: $(STAMP) ## Audit random logs whose verdicts are known: make audits LOGS=1000 SEED=1
+	HISTORIES=$(LOGS) FIRST_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -n auto -q tests/unit/pipeline/jobs/test_random_logs.py -k seed $(ARGS)
 
 model: ## Check the protocol's model exhaustively; needs spin and a C compiler (Debian: spin, gcc)
 	$(PYTHON) model/check.py
@@ -81,7 +116,7 @@ lock: $(BIN)/uv ## Remake the locks; UPGRADE=--upgrade takes newer versions
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --output-file requirements/runtime.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --output-file requirements/embedded.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra cluster --output-file requirements/cluster.txt
-	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra delta --extra dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra dev --output-file requirements/dev.txt
 
 clean: ## Remove what the targets made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

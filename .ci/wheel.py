@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER_FOLDERS = ("adapters", "coordinator", "pipeline", "schemas")
-DATA_SUFFIXES = {".avsc", ".html", ".md", ".py", ".typed"}
-# The portions that need an extra, and the lock that holds it.
+DATA_SUFFIXES = {".avsc", ".css", ".html", ".js", ".md", ".py", ".svg", ".txt", ".typed"}
+# The portions that need an extra, and the lock that holds it; the last needs the client beside it.
 LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all", "halfway.testing": "all"}
 CLIENT = "halfway/client/"
 # The modules of the client that need an extra of its distribution.
@@ -23,23 +23,34 @@ CLIENT_EXTRAS = {
 }
 CLIENT_PROJECT = ROOT / "packaging" / "client"
 CLIENT_TRIAL = """
-import importlib, importlib.util, sqlite3
-from halfway.client import Message, PrepareUnconfirmedError, SyncHalfway
-from halfway.client.barrier import Barrier
+import importlib, importlib.util, sqlite3, sys
+from halfway.client import Message, SyncHalfway
+from halfway.client.barrier import Barrier, sqlite_transactions
 
 assert importlib.util.find_spec("halfway.service") is None and importlib.util.find_spec("confluent_kafka") is None
-barrier = Barrier("sqlite", lambda: sqlite3.connect("trial.sqlite"))
+begin = sqlite_transactions("trial.sqlite")
+barrier = Barrier("sqlite", begin)
 barrier.create()
-try:
-    with SyncHalfway("http://127.0.0.1:1", "shop", prepare_timeout_s=0.2) as client:
-        with client.transaction([Message(topic="orders", value="paid")]):
-            raise AssertionError("nothing runs without a prepare")
-except PrepareUnconfirmedError:
-    pass
+with SyncHalfway(sys.argv[1], "shop", barrier=barrier) as client:
+    client.start(topics=["orders"])
+    with client.transaction([Message(topic="orders", value="paid")]) as transaction, begin() as connection:
+        barrier.insert(connection, transaction.id)
+    assert barrier.look(transaction.id) == "commit"
 try:
     importlib.import_module("halfway.client.consumer")
 except ModuleNotFoundError as error:
     assert "halfway-client[consumer]" in str(error)
+"""
+# A halfway in memory for the client, until standard input is closed; it fails unless the client has committed then.
+SERVER = """
+import sys
+from halfway.testing import MemoryServer
+
+with MemoryServer() as server:
+    server.create_topic("orders")
+    print(server.url, flush=True)
+    sys.stdin.read()
+    assert [record.value for record in server.records("orders")] == [b"paid"]
 """
 UV = Path(sys.executable).with_name("uv")
 
@@ -93,7 +104,8 @@ def build(project: Path, there: Path) -> Path:
     return wheel
 
 
-def try_coordinator(wheel: Path, files: set[str], there: Path) -> None:
+def try_coordinator(wheel: Path, files: set[str], client_wheel: Path, there: Path) -> Path:
+    """Import everything from the wheel, and return the interpreter of its environment."""
     check_contents(wheel, files)
     bin_folder = environment(there / "venv")
     install = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python")
@@ -103,12 +115,26 @@ def try_coordinator(wheel: Path, files: set[str], there: Path) -> None:
         if lock == "runtime":
             run(*install, "--no-deps", wheel, cwd=there)
             run(UV, "pip", "check", "--quiet", "--python", bin_folder / "python", cwd=there)
+        if lock == LOCK_OF_PORTION["halfway.testing"]:
+            run(*install, "--no-deps", client_wheel, cwd=there)
         run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)
     for command in ("halfway", "halfway-pipeline"):
         run(bin_folder / command, "--help", cwd=there)
+    return bin_folder / "python"
 
 
-def try_client(wheel: Path, files: set[str], there: Path) -> None:
+def use_client(python: Path, server_python: Path, there: Path) -> None:
+    """Commit a transaction with the installed client, at a halfway that runs in the other environment."""
+    serve = (server_python, "-I", "-W", "error", "-c", SERVER)
+    with subprocess.Popen(serve, cwd=there, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        url = next(line.strip() for line in server.stdout or () if line.startswith("http"))  # after its log
+        run(python, "-I", "-W", "error", "-c", CLIENT_TRIAL, url, cwd=there)
+        server.communicate()
+    if server.returncode:
+        sys.exit(f"{url}: what the installed client committed is not there")
+
+
+def try_client(wheel: Path, files: set[str], server_python: Path, there: Path) -> None:
     """Install the client with its own dependencies, use it where nothing of the coordinator is, then add its extras."""
     check_contents(wheel, files)
     bin_folder = environment(there / "client-venv")
@@ -125,7 +151,7 @@ def try_client(wheel: Path, files: set[str], there: Path) -> None:
         run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(sorted(modules))}", cwd=there)
 
     install("", modules.difference(*of_extras.values()))
-    run(bin_folder / "python", "-I", "-W", "error", "-c", CLIENT_TRIAL, cwd=there)
+    use_client(bin_folder / "python", server_python, there)
     for extra, its_modules in of_extras.items():
         install(f"[{extra}]", its_modules)
 
@@ -138,8 +164,8 @@ def main() -> None:
         wheel, client_wheel = build(ROOT, there), build(CLIENT_PROJECT, there)
         if wheel.name.split("-")[1] != client_wheel.name.split("-")[1]:
             sys.exit(f"{wheel.name} and {client_wheel.name}: give both projects one version")
-        try_coordinator(wheel, files - client_files, there)
-        try_client(client_wheel, client_files, there)
+        server_python = try_coordinator(wheel, files - client_files, client_wheel, there)
+        try_client(client_wheel, client_files, server_python, there)
     print(f"{wheel.name}, {client_wheel.name}: {len(files)} files; every module was imported from them")
 
 
