@@ -15,6 +15,7 @@ from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
 from tests.support.client.stalling import Stalling, stalled
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import until_true
 
 ORDER = Message(topic="orders", key="42", value="paid")
 
@@ -119,9 +120,7 @@ async def test_inside_a_session_one_is_held_until_the_prepare_is_answered(
     assert held(engine) == 1
     stalling.goes_on.release()
     assert await stalling.arrived.get() == "end"
-    async with asyncio.timeout(30):
-        while held(engine) != held_at_the_end:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.005)
+    await until_true(lambda: held(engine) == held_at_the_end, what="the connection is given back")
     assert not placing.done()
     stalling.goes_on.release()
     await placing
@@ -145,7 +144,7 @@ async def test_inside_an_asynchronous_session_none_is_held_while_the_end_is_conf
     placing = asyncio.create_task(place())
     for step, holds in (("prepare", 1), ("end", 0)):
         assert await stalling.arrived.get() == step
-        assert held(pool.sync_engine) == holds
+        await until_true(lambda: held(pool.sync_engine) == holds, what=f"holds {holds}")  # noqa: B023 - called at once
         stalling.goes_on.release()
     await placing
     assert len(world.memory.records("orders")) == 1
