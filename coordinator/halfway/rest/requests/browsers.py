@@ -55,8 +55,10 @@ class AllowedHosts:
         return name == "localhost" or _is_address(name) or any(fnmatchcase(name, one) for one in self._patterns)
 
 
-def demand_own_page(request: web.BaseRequest) -> None:
-    """Raise ForbiddenError for what a page of another site has a browser send; a link may be followed.
+def demand_own_page(request: web.BaseRequest, *, changes_nothing: bool = True) -> None:
+    """Raise ForbiddenError for what a page of another site has a browser send.
+
+    A link may be followed to what `changes_nothing`. To fetch a check does: it counts as asked, and nobody answers.
 
     A browser shows a client certificate for any page. It says where a request is from in `Sec-Fetch-Site` if it
     trusts the URL (https, or localhost), and else in `Origin` whenever a page changes something or wants to read it.
@@ -66,7 +68,9 @@ def demand_own_page(request: web.BaseRequest) -> None:
     if site is None:
         if (origin := headers.get("Origin")) is not None:
             demand_same_origin(origin, headers.get("Host", ""))
-    elif site in _OTHER_PAGES and (request.method not in _LOOKS or headers.get("Sec-Fetch-Mode") != "navigate"):
+    elif site in _OTHER_PAGES and not (
+        changes_nothing and request.method in _LOOKS and headers.get("Sec-Fetch-Mode") == "navigate"
+    ):
         raise ForbiddenError("a page of another site may not call halfway (Sec-Fetch-Site)")
 
 

@@ -26,7 +26,7 @@ def caller_of(request: web.BaseRequest, permission: Permission, authority: Autho
     """
     if permission is Permission.DESCRIBE:
         return ANYBODY
-    demand_own_page(request)
+    demand_own_page(request, changes_nothing=permission is not Permission.FETCH_CHECKS)
     token = _token(request.headers.get("Authorization"))
     principal = authority.authenticate(token, client_names(request), permission)
     authority.require(principal, permission, principal.group)

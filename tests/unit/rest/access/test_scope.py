@@ -175,3 +175,6 @@ async def test_a_page_of_another_site_changes_nothing_in_the_name_of_a_browsers_
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     assert (await both.call("operator", "GET", path, None, link)).status == 200
     assert (await both.call("operator", "POST", f"{path}/check", None, link)).status == 403
+    checks = "/v1/groups/shop/checks"  # a check that is fetched counts as asked, though the page answers none
+    assert (await both.call("operator", "GET", checks, None, link)).status == 403
+    assert (await both.call("operator", "GET", checks, None, {"Sec-Fetch-Site": "none"})).status != 403
