@@ -69,7 +69,7 @@ class Check:
                 nonce=asked.get("nonce"),
                 check_id=asked.get("check_id"),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidCheckError(f"this is no check of halfway's: {type(error).__name__} at {error}") from None
 
 

@@ -44,6 +44,7 @@ QUESTION: dict[str, Any] = {
 }
 BODY = json.dumps(QUESTION).encode()
 NO_QUESTIONS = [b"", b"{", b"[]", b"null", b'{"type": "x"}', json.dumps({**QUESTION, "id": 1}).encode(), b"[" * 100_000]
+NO_QUESTIONS += [BODY.replace(b'"attempt": 1', b'"attempt": ' + number) for number in (b"1e999", b"NaN", b"9" * 5000)]
 
 
 def commit(check: Check) -> str:
