@@ -8,6 +8,7 @@ from typing import Final
 from yarl import URL
 
 _NOT_PRINTED: Final = re.compile(r"[\x00-\x20\x7f]")
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[A-Za-z0-9:.%_-]+\]")
 
 
 def url_refusal(text: str) -> str | None:
@@ -21,11 +22,12 @@ def url_refusal(text: str) -> str | None:
         return "the URL cannot be read"
     if url.scheme not in ("http", "https"):
         return f"the URL's scheme is {url.scheme!r}, not http or https"
-    if not url.host or not port:
-        return "the URL has no host, or port 0"
     if url.user is not None or url.password is not None:
         return "the URL has a user name or password in it"
-    return None
+    if not url.host or not port:
+        return "the URL has no host, or port 0"
+    # A proxy may decode any other host, and call one that was not judged.
+    return None if _HOST.fullmatch(url.host_subcomponent or "") else "the URL's host is neither a name nor an address"
 
 
 def base_url_refusal(text: str) -> str | None:

@@ -262,6 +262,19 @@ def test_names_of_this_machine_are_refused_without_a_look_up(host: str) -> None:
     assert "a loopback address" in str(Destinations().refusal(f"http://{host}:9000/check"))
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["%31%36%39.254.169.254", "loc%61lhost", "evil.org%23.shop.svc", "evil.org%2f.shop.svc", "evil.org;.shop.svc"],
+)
+def test_a_host_that_a_proxy_may_read_in_another_way_is_refused(host: str) -> None:
+    """What decodes or cuts it would call an address or a host that the rules did not see."""
+    assert "neither a name nor an address" in str(Destinations(hosts=["*"]).refusal(f"http://{host}/check"))
+
+
+def test_a_name_with_an_underscore_or_of_other_letters_is_a_name() -> None:
+    assert Destinations().refusal("http://my_orders.b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.svc/check") is None
+
+
 @pytest.mark.parametrize("url", ["http://u:p@orders/", "http://orders:0/", "http://", "http://a b/", "//orders/", ""])
 def test_what_is_no_url_of_a_service_is_refused_without_repeating_it(url: str) -> None:
     refusal = Destinations().refusal(url)
