@@ -176,10 +176,7 @@ class ShardState:
             self._clear_stray(half.id, offset)
         elif offset == held.offset:
             return
-        elif (
-            # If other content stands between the two, recovery must still begin at the first: the repeat is a stray.
-            held.origin is Origin.PREPARE and held.fingerprint == half.fingerprint and half.id not in self._strays
-        ):
+        elif self._repeats(held, offset, half):
             if offset > held.offset:
                 held.offset = offset
                 self._half_offsets.note(held.id, offset)
@@ -187,6 +184,18 @@ class ShardState:
             held.since = min(held.since, half.since)
         elif held.origin is Origin.PREPARE or offset > held.offset:
             self._stray(half.id, max(offset, held.offset))
+
+    def _repeats(self, held: Pending, offset: int, half: Half) -> bool:
+        """Whether a recovery may begin at the later one of two prepares of an id: it then sees that one only.
+
+        Not if it would take ops of this life for those of an earlier one or the other way round, so the later one must
+        have been prepared later, by less than the horizon. Not if other content stands between the two.
+        """
+        if held.origin is not Origin.PREPARE or held.fingerprint != half.fingerprint or half.id in self._strays:
+            return False
+        if self._horizon_ms is not None and abs(half.prepared_at - held.prepared_at) >= self._horizon_ms:
+            return False
+        return offset < held.offset or half.prepared_at >= held.prepared_at
 
     def apply_op(self, offset: int, op: Op) -> None:
         """Apply a record of op[s]."""

@@ -160,23 +160,24 @@ class World:
     def seen(self) -> Logs:
         """Return what the owner knows of the logs."""
         half = [row for place, row in enumerate(self.logs.half) if place < self.tail or row[0] in self.own]
-        return self._remembered(Logs(half=half, op=self.logs.op, parked=self.logs.parked))
+        return self._remembered(half)
 
     def standing(self) -> Logs:
         """Return the logs without the earlier lives of ids that were used again."""
-        return self._remembered(self.logs)
+        return self._remembered(self.logs.half)
 
     def unborn(self) -> set[str]:
         """Name the ids whose outcome was forgotten and that were not used again: a fold may know them or not."""
         standing = naive_fold.everything(self.standing())
         return {name for name in self.births if name not in standing}
 
-    def _remembered(self, logs: Logs) -> Logs:
+    def _remembered(self, half: list[tuple[int, str, Half | None]]) -> Logs:
         before = (-1, -1, -1)
         return Logs(
-            half=[row for row in logs.half if row[0] > self.births.get(row[1], before)[0]],
-            op=[row for row in logs.op if row[0] > self.births.get(row[1].id, before)[1]],
-            parked=[row for row in logs.parked if row[0] > self.births.get(row[1], before)[2]],
+            half=[row for row in half if row[0] > self.births.get(row[1], before)[0]],
+            op=[row for row in self.logs.op if row[0] > self.births.get(row[1].id, before)[1]],
+            parked=[row for row in self.logs.parked if row[0] > self.births.get(row[1], before)[2]],
+            horizon_ms=self.horizon_ms,
         )
 
     def view(self, transaction_id: str) -> Known | None:

@@ -4,6 +4,7 @@ What it says is docs/protocol.md#state-is-a-fold-over-the-log in as few words as
 against it.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from halfway.domain.records import Half, Op, Origin, Parked
@@ -17,6 +18,8 @@ class Logs:
     half: list[tuple[int, str, Half | None]] = field(default_factory=list)
     op: list[tuple[int, Op]] = field(default_factory=list)
     parked: list[tuple[int, str, Parked | None]] = field(default_factory=list)
+    horizon_ms: int | None = None
+    """The outcome horizon; None for an endless one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +85,19 @@ def known(logs: Logs, transaction_id: str) -> Known | None:
 
 
 def stray(logs: Logs, transaction_id: str) -> bool:
-    """Say whether half[s] would bring the wrong content, or an ended transaction, back to life."""
+    """Say whether half[s] would bring the wrong content, an ended transaction or another life of the id back."""
     halves = _halves(logs, transaction_id)
     authority = _authority(halves)
     if authority is not None:
         return any(half is not None and half.origin is Origin.PREPARE for _, half in halves[authority + 1 :])
-    return len({half.fingerprint for _, half in halves if half is not None}) > 1
+    prepares = [half for _, half in halves if half is not None]
+    return any(not _repeats(prepares[0], half, logs.horizon_ms) for half in prepares[1:])
+
+
+def _repeats(first: Half, half: Half, horizon_ms: int | None) -> bool:
+    """Say whether a fold that sees this prepare alone finds the same as one that begins at the first."""
+    until = math.inf if horizon_ms is None else first.prepared_at + horizon_ms
+    return half.fingerprint == first.fingerprint and first.prepared_at <= half.prepared_at < until
 
 
 def everything(logs: Logs) -> dict[str, Known]:

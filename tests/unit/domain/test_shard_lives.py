@@ -1,12 +1,17 @@
 """A client may use an id again once its outcome is forgotten: the earlier life must not reach into the later one."""
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from halfway.domain.records import OpKind
 from halfway.domain.shard import ShardState
+from halfway.domain.transaction import State
 from tests.support.domain import naive_fold
-from tests.support.domain.histories import Step, World, described, expected, steps_with_later_lives
-from tests.support.domain.naive_fold import Known
+from tests.support.domain.histories import Step, World, described, expected, half_of, steps_with_later_lives
+from tests.support.domain.naive_fold import Known, Logs
+from tests.support.domain.shard_records import ID, op
+from tests.support.domain.states import state_of
 from tests.unit.domain.test_shard_fold import Reader, moves
 
 HORIZON_MS = 5_000
@@ -23,6 +28,15 @@ PARKED_IN_ITS_SECOND_LIFE = [
     Step("park", "a"),
 ]
 """In its first life the lane wrote the half again, as a record of other content stood behind it."""
+
+REPEATED_AFTER_THE_HORIZON = [
+    Step("prepare", "a"),
+    Step("check", "a"),
+    Step("verdict", "a"),
+    Step("forget", "a"),
+    Step("foreign prepare", "a"),
+]
+"""A recovery that saw the repeat alone would take the check, and the commit verdict, for those of an earlier life."""
 
 
 def new_world() -> World:
@@ -71,26 +85,45 @@ def test_a_fold_over_all_the_lives_of_an_id_knows_the_last(history: list[Step], 
 
 @settings(max_examples=300)
 @given(history=steps_with_later_lives, half_first=st.booleans())
+@example(history=REPEATED_AFTER_THE_HORIZON, half_first=True)
+@example(history=REPEATED_AFTER_THE_HORIZON, half_first=False)
 def test_recovery_from_the_half_cursor_and_all_of_op_knows_the_last_life(
     history: list[Step], *, half_first: bool
 ) -> None:
     """It may read op much further back than half, where another pending transaction needs it."""
     world = new_world()
     world.run(history)
-    recovered = ShardState(0, horizon_ms=HORIZON_MS)
+    agrees(recovered(world.logs, world.owner.half_cursor, half_first=half_first), world)
+
+
+def recovered(logs: Logs, half_cursor: int, *, half_first: bool) -> ShardState:
+    state = ShardState(0, horizon_ms=HORIZON_MS)
 
     def read_half() -> None:
-        for row in world.logs.half:
-            if row[0] >= world.owner.half_cursor:
-                recovered.apply_half(*row)
+        for row in logs.half:
+            if row[0] >= half_cursor:
+                state.apply_half(*row)
 
-    for parked in world.logs.parked:
-        recovered.apply_parked(*parked)
+    for parked in logs.parked:
+        state.apply_parked(*parked)
     if half_first:
         read_half()
-    for op in world.logs.op:
-        recovered.apply_op(*op)
+    for record in logs.op:
+        state.apply_op(*record)
     if not half_first:
         read_half()
-    recovered.settle()
-    agrees(recovered, world)
+    state.settle()
+    return state
+
+
+@pytest.mark.parametrize("half_first", [True, False])
+def test_a_repeat_that_was_prepared_before_this_life_does_not_end_it(*, half_first: bool) -> None:
+    """An instance that was paused with it may write it now: a recovery that saw it alone would find it committed."""
+    logs = Logs(
+        half=[(0, ID, half_of(ID, "A", 10_000)), (1, ID, half_of(ID, "A", 9_999))],
+        op=[(0, op(OpKind.COMMITTED, at=10_000 - HORIZON_MS))],
+    )
+    owner = recovered(logs, 0, half_first=half_first)
+    owner.advance_tail(2)
+    assert owner.strays() == [(ID, 1)]
+    assert state_of(recovered(logs, owner.half_cursor, half_first=half_first), ID) is State.PREPARED
