@@ -19,6 +19,7 @@ from halfway.rest.server.tls import ServerTls
 from halfway.service.coordinator import Coordinator
 from halfway.service.keys import Keys
 from halfway.service.requests import ServiceLimits
+from tests.support.waiting import GENEROUS_S
 
 HOST = "127.0.0.1"
 _CONSOLE = Console()
@@ -87,7 +88,7 @@ class RestWorld:
     async def __aenter__(self) -> Self:
         await self.memory.membership.start(self.coordinator.listener)
         await self._server.start(HOST, self._port, self._tls)
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=GENEROUS_S))
         return self
 
     async def __aexit__(
@@ -96,7 +97,7 @@ class RestWorld:
         await self.session.close()
         await self.coordinator.drain()
         await self._server.stop()
-        await self.memory.membership.stop(deadline=asyncio.get_running_loop().time() + 5)
+        await self.memory.membership.stop(deadline=asyncio.get_running_loop().time() + 30)
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -155,6 +156,6 @@ class RestWorld:
         try:
             writer.write(data)
             await writer.drain()
-            return await asyncio.wait_for(reader.read(), 30)
+            return await asyncio.wait_for(reader.read(), GENEROUS_S)
         finally:
             writer.close()

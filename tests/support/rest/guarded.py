@@ -56,7 +56,7 @@ class Guarded:
 
 
 def deadline() -> float:
-    return asyncio.get_running_loop().time() + 5
+    return asyncio.get_running_loop().time() + 30
 
 
 def own_id(shard: int, name: str) -> str:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from collections.abc import Callable
 
+from tests.support.waiting import GENEROUS_S
+
 POST = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
 
 
@@ -20,6 +22,6 @@ def problem_of(response: bytes) -> tuple[int, dict[str, object]]:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what sets no event."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while not holds():  # noqa: ASYNC110  nothing tells
             await asyncio.sleep(0.01)

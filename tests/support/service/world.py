@@ -9,6 +9,7 @@ from halfway.domain.transaction import Outcome, State
 from halfway.memory import Memory, topic
 from halfway.service.coordinator import Coordinator
 from halfway.service.requests import End, EndResult, GroupSpec, Prepare, Prepared, ServiceLimits, TransactionView
+from tests.support.waiting import GENEROUS_S
 
 SHARDS = 2
 LIMITS = ServiceLimits(shards=SHARDS, outcome_horizon_s=60)
@@ -46,10 +47,10 @@ class World:
         await self.memory.membership.stop(deadline=self.deadline())
 
     @staticmethod
-    def deadline(seconds: float = 5) -> float:
+    def deadline(seconds: float = 30) -> float:
         return asyncio.get_running_loop().time() + seconds
 
-    async def until(self, condition: object, within_s: float = 10) -> None:
+    async def until(self, condition: object, within_s: float = GENEROUS_S) -> None:
         """Wait for something that comes about by itself."""
         assert callable(condition)
         async with asyncio.timeout(within_s):
@@ -103,7 +104,7 @@ class World:
     async def state(self, transaction_id: str) -> State:
         return (await self.get(transaction_id)).state
 
-    async def until_state(self, transaction_id: str, state: State, within_s: float = 10) -> None:
+    async def until_state(self, transaction_id: str, state: State, within_s: float = GENEROUS_S) -> None:
         """Wait until the coordinator answers with `state`: the log has the record a moment before it knows."""
         async with asyncio.timeout(within_s):
             while await self.state(transaction_id) is not state:  # noqa: ASYNC110 - nothing tells when it has come about

@@ -91,6 +91,7 @@ async def test_every_place_is_answered_and_gives_back_what_it_took(seed: int) ->
     await worlds[0].until(lambda: not any(answers.left for answers in prepares))
     await worlds[0].until(lambda: not any(answers.left for _, answers in ends))
     await worlds[0].until(lambda: all(nothing_is_held(world) for world in worlds))
+    await worlds[0].until(lambda: all(world.coordinator.shards.served for world in worlds))
 
     log = worlds[0].memory.log
     final = Counter(

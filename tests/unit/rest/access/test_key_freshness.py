@@ -8,6 +8,7 @@ from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.principal import Permission
 from halfway.service.access import KeyedAccess
 from halfway.service.key_freshness import KeyFreshness
+from tests.support.loop_time import LoopTime
 from tests.support.rest.guarded import FIRST, SECRET, Guarded
 from tests.support.rest.raw import until
 
@@ -15,7 +16,8 @@ from tests.support.rest.raw import until
 async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(both: Guarded) -> None:
     """But the first operator's, which stands in its settings; who was let in before is refused too."""
     memory = both.here.memory
-    current = KeyFreshness(memory.keys, not_ready_s=0.05, refused_s=0.2, every_s=0.01)
+    current = KeyFreshness(memory.keys, not_ready_s=100, refused_s=1000, every_s=0.01)
+    time = LoopTime()
     authority = KeyedAccess(
         memory.keys.table, [SECRET], memory.clock, first_operator=FIRST, demand_current=current.demand
     )
@@ -24,7 +26,10 @@ async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(bot
     try:
         shop = authority.authenticate(key)
         memory.faults.unavailable = True
+        time.advance(200)
         await until(lambda: current.late)
+        assert authority.authenticate(key) == shop
+        time.advance(1000)
         await until(lambda: refuses(authority, key))
         with pytest.raises(KafkaUnavailableError):
             authority.require(shop, Permission.PREPARE, "shop")

@@ -11,6 +11,7 @@ from halfway.service.jobs import jobs
 from halfway.service.peer_calls import Found
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
+from tests.support.waiting import eventually
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202e\x1b[31m"
 SOON: dict[str, Any] = {
@@ -172,7 +173,7 @@ async def test_a_stopped_job_leaves_the_rest_as_it_is(two: tuple[RestWorld, Rest
     """It is stopped through the other instance; what has no result is waiting."""
     here, there = two
     await parked(8, here, there)
-    assert (await here.call("POST", "/v1/jobs", wanted(id="slow", rate=0.5))).status == 202
+    assert (await here.call("POST", "/v1/jobs", wanted(id="slow", rate=0.1))).status == 202
     async with asyncio.timeout(20):
         while (await here.call("GET", "/v1/jobs/slow")).body["found"] is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.005)
@@ -212,7 +213,7 @@ async def test_what_cannot_be_done_now_is_tried_again(world: RestWorld) -> None:
 async def test_too_many_jobs_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that are over make room."""
     monkeypatch.setattr(jobs, "KEPT", 12)
-    await parked(2, world)
+    await parked(20, world)
     for number in range(10):
         assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
     refused = await world.call("POST", "/v1/jobs", wanted(id="one-more"))
@@ -230,7 +231,7 @@ async def test_too_many_jobs_are_refused(world: RestWorld, monkeypatch: pytest.M
 
 async def test_a_job_that_waits_and_is_stopped_makes_room(world: RestWorld) -> None:
     """It is over at once, though the jobs before it still run."""
-    await parked(2, world)
+    await parked(20, world)
     for number in range(10):
         assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
     stopped = await world.call("DELETE", "/v1/jobs/j9")
@@ -288,8 +289,9 @@ async def test_results_of_many_jobs_are_bounded_though_all_were_accepted_before(
     for number in range(4):
         assert (await world.call("POST", "/v1/jobs", {**body, "id": f"j{number}"})).status == 202
     await over(world, "j3")
-    listed = await world.call("GET", "/v1/jobs")
-    assert [one["id"] for one in listed.body["jobs"]] == ["j3"]
+    await eventually(
+        lambda: world.call("GET", "/v1/jobs"), lambda listed: [one["id"] for one in listed.body["jobs"]] == ["j3"]
+    )
 
 
 async def test_a_job_is_not_begun_again_while_it_may_run_elsewhere(two: tuple[RestWorld, RestWorld]) -> None:

@@ -110,6 +110,7 @@ async def test_a_prepare_that_waits_in_vain_is_told_when_to_come_again(impatient
         assert (await answer(reader))[0] == 200
         finish(occupant)
         assert (await answer(occupant[0]))[0] == 201
+        await until_taken(impatient, 0)
         writer.write(PREPARE)
         assert (await answer(reader))[0] == 201
 

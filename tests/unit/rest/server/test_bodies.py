@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from halfway.rest.requests import bodies
 from halfway.rest.server.api import ApiLimits
 from halfway.rest.server.server import HttpServer
+from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.raw import BODY, POST, problem_of, until
 from tests.unit.rest.conftest import NewWorld
@@ -116,15 +117,17 @@ async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_mo
 
 async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slowly, but fast enough: longer than the time for its first part."""
-    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 2.0)
-    world = await new_world()
+    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 100.0)
+    world = await new_world(ApiLimits(request_timeout_s=1000))
     await world.put_shop()
+    time = LoopTime()
     reader, writer = await asyncio.open_connection(HOST, world.port)
     try:
         whole = BODY + b" " * (4 * bodies.MIN_BYTES)
         writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(whole))
         for at in range(0, len(whole), bodies.MIN_BYTES):
-            await asyncio.sleep(0.5)
+            await until(lambda at=at: world.api.bodies.bytes == at)  # type: ignore[misc]
+            time.advance(50)
             writer.write(whole[at : at + bodies.MIN_BYTES])
         async with asyncio.timeout(20):
             assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")

@@ -10,6 +10,7 @@ import pytest
 
 from halfway.rest.server.tls import ServerTls, names_in
 from tests.support.certificates import Authority
+from tests.support.waiting import GENEROUS_S
 
 
 class Port:
@@ -92,7 +93,7 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path:
         [sys.executable, "-c", load], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     try:
-        assert loading.wait(timeout=30) == 1
+        assert loading.wait(timeout=GENEROUS_S) == 1
         assert loading.stderr is not None
         assert b"ConfigurationError" in loading.stderr.read()
     finally:

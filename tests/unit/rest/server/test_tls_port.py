@@ -17,6 +17,7 @@ from halfway.service.keys import KeySpec
 from tests.support.certificates import Authority
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import OPERATOR, deadline, keyed
+from tests.support.waiting import GENEROUS_S
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ class Served:
 
     async def status(self, context: ssl.SSLContext, path: str = "/v1/groups") -> int | str:
         """Ask over a new connection; the name of the error if there is none."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=GENEROUS_S)) as session:
             try:
                 async with session.get(self.world.url + path, ssl=context) as answer:
                     return answer.status
@@ -119,7 +120,7 @@ async def test_files_that_are_of_no_use_leave_the_old_ones_in_use(
 async def test_plain_http_gets_no_answer_on_such_a_port(served: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.world.port)
     writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert b"200" not in await asyncio.wait_for(reader.read(), 10)
+    assert b"200" not in await asyncio.wait_for(reader.read(), GENEROUS_S)
     writer.close()
 
 

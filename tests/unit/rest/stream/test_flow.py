@@ -12,7 +12,9 @@ from bench.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import ApiLimits
 from halfway.service.requests import ServiceLimits
+from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
+from tests.support.waiting import GENEROUS_S
 from tests.unit.rest.conftest import NewWorld
 from tests.unit.rest.stream.conftest import HANDSHAKE, Connects, Opens, until
 
@@ -190,20 +192,28 @@ async def test_a_client_that_leaves_without_a_word_ends_its_stream(world: RestWo
 
 async def test_a_silent_client_is_pinged_and_cut_off(new_world: NewWorld) -> None:
     """One that answers pings stays."""
-    world = await new_world(ApiLimits(stream_heartbeat_s=1))
+    world = await new_world(ApiLimits(stream_heartbeat_s=100))
     url = f"{world.url}/v1/stream"
     async with (
         world.session.ws_connect(url, protocols=(SUBPROTOCOL,), autoping=False) as silent,
-        world.session.ws_connect(url, protocols=(SUBPROTOCOL,)) as lively,
+        world.session.ws_connect(url, protocols=(SUBPROTOCOL,), autoping=False) as lively,
     ):
         await silent.receive_json()
         await lively.receive_json()
-        reading = asyncio.create_task(lively.receive())
-        assert (await silent.receive(20)).type is aiohttp.WSMsgType.PING
-        await until(lambda: len(world.api.streams) == 1)
-        await asyncio.sleep(2)
-        assert len(world.api.streams) == 1
-        reading.cancel()
+        time = LoopTime()
+        for others in (1, 0, 0):
+            time.advance(102)
+            ping = await lively.receive(GENEROUS_S)
+            assert ping.type is aiohttp.WSMsgType.PING
+            await lively.pong(ping.data)
+            await until(lambda others=others: _unanswered_pings(world) == others)  # type: ignore[misc]
+            time.advance(52)
+            await until(lambda: len(world.api.streams) == 1)
+        assert (await silent.receive(GENEROUS_S)).type is aiohttp.WSMsgType.PING
+
+
+def _unanswered_pings(world: RestWorld) -> int:
+    return sum(served.socket._pong_response_cb is not None for served in world.api.streams)
 
 
 async def test_a_ping_of_the_client_is_answered(world: RestWorld) -> None:
@@ -211,7 +221,7 @@ async def test_a_ping_of_the_client_is_answered(world: RestWorld) -> None:
     async with world.session.ws_connect(url, protocols=(SUBPROTOCOL,), autoping=False) as raw:
         await raw.receive_json()
         await raw.ping(b"there?")
-        message = await raw.receive(10)
+        message = await raw.receive(GENEROUS_S)
         assert (message.type, message.data) == (aiohttp.WSMsgType.PONG, b"there?")
 
 
@@ -219,15 +229,18 @@ async def test_a_group_at_its_limit_is_refused_late_and_disturbs_nobody(
     new_world: NewWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sends the next prepare at once is slowed down, and other operations of the connection go on meanwhile."""
-    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, group_prepares_per_s=0.01))
-    world = await new_world(ApiLimits(prepare_wait_s=1))
+    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, group_prepares_per_s=0.0001))
+    world = await new_world(ApiLimits(prepare_wait_s=200))
     await world.put_shop()
     stream = await opened(world)
     assert (await stream.prepare("shop", MESSAGE)).status == 201
-    began = asyncio.get_running_loop().time()
+    time = LoopTime()
     refused = asyncio.create_task(stream.prepare("shop", MESSAGE))
     assert (await stream.end("nobody", "commit")).status == 404
     assert not refused.done()
+    time.advance(50)  # it is held for 100 s at least
+    assert (await stream.end("nobody", "commit")).status == 404
+    assert not refused.done()
+    time.advance(150)
     answer = await refused
     assert (answer.status, answer.document["error_code"]) == (429, "group_limited")
-    assert asyncio.get_running_loop().time() - began >= 0.5

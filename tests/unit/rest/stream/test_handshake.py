@@ -9,7 +9,7 @@ from bench.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.server.api import ApiLimits
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.conftest import NewWorld
-from tests.unit.rest.stream.conftest import Opens
+from tests.unit.rest.stream.conftest import Opens, until
 
 HANDSHAKE = {
     "Connection": "Upgrade",
@@ -75,6 +75,7 @@ async def test_more_streams_than_may_be_open_are_429(new_world: NewWorld, opened
         await opened(world)
     assert refused.value.status == 429
     await first.close()
+    await until(lambda: not world.api.streams)
     await opened(world)
 
 

@@ -19,7 +19,7 @@ async def test_pull_hands_out_due_checks_and_counts_them(world: World) -> None:
     """A poll waits for a due check; a lease is counted, not handed out twice, and its end has the cause check."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = await world.prepare(group="puller")
-    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=5))
+    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=600))
     await asyncio.sleep(0.01)
     assert not poll.done()
     await world.scan(after_s=6)

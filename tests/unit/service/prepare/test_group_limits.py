@@ -1,6 +1,7 @@
 """A group at one of its limits is refused with the limit's name; others are not."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from halfway.domain.records import Message
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import Memory, no_verdict
 from halfway.service.coordinator import Coordinator
+from halfway.service.prepare import group_limits
 from halfway.service.requests import ServiceLimits
 from tests.support.service.world import LIMITS, SHARDS, World
 
@@ -31,7 +33,23 @@ async def refusal(world: World, *messages: Message, group: str = "shop") -> Grou
     return caught.value
 
 
-async def test_prepares_a_second_are_taken_in_bursts_of_one_second() -> None:
+class Seconds:
+    """The clock by which tokens come, which stands still unless a test moves it."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    clock = Seconds()
+    monkeypatch.setattr(group_limits, "asyncio", SimpleNamespace(get_running_loop=lambda: clock))
+    return clock
+
+
+async def test_prepares_a_second_are_taken_in_bursts_of_one_second(seconds: Seconds) -> None:
     world = await limited(group_prepares_per_s=5.0)
     for _ in range(5):
         await world.prepare()
@@ -40,8 +58,9 @@ async def test_prepares_a_second_are_taken_in_bursts_of_one_second() -> None:
     assert 0 < error.retry_after_s <= 0.2
     assert "HALFWAY_GROUP_PREPARES_PER_S" in error.detail
     await world.prepare(group="other")
-    await asyncio.sleep(error.retry_after_s)
+    seconds.now += error.retry_after_s
     await world.prepare()
+    await refusal(world)
     await world.stop()
 
 
@@ -126,6 +145,7 @@ async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
         await world.stop()
 
 
+@pytest.mark.usefixtures("seconds")
 async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> None:
     """Of what is pending and in flight at the owner; the rate is that of the instance that is asked."""
     large = Message(topic="orders", key=b"k", value=b"v" * 700)
