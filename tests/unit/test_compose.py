@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from ruamel.yaml import YAML
 
 from examples.orders.serve import command_line
 from examples.orders.service import TOPICS
+from halfway.embedded.ports import pick_port
 from halfway.runtime.settings import load
+from tests.support.waiting import GENEROUS_S
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -36,7 +38,7 @@ def dockerfile() -> str:
 def test_the_compose_file_follows_the_specification() -> None:
     """The schema of the compose specification that check-jsonschema brings."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GENEROUS_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -121,29 +123,33 @@ def answering(answer: bytes | None) -> Iterator[tuple[int, list[bytes]]]:
     """Listen, give one connection this answer, None for silence; give the port and what was asked."""
     asked: list[bytes] = []
     done = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", pick_port())) as server:
 
         def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                question = b""
-                while not question.endswith((b"\xff\xff", b"\r\n\r\n")) and (more := connection.recv(1024)):
-                    question += more
-                asked.append(question)
-                if answer is not None:
-                    connection.sendall(answer)
-                else:
-                    done.wait()
+            with suppress(OSError):  # whoever was to ask has ended, or never came
+                connection, _ = server.accept()
+                with connection:
+                    question = b""
+                    while not question.endswith((b"\xff\xff", b"\r\n\r\n")) and (more := connection.recv(1024)):
+                        question += more
+                    asked.append(question)
+                    if answer is not None:
+                        connection.sendall(answer)
+                    else:
+                        done.wait()
 
-        thread = threading.Thread(target=serve, daemon=True)
+        thread = threading.Thread(target=serve)
         thread.start()
         try:
             yield server.getsockname()[1], asked
         finally:
             done.set()
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
-def healthy(test: list[str], port: int, *, within_s: float = 10) -> bool:
+def healthy(test: list[str], port: int, *, within_s: float = GENEROUS_S) -> bool:
     """Run a health check against another port of this machine; False if it does not end in time."""
     assert test[0] == "CMD"
     command = [re.sub(r"127\.0\.0\.1/\d+", f"127.0.0.1/{port}", part.replace("$$", "$")) for part in test[1:]]

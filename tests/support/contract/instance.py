@@ -168,7 +168,7 @@ class Instance:
         await self.membership.start(self.listener)
         await eventually(lambda: len(self.states) == SHARDS, f"all shards are acquired: {self.listener.events}")
 
-    async def stop(self, seconds: float = 20.0) -> None:
+    async def stop(self, seconds: float = PATIENCE_S) -> None:
         if not self._stopped:
             self._stopped = True
             await self.membership.stop(deadline=self.deadline(seconds))

@@ -9,6 +9,7 @@ import pytest
 from halfway.embedded.ports import HOST, pick_port
 from tests.chaos.network import Network
 from tests.chaos.requests import Api, Fate, Meeting
+from tests.support.waiting import GENEROUS_S
 
 NOTHING_COMES_S = 0.3
 
@@ -51,7 +52,7 @@ async def line() -> AsyncIterator[Line]:
     await network.stop()
     server.close()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, GENEROUS_S)
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

@@ -34,11 +34,10 @@ def test_a_port_that_somebody_listens_on_is_not_free_and_the_error_names_it(take
 
 
 def test_a_port_with_connections_that_fade_away_is_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)):
-            accepted, _ = server.accept()
-            accepted.close()  # the side that closes first waits
+    port = pick_port()  # no client's source port, which could take it meanwhile
+    with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)):
+        accepted, _ = server.accept()
+        accepted.close()  # the side that closes first waits
     assert is_free(port)
 
 

@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from halfway.runtime.cli import halfway
 from halfway.runtime.settings import NOT_SETTINGS, load
 from tests.support.certificates import Authority
+from tests.support.waiting import GENEROUS_S
 
 ID = "3-0190f5fe-7c00-7a00-8000-0123456789ab"
 TIME = "2026-01-02T03:04:05.678901Z"
@@ -141,12 +142,15 @@ def test_a_row_is_one_line_at_any_width_and_its_columns_can_be_copied(answer: An
             stdout=terminal,
             stderr=subprocess.PIPE,
             check=True,
-            timeout=60,
+            timeout=GENEROUS_S,
         )
-        seen = os.read(main, 65_536).decode().replace("\r\n", "\n")
     finally:
-        os.close(main)
         os.close(terminal)
+    written = b""
+    with contextlib.suppress(OSError), os.fdopen(main, "rb", buffering=0) as shown:  # EIO: all has been read
+        while part := shown.read(65_536):
+            written += part
+    seen = written.decode().replace("\r\n", "\n")
     heading, first, second = seen.splitlines()
     assert heading.split() == ["id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics"]
     assert first.split()[:7] == [ID, "prepared", "shop", TIME, "3", TIME, "-"]
@@ -302,7 +306,7 @@ def command(arguments: str, url: str) -> str:
 
 
 def shell(line: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["bash", "-c", line], capture_output=True, check=False, timeout=60)
+    return subprocess.run(["bash", "-c", line], capture_output=True, check=False, timeout=GENEROUS_S)
 
 
 def test_a_reader_that_goes_away_ends_the_command_in_silence(answer: Answer) -> None:

@@ -24,7 +24,7 @@ from halfway.kafka.lane.rehearsal import Rehearsal
 from halfway.kafka.records.lane_records import ANY_PARTITION, Real
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
-SOON_S = 10.0
+SOON_S = 45.0
 LONG_S = 60.0
 
 

@@ -79,7 +79,7 @@ async def test_a_shard_that_was_claimed_in_vain_is_released_when_it_goes(monkeyp
     group, incarnation = Wanted({2}), Releases()
     acquisitions = ConcurrentAcquisitions(CONFIG, cast("Any", None), group, 0.1)
     acquisitions.begin(cast("Incarnation", incarnation), {2})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not acquisitions.troubles:  # noqa: ASYNC110 - nothing tells of a try that failed
             await asyncio.sleep(0.01)
     group.shards.clear()

@@ -17,6 +17,7 @@ from halfway.kafka.ownership import membership as of_kafka
 from halfway.kafka.ownership.acquisition import Acquired
 from halfway.kafka.ownership.incarnation import Incarnation
 from tests.support.ownership.cluster_harness import Instance
+from tests.support.waiting import until_true
 
 
 async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error() -> None:
@@ -49,7 +50,7 @@ async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> N
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lose_and_get_back).result()  # the loop waits for it
     await asyncio.sleep(0.05)
-    assert membership.status.acquiring == (0, 1)
+    await until_true(lambda: membership.status.acquiring == (0, 1), what="both are acquired")
 
 
 class Paused:
@@ -72,9 +73,8 @@ async def test_a_member_is_not_seen_without_the_shards_that_it_is_assigned() -> 
         pool.submit(membership._group._on_assign, cast("Consumer", Paused()), shards).result()  # the loop waits for it
     seen = membership.status
     assert (seen.joined, seen.acquiring) == (False, ())
-    await asyncio.sleep(0.01)
-    seen = membership.status
-    assert (seen.joined, seen.acquiring) == (True, (0, 1))
+    await until_true(lambda: membership.status.joined, what="the loop knows of the shards")
+    assert membership.status.acquiring == (0, 1)
 
 
 @pytest.mark.parametrize("leave", ["left", "dropped"])
@@ -90,8 +90,7 @@ async def test_a_member_that_has_left_has_joined_once_it_is_assigned_something_a
     ]
     for tell, joined in events:
         tell()
-        await asyncio.sleep(0.01)
-        assert membership.status.joined == joined
+        await until_true(lambda: membership.status.joined == joined, what=f"joined is {joined}")  # noqa: B023 - called at once
 
 
 class Serving:
