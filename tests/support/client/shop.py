@@ -35,7 +35,7 @@ class Shop:
         self.barrier = Barrier("sqlite", self.engine.begin)
         self.barrier.create()
         Base.metadata.create_all(self.engine)
-        self.client = SyncHalfway(url, "shop", barrier=self.barrier, prepare_timeout_s=5)
+        self.client = SyncHalfway(url, "shop", barrier=self.barrier, prepare_timeout_s=60)
         self.producer = SessionProducer(self.client)
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class Owner:
             credentials=[SECRET, "the one before"],
             incarnation=lambda: self.incarnation,
             max_body_bytes=100_000,
-            longest_s=20,
+            longest_s=600,
             max_calls=1_000,
         )
 
@@ -62,9 +62,9 @@ class Owner:
         return EndResult(id=name, state=State.COMMITTED, changed=True)
 
 
-def within(seconds: float = 10) -> float:
+def within(seconds: float = 60) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-async def ask(peers: HttpPeers, owner: OwnerHint, name: str, seconds: float = 10) -> Any:
+async def ask(peers: HttpPeers, owner: OwnerHint, name: str, seconds: float = 60) -> Any:
     return await peers.ask(owner, end_of(name), deadline=within(seconds), principal=CALLER)

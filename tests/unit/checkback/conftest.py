@@ -1,6 +1,5 @@
 """A caller with short times, and a question for it."""
 
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -9,8 +8,10 @@ import pytest
 from halfway.checkback import LOOPBACK_NETWORKS, Destinations, HttpCheckCaller
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group, Message
+from halfway.embedded.ports import pick_port
 from halfway.service.ports import CheckReply, CheckRequest
 from tests.support.checkback.servers import response
+from tests.support.waiting import GENEROUS_S
 
 GROUP = Group(
     name="orders",
@@ -35,7 +36,9 @@ LOCAL = Destinations(also_networks=LOOPBACK_NETWORKS)
 
 def local_caller(**options: Any) -> HttpCheckCaller:
     """Make a caller that may ask endpoints on this machine."""
-    return HttpCheckCaller(**{"destinations": LOCAL, **options})
+    return HttpCheckCaller(
+        **{"destinations": LOCAL, "timeout_s": GENEROUS_S, "connect_timeout_s": GENEROUS_S, **options}
+    )
 
 
 COMMIT = response(b'{"outcome": "commit"}')
@@ -46,7 +49,7 @@ Ask = Callable[..., Coroutine[None, None, CheckReply]]
 @pytest.fixture
 async def caller() -> AsyncIterator[HttpCheckCaller]:
     """Give a caller whose time for a call is long enough for a slow machine."""
-    async with local_caller(timeout_s=20) as made:
+    async with local_caller() as made:
         yield made
 
 
@@ -61,20 +64,6 @@ def ask(caller: HttpCheckCaller) -> Ask:
 
 
 @pytest.fixture
-async def ask_briefly() -> AsyncIterator[Ask]:
-    """Give a function that asks some URLs of which one at least will not answer: it waits one second for all."""
-    async with local_caller(timeout_s=1) as impatient:
-
-        async def call(*urls: str, request: CheckRequest = QUESTION) -> CheckReply:
-            return await impatient.call(GROUP, urls, request)
-
-        yield call
-
-
-@pytest.fixture
 def refusing_port() -> int:
     """Give a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return pick_port()

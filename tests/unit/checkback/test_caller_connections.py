@@ -258,7 +258,7 @@ async def test_a_name_that_has_another_address_at_its_connection_gets_none(monke
     """What is judged is the address that is connected to, not what the name had at an earlier look-up."""
     async with (
         endpoint(sends(COMMIT)) as service,
-        local_caller(destinations=Destinations(), connect_timeout_s=5) as caller,
+        local_caller(destinations=Destinations()) as caller,
     ):
         url = f"http://orders.example:{service.port}/check"
         assert caller.refusal(url) is None  # as a registration sees it

@@ -7,6 +7,7 @@ import msgspec
 
 from halfway.domain.transaction import Outcome
 from tests.support.checkback.servers import Asked, endpoint, hangs, response, sends
+from tests.support.loop_time import LoopTime
 from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
 
 
@@ -73,8 +74,9 @@ async def test_unknown_said_so_ends_the_asking(ask: Ask) -> None:
 
 async def test_an_endpoint_that_hangs_leaves_time_for_the_next() -> None:
     """One deadline holds for all, and none may use it up alone."""
-    async with endpoint(hangs()) as frozen, endpoint(sends(COMMIT)) as good, local_caller(timeout_s=6) as caller:
-        reply = await caller.call(GROUP, [frozen.url, good.url], QUESTION)
+    async with endpoint(hangs()) as frozen, endpoint(sends(COMMIT)) as good, local_caller(timeout_s=200) as caller:
+        asking = caller.call(GROUP, [frozen.url, good.url], QUESTION)
+        reply = await LoopTime().out(asking, 102, once=lambda: frozen.asked, what="one hangs")
     assert (reply.outcome, reply.reachable) == (Outcome.COMMIT, True)
 
 
@@ -106,8 +108,8 @@ async def test_a_place_that_does_not_come_free_says_nothing_of_the_endpoint() ->
     async with (
         endpoint(hangs()) as frozen,
         endpoint(sends(COMMIT)) as healthy,
-        local_caller(timeout_s=20, max_connections=1) as caller,
-        local_caller(timeout_s=20) as other,
+        local_caller(max_connections=1) as caller,
+        local_caller() as other,
     ):
         waiting = asyncio.create_task(caller.call(GROUP, [frozen.url], QUESTION))
         while not frozen.asked:  # noqa: ASYNC110 - the server has no event for it

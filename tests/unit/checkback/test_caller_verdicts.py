@@ -11,7 +11,9 @@ import pytest
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply
 from tests.support.checkback.servers import Serve, endpoint, hangs, repeats, response, sends
-from tests.unit.checkback.conftest import QUESTION, Ask
+from tests.support.loop_time import LoopTime
+from tests.support.waiting import until_true
+from tests.unit.checkback.conftest import GROUP, QUESTION, Ask, local_caller
 
 COMMIT = b'{"outcome": "commit"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -198,11 +200,17 @@ SLOW: dict[str, Serve] = {
 
 
 @pytest.mark.parametrize("serve", SLOW.values(), ids=SLOW.keys())
-async def test_an_answer_that_is_not_whole_in_time_is_unknown(ask_briefly: Ask, serve: Serve) -> None:
+async def test_an_answer_that_is_not_whole_in_time_is_unknown(serve: Serve) -> None:
     """The request was sent, but the endpoint hung: the time is bounded whatever comes in drops."""
-    async with endpoint(serve) as service:
-        async with asyncio.timeout(30):
-            reply = await ask_briefly(service.url)
+    async with endpoint(serve) as service, local_caller(timeout_s=100) as caller:
+        asking = asyncio.create_task(caller.call(GROUP, [service.url], QUESTION))
+        await until_true(lambda: service.asked, what="it is asked")
+        time = LoopTime()
+        for _ in range(3):
+            await asyncio.sleep(0.3)  # for a drop of each kind
+            assert not asking.done()
+            time.advance(34)
+        reply = await asking
         assert_no_verdict(reply)
         assert (reply.sent, reply.reachable) == (True, False)
         assert "in time" in reply.detail

@@ -14,7 +14,8 @@ from halfway.checkback.dns import LOOKUPS_PER_GROUP, DnsResolver
 from halfway.domain.transaction import Outcome
 from halfway.service.ports import CheckReply
 from tests.support.checkback.servers import Endpoint, endpoint, sends
-from tests.support.waiting import until_true
+from tests.support.loop_time import LoopTime
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, local_caller
 
 OLD_THREADS = 64
@@ -59,7 +60,7 @@ class Checks:
 
 
 @asynccontextmanager
-async def checking(names: NameServers, *, timeout_s: float = 20) -> AsyncIterator[Checks]:
+async def checking(names: NameServers, *, timeout_s: float = GENEROUS_S) -> AsyncIterator[Checks]:
     async with endpoint(sends(COMMIT)) as service:
         checks = Checks(service, timeout_s)
         try:
@@ -105,10 +106,12 @@ async def test_a_check_that_found_no_free_thread_says_nothing_about_its_endpoint
 ) -> None:
     """Its circuit breaker does not count what the names of others did."""
     monkeypatch.setattr("halfway.checkback.caller.DnsResolver", lambda: DnsResolver(threads=2))
-    async with checking(names, timeout_s=1) as checks:
+    async with checking(names, timeout_s=100) as checks:
         checks.begin("evil", ["1.slow", "2.slow"])
         await until_true(lambda: len(names.hung) == 2, what="its look-ups have all threads")
-        reply = await checks.of("shop", "shop.example")
+        waits = lambda: checks.caller._resolver._of_groups["shop"]  # noqa: E731
+        asking = checks.of("shop", "shop.example")
+        reply = await LoopTime().out(asking, 102, once=waits, what="it waits for a thread")
         assert (reply.sent, reply.answered, reply.reachable) == (False, False, True)
         assert "no look-up of the host name was free in time" in reply.detail
         names.release.set()

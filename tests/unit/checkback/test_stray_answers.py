@@ -30,9 +30,15 @@ def answered(asked: Asked, outcome: str) -> bytes:
 
 
 @asynccontextmanager
-async def strays_after(first: Second, later: Second, *, pause_s: float) -> AsyncIterator[tuple[str, list[int]]]:
-    """Serve answers that are followed by something more, `pause_s` later; which connection each question came on."""
+async def strays_after(
+    first: Second, later: Second, *, pause_s: float
+) -> AsyncIterator[tuple[str, list[int], asyncio.Event]]:
+    """Serve answers that are followed by something more, `pause_s` later.
+
+    Give the URL, which connection each question came on, and what is set once something more was sent.
+    """
     connections: list[int] = []
+    sent = asyncio.Event()
 
     async def serve(writer: asyncio.StreamWriter, asked: Asked) -> None:
         connections.append(writer.get_extra_info("peername")[1])
@@ -41,9 +47,10 @@ async def strays_after(first: Second, later: Second, *, pause_s: float) -> Async
             await writer.drain()
             await asyncio.sleep(pause_s)
         writer.write(later(asked))
+        sent.set()
 
     async with endpoint(serve, keep=True) as service:
-        yield service.url, connections
+        yield service.url, connections, sent
 
 
 STRAYS: dict[str, Second] = {
@@ -74,9 +81,11 @@ async def test_a_connection_with_anything_left_to_read_is_not_used_again(
     ask: Ask, stray: Second, pause_s: float
 ) -> None:
     """Whatever follows an answer, the next question goes over another connection and gets its own answer or none."""
-    async with strays_after(lambda asked: answered(asked, "rollback"), stray, pause_s=pause_s) as (url, connections):
+    strays = strays_after(lambda asked: answered(asked, "rollback"), stray, pause_s=pause_s)
+    async with strays as (url, connections, sent):
         assert (await ask(url)).outcome is not Outcome.COMMIT
-        await asyncio.sleep(0.05)
+        await sent.wait()
+        await asyncio.sleep(0.05)  # it has been sent, and is read at the next turn of the loop
         assert (await ask(url)).outcome is not Outcome.COMMIT
     assert len(connections) == len(set(connections)) == 2
 
@@ -162,6 +171,6 @@ async def test_an_answer_whose_framing_breaks_ends_at_once(ask: Ask) -> None:
     broken = (
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n15\r\n" + b'{"outcome": "commit"}' + b"\r\n0\r\n\x00\x00: \x00\r\n"
     )
-    async with endpoint(sends(broken), keep=True) as service, asyncio.timeout(10):
+    async with endpoint(sends(broken), keep=True) as service:
         reply = await ask(service.url)
     assert (reply.answered, reply.reachable) == (False, True)

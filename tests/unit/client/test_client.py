@@ -30,14 +30,16 @@ from halfway.client import (
     WrongEventLoopError,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, sqlite_transactions
+from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S, eventually
 
 ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace": b"\xff"})
 
 
 @pytest.fixture
 async def halfway(world: RestWorld) -> AsyncIterator[Halfway]:
-    async with Halfway(world.url, "shop", prepare_timeout_s=5, end_timeout_s=5) as client:
+    async with Halfway(world.url, "shop", prepare_timeout_s=GENEROUS_S, end_timeout_s=GENEROUS_S) as client:
         yield client
 
 
@@ -165,14 +167,15 @@ async def test_a_coordinator_that_is_down_is_passed_by(world: RestWorld) -> None
 
 async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorld) -> None:
     async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
         await done.wait()
         writer.close()
 
-    done = asyncio.Event()
+    asked, done, time = asyncio.Event(), asyncio.Event(), LoopTime()
     async with await asyncio.start_server(hang, "127.0.0.1") as server:
         hung = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with Halfway([hung, world.url], "shop", prepare_timeout_s=4) as client:
-            await client.prepare([ORDER], id="order-42")
+        async with Halfway([hung, world.url], "shop", prepare_timeout_s=200) as client:
+            await time.out(client.prepare([ORDER], id="order-42"), 102, once=asked.is_set, what="one hangs")
             assert (await client.show("order-42"))["state"] == "prepared"
         done.set()
 
@@ -203,7 +206,7 @@ async def test_a_prepare_that_is_cancelled_after_it_was_stored(
 
 
 async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
-    async with Halfway("http://127.0.0.1:1", "shop", prepare_timeout_s=0.3, end_timeout_s=0.3) as client:
+    async with Halfway("http://127.0.0.1:1", "shop", prepare_timeout_s=2, end_timeout_s=2) as client:
         with pytest.raises(PrepareUnconfirmedError, match=r"127\.0\.0\.1:1"):
             async with client.transaction([ORDER]):
                 pytest.fail("the block ran")
@@ -253,12 +256,8 @@ async def test_registering_twice_is_once(world: RestWorld) -> None:
 
 async def state_after(client: Halfway, transaction_id: str) -> str:
     """Return the state once an end in the background has been done."""
-    for _ in range(200):
-        state = str((await client.show(transaction_id))["state"])
-        if state != "prepared":
-            return state
-        await asyncio.sleep(0.01)
-    pytest.fail("it is still prepared")
+    shown = await eventually(lambda: client.show(transaction_id), lambda shown: shown["state"] != "prepared")
+    return str(shown["state"])
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def database(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def client(world: RestWorld, database: None) -> SyncHalfway:
-    return SyncHalfway(world.url, "shop", barrier=django_barrier(), prepare_timeout_s=5)
+    return SyncHalfway(world.url, "shop", barrier=django_barrier(), prepare_timeout_s=60)
 
 
 async def run(

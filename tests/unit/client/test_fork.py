@@ -10,7 +10,7 @@ import os, sys, threading, warnings
 from halfway.client import Message, SyncHalfway
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point
-client = SyncHalfway(sys.argv[1], "shop", prepare_timeout_s=5, end_timeout_s=5)
+client = SyncHalfway(sys.argv[1], "shop", prepare_timeout_s=60, end_timeout_s=60)
 
 def send(key):
     with client.transaction([Message(topic="orders", key=key, value="v")]):

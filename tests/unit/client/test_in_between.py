@@ -1,7 +1,8 @@
 """What answers in halfway's place, a proxy or a server at a wrong URL, is passed by, asked again, or named."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -16,6 +17,7 @@ from halfway.client import (
     UnavailableError,
 )
 from tests.support.client.serving import serving
+from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
@@ -32,6 +34,11 @@ class Stranger:
     async def answer(self, _: web.Request) -> web.Response:
         self.asked += 1
         return web.Response(status=self.status, text=self.text, content_type="text/html")
+
+    def again(self) -> Callable[[], bool]:
+        """Return what tells whether somebody has had an answer since, and asked again."""
+        before = self.asked
+        return lambda: self.asked >= before + 2
 
 
 @pytest.fixture
@@ -69,28 +76,39 @@ async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> 
     assert stranger.asked == 2
 
 
-async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger) -> None:
+async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a console gives for every path: 200, and HTML."""
     stranger.status = 200
-    async with Halfway(stranger.url, "shop", prepare_timeout_s=3) as client:
+    time = LoopTime()
+    async with Halfway(stranger.url, "shop", prepare_timeout_s=100) as client:
         with pytest.raises(PrepareUnconfirmedError, match=REMEDY):
-            await client.prepare([ORDER], id="order-42")
+            await time.out(client.prepare([ORDER], id="order-42"), 102, once=stranger.again(), what="it asks again")
+    pausing = asyncio.Event()
+
+    def long_pause(*_: object) -> float:
+        pausing.set()
+        return 50.0
+
+    monkeypatch.setattr("halfway.client.repeating.random", SimpleNamespace(uniform=long_pause))
+    async with Halfway(stranger.url, "shop") as client:
+        registering = client.register(topics=["orders"], timeout_s=100)
         with pytest.raises(UnavailableError, match=REMEDY):
-            await client.register(topics=["orders"], timeout_s=3)
+            await time.out(registering, 102, once=pausing.is_set, what="it has an answer, and waits")
 
 
 async def test_halfways_other_port_is_named(world: RestWorld) -> None:
     async with Halfway(world.url, "shop") as client:
         with pytest.raises(NotHalfwayError, match="unknown_path"):
-            await client._call("GET", "/v2", None, timeout_s=5)
+            await client._call("GET", "/v2", None, timeout_s=60)
 
 
 async def test_an_end_goes_on_through_pages_of_a_proxy(world: RestWorld, stranger: Stranger) -> None:
     """While routes are being changed a proxy may say 404: that is no answer to an end."""
     stranger.status = 404
-    async with Halfway(stranger.url, "shop", end_timeout_s=3) as client:
+    async with Halfway(stranger.url, "shop", end_timeout_s=100) as client:
+        ending = client.end("order-42", "commit")
         with pytest.raises(EndUnconfirmedError, match=REMEDY):
-            await client.end("order-42", "commit")
+            await LoopTime().out(ending, 102, once=stranger.again(), what="it asks again")
     assert stranger.asked > 1
 
 

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from halfway.client import Halfway, HalfwayError, Message, PrepareUnconfirmedError
 from halfway.client.barrier import LateTransactionError
+from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import Shop, asked
 from tests.unit.client.test_settling import settled
@@ -21,6 +22,7 @@ class LostPrepares:
     def __init__(self, world: RestWorld) -> None:
         self._world = world
         self.url = ""
+        self.prepares = 0
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -38,6 +40,7 @@ class LostPrepares:
         body = await request.json()
         answer = await self._world.call("POST", "/v1/batch", body)
         if "prepare" in body:
+            self.prepares += 1
             return web.Response(status=502, text="<html>Bad Gateway</html>", content_type="text/html")
         return web.json_response(answer.body, status=answer.status)
 
@@ -50,13 +53,14 @@ async def test_an_unconfirmed_prepare_does_not_roll_back_what_another_caller_com
     async with (
         LostPrepares(world) as lost,
         Halfway(world.url, "shop", barrier=barrier) as first,
-        Halfway(lost.url, "shop", barrier=barrier, prepare_timeout_s=0.5) as second,
+        Halfway(lost.url, "shop", barrier=barrier, prepare_timeout_s=100) as second,
         first.transaction([ORDER], id="order-42") as transaction,
     ):
         with shop.begin() as connection:
             shop.barrier.insert(connection, transaction.id)
+        repeated = second.prepare([ORDER], id="order-42")
         with pytest.raises(PrepareUnconfirmedError, match="502"):
-            await second.prepare([ORDER], id="order-42")
+            await LoopTime().out(repeated, 102, once=lambda: lost.prepares > 1, what="it is sent again")
         await second.close()  # what it sends in the background has been sent
     assert (await world.show("order-42")).body["state"] == "committed"
     assert shop.barrier.decide(asked("order-42")) == "commit"

@@ -9,6 +9,7 @@ import pytest
 
 from halfway.client import ClientClosedError, Halfway, Message, SyncHalfway
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value="paid")
 
@@ -45,7 +46,7 @@ async def run(script: str, *arguments: str) -> tuple[int | None, str]:
         sys.executable, "-c", script, *arguments, stderr=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GENEROUS_S):
             _, told = await service.communicate()
     except TimeoutError:
         service.kill()

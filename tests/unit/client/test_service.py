@@ -28,6 +28,7 @@ from halfway.domain.secrets import CheckSecrets
 from halfway.testing import MemoryServer
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded
+from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value="paid")
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1}
@@ -51,7 +52,7 @@ def test_it_fetches_its_checks_if_it_cannot_be_called(barrier: Barrier) -> None:
                 barrier.insert(connection, "lost")
             client.prepare([Message(topic=topic, value="never")], id="never")
             assert [record.value for record in server.wait_for_records(topic, 1)] == [b"lost"]
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + GENEROUS_S
             while client.show("never")["state"] != "rolled_back":
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

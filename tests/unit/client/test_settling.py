@@ -7,6 +7,7 @@ import pytest
 from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier, InvalidRetentionError
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import eventually
 from tests.unit.client.test_barrier import Shop, asked
 from tests.unit.client.test_client import OperationalError
 
@@ -15,12 +16,8 @@ ORDER = Message(topic="orders", key="42", value="paid")
 
 async def settled(world: RestWorld, transaction_id: str) -> str:
     """Return the state once the end in the background has been done."""
-    for _ in range(500):
-        state = str((await world.show(transaction_id)).body["state"])
-        if state != "prepared":
-            return state
-        await asyncio.sleep(0.01)
-    return "prepared"
+    shown = await eventually(lambda: world.show(transaction_id), lambda shown: shown.body["state"] != "prepared")
+    return str(shown.body["state"])
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, OperationalError, asyncio.CancelledError])

@@ -33,7 +33,9 @@ from halfway.client.barrier import (
 )
 from halfway.client.sqlalchemy import SessionProducer
 from tests.support.client.shop import Order, Shop, prepares, run, values
+from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
 from tests.unit.client.test_barrier import asked
 from tests.unit.client.test_settling import settled
 
@@ -359,12 +361,14 @@ def test_who_holds_the_only_connection_while_the_coordinator_stalls(tmp_path: Pa
 
     with socket.create_server(("127.0.0.1", 0)) as stalled, ThreadPoolExecutor(1) as pool:
         url = f"http://127.0.0.1:{stalled.getsockname()[1]}"
-        with SyncHalfway(url, "shop", barrier=barrier, prepare_timeout_s=1, end_timeout_s=0.1) as client:
+        with SyncHalfway(url, "shop", barrier=barrier, prepare_timeout_s=200, end_timeout_s=0.1) as client:
             placed = pool.submit(place, client)
             asked, _ = stalled.accept()
             with asked:
                 assert asked.recv(1)  # the prepare is on its way
                 assert engine.pool.checkedout() == held  # type: ignore[attr-defined]  # a QueuePool
-                assert isinstance(placed.exception(30), PrepareUnconfirmedError)
+                assert client._thread is not None
+                LoopTime(client._thread._loop).advance(202)
+                assert isinstance(placed.exception(GENEROUS_S), PrepareUnconfirmedError)
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # the same
     engine.dispose()

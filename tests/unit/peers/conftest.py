@@ -10,6 +10,13 @@ from halfway.peers import HttpPeers
 from halfway.rest.server.server import HttpServer
 from halfway.service.ports import OwnerHint
 from tests.support.peers.owner import HOST, SECRET, Serve
+from tests.support.waiting import GENEROUS_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect in time on any machine."""
+    monkeypatch.setattr("halfway.peers.client._CONNECT_S", GENEROUS_S)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from halfway.domain.errors import AlreadyEndedError, PeerLostError, ShardUnavail
 from halfway.peers import HttpPeers
 from halfway.service.ports import OwnerHint
 from halfway.service.requests import EndResult
+from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import HOST, Owner, Serve, ask
 
 
@@ -38,29 +39,28 @@ async def test_an_answer_that_is_lost_leaves_open_what_was_done(serve: Serve, pe
         await ask(peers, await serve(broken), "t")
     hangs = Owner()
     hangs.gates["t"] = asyncio.Event()
+    waiting = ask(peers, await serve(hangs), "t")
     with pytest.raises(PeerLostError, match="not in time"):
-        await ask(peers, await serve(hangs), "t", 0.2)
+        await LoopTime().out(waiting, 62, once=lambda: hangs.asked, what="it is asked")
     hangs.gates["t"].set()
 
 
 async def test_a_part_of_the_answers_is_kept_where_the_rest_is_lost(serve: Serve, peers: HttpPeers) -> None:
-    owner = Owner()
+    owner, requests = Owner(), list[web.BaseRequest]()
     owner.gates["never"] = asyncio.Event()
 
-    async def cut(request: web.BaseRequest) -> web.StreamResponse:
-        def abort() -> None:
-            assert request.transport is not None
-            request.transport.abort()
-
-        asyncio.get_running_loop().call_later(0.3, abort)
+    async def kept(request: web.BaseRequest) -> web.StreamResponse:
+        requests.append(request)
         return await owner(request)
 
-    at = await serve(cut)
-    answers: list[object] = await asyncio.gather(
-        ask(peers, at, "done"), ask(peers, at, "never"), return_exceptions=True
-    )
-    assert isinstance(answers[0], EndResult)
-    assert isinstance(answers[1], PeerLostError)
+    at = await serve(kept)
+    done, never = (asyncio.create_task(ask(peers, at, name)) for name in ("done", "never"))
+    assert isinstance(await done, EndResult)
+    [request] = requests
+    assert request.transport is not None
+    request.transport.abort()
+    with pytest.raises(PeerLostError):
+        await never
     owner.gates["never"].set()
 
 
