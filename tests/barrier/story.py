@@ -25,7 +25,7 @@ from halfway.client.barrier.drivers import carry_out
 from tests.support.databases.servers import Server
 
 ERRORS = (psycopg.Error, pymysql.Error, sqlite3.Error, ConflictError, LateTransactionError)
-_DECIDED_WITHIN_S = 30.0
+_DECIDED_WITHIN_S = 180.0
 _LOOK_AGAIN_S = 0.01
 Actor = Iterator[None]
 

@@ -11,7 +11,7 @@ from django.db import DatabaseError, connections, transaction
 
 from halfway.client import SyncHalfway
 from halfway.client.django import AtomicProducer, django_barrier
-from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, kill_mariadb, kill_postgresql
+from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, decided, kill_mariadb, kill_postgresql
 from tests.barrier.test_sessions import written
 from tests.support.databases.servers import USER
 from tests.support.rest.client import RestWorld
@@ -80,7 +80,7 @@ def loses_its_connection(client: SyncHalfway, servers: Servers, monkeypatch: pyt
             local()
     client.end(sent[0], "unknown")  # after the one in the background
     assert client.show(sent[0])["state"] == "prepared"
-    return django_barrier().decide(asked(sent[0]))
+    return decided(django_barrier(), sent[0])
 
 
 @pytest.mark.parametrize("vendor", ["postgresql", "mysql"])

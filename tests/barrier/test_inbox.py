@@ -14,7 +14,7 @@ from tests.barrier.test_drivers import Servers, url
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
 
-GENEROUS_S = 60.0
+GENEROUS_S = 180.0
 AGE = {
     "postgresql": "UPDATE {table} SET processed_at = processed_at - interval '16 days'",
     "mysql": "UPDATE {table} SET processed_at = processed_at - INTERVAL 16 DAY",

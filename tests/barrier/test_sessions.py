@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from halfway.client import Halfway, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
-from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, kill_mariadb, kill_postgresql, url
+from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, decided, kill_mariadb, kill_postgresql, url
 from tests.support.rest.client import RestWorld
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
@@ -80,7 +80,7 @@ async def test_a_session_of_a_synchronous_driver(servers: Servers, world: RestWo
     assert verdicts == ["unknown", "unknown", "commit"]
     assert written(world) == [b"one", b"two", b"three"]
     assert (await world.show(transaction_id)).body["state"] == "prepared"
-    assert await asyncio.to_thread(barrier.decide, asked(transaction_id)) == "rollback"
+    assert await asyncio.to_thread(decided, barrier, transaction_id) == "rollback"
     engine.dispose()
 
 
