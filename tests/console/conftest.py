@@ -81,7 +81,9 @@ async def shop() -> AsyncIterator[Shop]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def coordinator(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CoordinatorProcess]:
     """Give a coordinator of its own to each module that runs on a real broker."""
-    process = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("console"))
+    # A check that a busy test answers late would count as one that was not answered.
+    settings = {"HALFWAY_CHECK_TIMEOUT_S": "60"}
+    process = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("console"), settings)
     await asyncio.to_thread(process.start)
     yield process
     process.close()

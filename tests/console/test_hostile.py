@@ -9,6 +9,7 @@ from playwright.async_api import Page, expect
 from tests.support.console.browser import Conduct
 from tests.support.console.shop import IMPATIENT, Shop
 from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.waiting import until_true
 
 SCRIPT = "<script>document.title='taken'</script>"
 IMAGE = "<img src=x onerror=\"document.title='taken'\">"
@@ -159,5 +160,10 @@ async def test_the_policy_stops_a_script_even_if_one_got_into_the_page(
         shop.url.replace("127.0.0.1", "localhost") + "/console/",
     )
     assert tried == []
+    # The browser complains of each, a moment later.
+    wanted = ("TrustedHTML", "connect-src")
+    await until_true(
+        lambda: all(any(word in one for one in conduct.complaints) for word in wanted), what="both are complained of"
+    )
     assert {"TrustedHTML" in one or "Content Security Policy" in one for one in conduct.complaints} == {True}
     conduct.complaints.clear()

@@ -5,6 +5,7 @@ from typing import Any
 
 from playwright.async_api import Locator, Page, Route, expect
 
+from halfway.embedded.ports import pick_port
 from halfway.memory import Memory
 from tests.support.console.heap import heap
 from tests.support.console.shop import IMPATIENT, Shop
@@ -81,7 +82,7 @@ async def test_a_shard_that_is_away_is_said_in_place_of_less_being_shown(page: P
 
 async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -> None:
     """Meanwhile what is shown is marked as stale; afterwards it is loaded again by itself."""
-    async with RestWorld() as first:
+    async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
         await first.prepared(id="r-1")
         port = first.port

@@ -61,7 +61,7 @@ async def listed(rest: Rest) -> tuple[list[str], dict[int, str]]:
         cursor = f"&cursor={shown['next']}"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_any_page_of_many_is_shown_and_none_of_the_former_is_kept(
     page: Page, kafka: Kafka, coordinator: CoordinatorProcess
 ) -> None:

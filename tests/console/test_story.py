@@ -20,7 +20,7 @@ PAGE = "<html><body><h1>502 Bad Gateway</h1><script>document.title='taken'</scri
 PATIENCE_MS = 600_000
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_end(
     page: Page, kafka: Kafka, coordinator: CoordinatorProcess, endpoint: CheckEndpoint
 ) -> None:

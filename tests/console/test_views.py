@@ -4,12 +4,14 @@ import asyncio
 
 from playwright.async_api import Page, expect
 
+from halfway.embedded.ports import pick_port
 from halfway.memory import Memory
 from tests.console.conftest import NewPage
 from tests.support.console.axe import violations
 from tests.support.console.browser import NARROW
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, own_id
+from tests.support.waiting import GENEROUS_S
 
 MANY = 150
 MESSAGES = 300
@@ -27,7 +29,7 @@ SHOWS = {
 async def test_each_view_is_found_again_after_a_restart(new_page: NewPage) -> None:
     """Meanwhile each says that nothing is heard of the coordinator."""
     pages: dict[str, Page] = {}
-    async with RestWorld() as first:
+    async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
         await first.prepared(id="r-1")
         port = first.port
@@ -45,7 +47,7 @@ async def test_each_view_is_found_again_after_a_restart(new_page: NewPage) -> No
 
 
 async def test_a_job_whose_instance_has_ended_says_what_holds(page: Page) -> None:
-    async with RestWorld() as first:
+    async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
         job = {"id": "gone", "action": "check", "ids": ["none"], "reason": "r"}
         assert (await first.call("POST", "/v1/jobs", job)).status == 202
@@ -102,7 +104,7 @@ async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_pa
             activity.skipped_record(f"topic-{number}", "wrong_key")
         for number in range(50):
             job = {"id": f"j-{number}", "action": "check", "ids": [f"none-{number}"], "reason": "r", "rate": 200}
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GENEROUS_S):
                 while (await world.call("POST", "/v1/jobs", job)).status == 429:  # noqa: ASYNC110 - nothing tells
                     await asyncio.sleep(0.01)
         page = await new_page(size=NARROW, dark=True)

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 45_000
+PATIENCE_MS = 120_000
 """Only a broken product needs this long."""
 WIDE, NARROW = (1280, 800), (375, 812)
 
