@@ -37,7 +37,7 @@ from tests.support.brokers.jvm import short_lived
 NODES: Final = (1, 2, 3)
 DIRECT: Final = "PLAINTEXT"
 """The listener without a proxy: for the brokers themselves, for the one who makes topics, and for the checker."""
-_READY_WITHIN_S: Final = 120.0
+_READY_WITHIN_S: Final = 300.0
 _STOP_WITHIN_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.2
 _FORGOTTEN: Final = re.compile(r"partitions HashSet\(([^)]*)\).*likely deleted already and hence can be skipped")
@@ -95,10 +95,11 @@ class TopicKind:
 class Broker:
     """One broker, which is its cluster's controller too in its turn."""
 
-    def __init__(self, node: Node, directory: Path, java: Sequence[str]) -> None:
+    def __init__(self, node: Node, directory: Path, java: Sequence[str], properties: Mapping[str, str]) -> None:
         self.node = node
         self._directory = directory
         self._java = java
+        self._properties = properties
         self._process: SupervisedProcess | None = None
         self._starts = 0
         self.paused = False
@@ -118,7 +119,7 @@ class Broker:
     def format(self, cluster_id: str) -> None:
         self._directory.mkdir(parents=True)
         guarded = _guarded([name for name in self.node.listeners if name != DIRECT])
-        properties = render_properties(server_properties(self.node, {**_OURS, **guarded}))
+        properties = render_properties(server_properties(self.node, {**_OURS, **guarded, **self._properties}))
         (self._directory / "server.properties").write_text(properties, encoding="ascii")
         (self._directory / "log4j2.properties").write_text(LOG4J2_PROPERTIES, encoding="ascii")
         command = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config=server.properties"]
@@ -178,7 +179,12 @@ class Broker:
 class BrokerCluster:
     """Three brokers; `listeners` are further ports of each broker by name, as `{node: Listener}`, for `LOGIN`."""
 
-    def __init__(self, directory: Path, listeners: Mapping[str, Mapping[int, Listener]] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        listeners: Mapping[str, Mapping[int, Listener]] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         taken: set[int] = {one.port for ports in (listeners or {}).values() for one in ports.values()}
 
         def free() -> int:
@@ -199,6 +205,7 @@ class BrokerCluster:
                 ),
                 directory / f"broker-{node}",
                 java,
+                properties or {},
             )
             for node in NODES
         )

@@ -57,12 +57,12 @@ def test_the_former_owner_can_write_nothing_more(config: KafkaConfig) -> None:
     acquire(config, "next", [0])
     for producer in former[:2]:
         with pytest.raises(ProducerFailedError):
-            producer.commit(10)
+            producer.commit(PATIENCE_S)
         producer.abandon()
     former[2].begin()
     former[2].produce(orders, b"never", None, 0)
     with pytest.raises(ProducerFailedError) as failed:
-        former[2].commit(10)
+        former[2].commit(PATIENCE_S)
     assert failed.value.fenced
     former[2].abandon()
     assert read_topic(config, orders) == []
@@ -75,10 +75,10 @@ def test_an_open_release_of_a_frozen_owner_does_not_stop_the_next(config: KafkaC
     former[0].begin()
     former[0].produce(config.owners_topic, None, b"0", 0, headers=record_headers(KIND_OWNER, "", "released"))
     assert former[0]._producer is not None
-    former[0]._producer.flush(10)
+    former[0]._producer.flush(PATIENCE_S)
     acquire(config, "next", [0])
     with pytest.raises(ProducerFailedError):
-        former[0].commit(10)
+        former[0].commit(PATIENCE_S)
     for producer in former:
         producer.abandon()
     assert decode_owner(read_topic(config, config.owners_topic)[-1].value).incarnation == "next"
@@ -86,7 +86,7 @@ def test_an_open_release_of_a_frozen_owner_does_not_stop_the_next(config: KafkaC
 
 def test_an_open_rehearsal_of_a_frozen_owner_holds_no_consumer_back(kafka: Kafka) -> None:
     """It is aborted by whoever takes over, long before it would time out."""
-    config = config_for(kafka.bootstrap_servers, transaction_timeout_s=5 * PATIENCE_S)
+    config = config_for(kafka.bootstrap_servers, transaction_timeout_s=2 * PATIENCE_S)
     create_internal_topics(config)
     orders = config.prefix + "orders"
     create_topics(config, {orders: 1})
@@ -176,7 +176,7 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     barrier = encode_barrier(Barrier(incarnation="former", at=1))
     former = lane_of(config, "former")
     produce(config, config.half_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
-    for number in range(20):
+    for number in range(50):
         produce(config, config.half_topic, 0, f"a-{number}".encode(), b"long")
     monkeypatch.setattr("halfway.kafka.log.partition_reader.BATCH", 0)
     read = PartitionReader.read
@@ -186,7 +186,7 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
         return read(*args)
 
     monkeypatch.setattr(PartitionReader, "read", slowly)
-    acquire(config, "next", [0], deadline=time.monotonic() + 5)
+    acquire(config, "next", [0], deadline=time.monotonic() + 12)
     assert_fenced(config, former)
 
 
@@ -198,7 +198,7 @@ def test_a_partition_that_cannot_be_read_to_its_end_is_named(config: KafkaConfig
     stranger.produce(config.half_topic, b"open", b"a-1", 0)
     assert stranger.flush(time.monotonic() + PATIENCE_S, lambda: False)
     with pytest.raises(AcquireError, match=f"nothing more can be read of {config.half_topic}-0: "):
-        acquire(replace(config, lane_stall_s=3), "next", [0])
+        acquire(replace(config, lane_stall_s=8), "next", [0])
     stranger.abandon()
 
 
@@ -243,11 +243,11 @@ def test_every_lane_id_of_the_former_owner_is_fenced(config: KafkaConfig) -> Non
     lanes[0].begin()
     owner = Owner(shard=0, incarnation="wide", lane_ids=tuple(ids), url="", acquired_at=1)
     lanes[0].produce(config.owners_topic, encode_owner(owner), b"0", 0, headers=record_headers(KIND_OWNER, "", ""))
-    lanes[0].commit(10)
+    lanes[0].commit(PATIENCE_S)
     acquire(config, "next", [0])
     for lane in lanes:
         lane.begin()
         lane.produce(config.prefix + "orders", b"never", None, 0)
         with pytest.raises(ProducerFailedError):
-            lane.commit(10)
+            lane.commit(PATIENCE_S)
         lane.abandon()

@@ -26,7 +26,7 @@ from tests.support.ownership.kafka_adapter import produce
 
 async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kafka: Kafka) -> None:
     """A hanging Kafka transaction in half[0], an overwritten owner of shard 1: the others are served, then 0 too."""
-    config = config_for(kafka.bootstrap_servers, lane_stall_s=4, shards=4)
+    config = config_for(kafka.bootstrap_servers, lane_stall_s=10, shards=4)
     create_internal_topics(config)
     produce(config, config.owners_topic, 1, b"1", b"rubbish")
     for topic in (config.half_topic, config.parked_topic):
@@ -53,7 +53,7 @@ async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kaf
 
         await asyncio.to_thread(stranger.abort, PATIENCE_S)
         await instance.serves([0, 2, 3])
-        assert [trouble.shard for trouble in membership.status.troubles] == [1]
+        await eventually(lambda: [trouble.shard for trouble in membership.status.troubles] == [1], "one is left")
         assert membership.status.troubles[0].since == unknown.since
         await eventually(lambda: membership.status.troubles[0].tries > unknown.tries, "another try")
         assert instance.incarnation == incarnation
@@ -83,7 +83,10 @@ def counting_acquirers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(TransactionalProducer, "__init__", made)
     monkeypatch.setattr(TransactionalProducer, "abandon", abandoned)
     yield counts
-    assert not alive
+    until = time.monotonic() + PATIENCE_S
+    while alive:  # each is given up a moment after its shard is served
+        assert time.monotonic() < until, f"{alive} are not given up"
+        time.sleep(0.02)
 
 
 async def test_many_shards_are_acquired_a_few_at_a_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.end_offsets import PartitionEnds
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.partition_availability import Openings
-from tests.chaos.brokers import BrokerCluster
+from tests.chaos.brokers import BrokerCluster, TopicKind
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     commit_of,
@@ -31,13 +31,15 @@ from tests.support.ownership.cluster_harness import (
 )
 
 SHARDS = 4
+UNHURRIED = {"broker.session.timeout.ms": "6000", "replica.lag.time.max.ms": "20000"}
+"""On a slow machine brokers that live are silent for seconds, and are neither to be fenced nor out of sync."""
 pytestmark = pytest.mark.xdist_group("brokers lost")  # one cluster for all of them
 
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
     directory: Path = tmp_path_factory.mktemp("brokers")
-    with BrokerCluster(directory) as cluster:
+    with BrokerCluster(directory, properties=UNHURRIED) as cluster:
         yield cluster
 
 
@@ -76,7 +78,7 @@ config = KafkaConfig(
     properties={"bootstrap.servers": servers}, prefix=prefix, shards=int(shards), max_prepare_bytes=1_000_000
 )
 topics = InternalTopics(config)
-asyncio.run(topics.ensure(timeout_s=60))
+asyncio.run(topics.ensure(timeout_s=180))
 topics.close()
 print("verified", flush=True)
 sys.stdin.read()
@@ -104,7 +106,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
 
     And a process that has just verified the topics of a new cluster survives the loss of a broker.
     """
-    config = config_for(brokers.bootstrap_servers, lane_stall_s=8, shards=SHARDS)
+    config = config_for(brokers.bootstrap_servers, lane_stall_s=15, shards=SHARDS)
     verifier.ensure(config)
     good, under = config.prefix + "good", config.prefix + "under"
     create(brokers, good, [1, 2, 3])
@@ -129,7 +131,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
                 return False
             return openings is not None and bool(openings.closed)
 
-        await instance.write(commit_of(1, first, 0))
+        await instance.write_until_taken(commit_of(1, first, 0))
         brokers.brokers[2].kill()
         await eventually(short, "the broker is missed")
         await instance.serves(range(SHARDS))
@@ -159,7 +161,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
 async def test_the_end_of_a_partition_is_told_after_its_leader_went_and_came_back(brokers: BrokerCluster) -> None:
     """The same broker leads in a later epoch, and librdkafka would ask with the cached one for up to 15 minutes."""
     topic, config = "led", config_for(brokers.bootstrap_servers)
-    brokers.admin.create_topics([NewTopic(topic, 1, 3)])[topic].result()
+    brokers.make_topics(TopicKind(name=topic, partitions=1))
     brokers.wait_until_ready()
     ends = PartitionEnds(config, topic)
 

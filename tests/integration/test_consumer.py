@@ -27,7 +27,7 @@ from halfway.client.consumer import (
 )
 from tests.support.brokers.fixtures import Kafka
 
-GENEROUS_S = 60.0
+GENEROUS_S = 180.0
 QUICK = Retries(attempts=3, first_pause_s=0.01, max_pause_s=0.05)
 
 
@@ -168,7 +168,7 @@ def test_a_message_that_fails_delays_its_own_partition_only_and_is_set_aside(sho
 
     shop.produce("poison", "a2")
     shop.produce("b1", "b2", partition=1)
-    consumer = shop.consume(handle, retries=Retries(attempts=3, first_pause_s=1, max_pause_s=1))
+    consumer = shop.consume(handle, retries=Retries(attempts=3, first_pause_s=2, max_pause_s=2))
     shop.wait_for("b1", "b2", "a2")
     consumer.stop()
     assert shop.effects() == ["b1", "b2", "a2"]

@@ -29,15 +29,15 @@ from halfway.embedded import (
 )
 from halfway.embedded.ports import pick_port
 from halfway.embedded.properties import Node
-from tests.support.brokers.jvm import short_lived
+from tests.support.brokers.jvm import MORTAL, STARTED_WITHIN_S, short_lived
 
-TIMEOUT_S = 15
+TIMEOUT_S = 90
 # Runs a broker until it is killed itself.
 PARENT = """
 import json, os, sys, time
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from tests.support.brokers.jvm import short_lived
-with EmbeddedKafka(EmbeddedConfig(jvm_options=("-XX:TieredStopAtLevel=1",))) as kafka:
+with EmbeddedKafka(EmbeddedConfig(jvm_options=("-XX:TieredStopAtLevel=1",), startup_timeout_s=300)) as kafka:
     print(json.dumps({"pid": kafka.pid, "data_dir": str(kafka.data_dir)}), flush=True)
     time.sleep(600)
 """
@@ -51,7 +51,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 180) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -70,7 +70,8 @@ def config(
         data_dir=data_dir,
         port=port,
         jvm_options=short_lived(),
-        properties=properties or {},
+        properties={**MORTAL, **(properties or {})},
+        startup_timeout_s=STARTED_WITHIN_S,
     )
 
 
@@ -148,7 +149,8 @@ class TestARunningBroker:
 
     def test_its_log_is_kept_in_its_directory(self, broker: EmbeddedKafka) -> None:
         assert broker.log_path.parent == broker.data_dir
-        assert "Kafka Server started" in broker.log_path.read_text(encoding="utf-8")
+        # It says so a moment after it answers.
+        assert eventually(lambda: "Kafka Server started" in broker.log_path.read_text(encoding="utf-8"))
 
     def test_starting_it_again_changes_nothing(self, broker: EmbeddedKafka) -> None:
         pid = broker.pid
@@ -227,7 +229,9 @@ def test_a_given_directory_is_kept_with_its_data_whatever_its_name(tmp_path: Pat
 
 def test_a_temporary_directory_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with EmbeddedKafka(EmbeddedConfig(keep_data=True, jvm_options=short_lived())) as kafka:
+    with EmbeddedKafka(
+        EmbeddedConfig(keep_data=True, jvm_options=short_lived(), startup_timeout_s=STARTED_WITHIN_S)
+    ) as kafka:
         assert kafka.data_dir.parent == tmp_path
     assert (kafka.data_dir / "data" / "meta.properties").exists()
 
@@ -287,6 +291,7 @@ def test_a_broker_that_does_not_answer_in_time_is_ended(monkeypatch: pytest.Monk
 
 def test_progress_is_told_and_java_is_named() -> None:
     told: list[str] = []
-    with EmbeddedKafka(EmbeddedConfig(progress=told.append, jvm_options=short_lived())) as kafka:
+    given = EmbeddedConfig(progress=told.append, jvm_options=short_lived(), startup_timeout_s=STARTED_WITHIN_S)
+    with EmbeddedKafka(given) as kafka:
         assert any("Starting Kafka 4.3.1 on Java" in line for line in told)
         assert kafka.bootstrap_servers in told[-1]

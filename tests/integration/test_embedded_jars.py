@@ -163,7 +163,7 @@ def test_a_process_killed_while_it_fetches_leaves_nothing_half_behind(repository
     with subprocess.Popen(
         [sys.executable, "-c", RESOLVE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as child:
-        assert repository.hanging.wait(60)
+        assert repository.hanging.wait(300)
         time.sleep(0.2)  # its half of the jar is written
         child.send_signal(signal.SIGKILL)
     repository.hangs_at = None
@@ -173,17 +173,29 @@ def test_a_process_killed_while_it_fetches_leaves_nothing_half_behind(repository
         assert jar.stat().st_size == (repository.root / jar.relative_to(Path(os.environ["M2_REPO"]))).stat().st_size
 
 
-def test_processes_with_empty_caches_fetch_each_file_once(repository: Repository) -> None:
-    children = [
-        subprocess.Popen([sys.executable, "-c", RESOLVE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    answers = [child.communicate(timeout=120) for child in children]
-    assert [child.returncode for child in children] == [0, 0, 0], [told for _, told in answers]
-    assert len({jars for jars, _ in answers}) == 1
+def test_processes_with_empty_caches_fetch_each_file_once(repository: Repository, tmp_path: Path) -> None:
+    repository.hangs_at = LARGE
+    logs = [tmp_path / f"told-{number}" for number in range(3)]
+    with contextlib.ExitStack() as stack:
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", RESOLVE],
+                stdout=subprocess.PIPE,
+                stderr=stack.enter_context(log.open("w")),
+                text=True,
+            )
+            for log in logs
+        ]
+    until = time.monotonic() + 300
+    while not any("Waiting for another process" in log.read_text() for log in logs):
+        assert time.monotonic() < until, "none says that it waits for another one"
+        time.sleep(0.02)
+    repository.go_on.set()
+    answers = [child.communicate(timeout=400)[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], [log.read_text() for log in logs]
+    assert len(set(answers)) == 1
     fetched = [name for name in repository.asked if name.endswith(".jar")]
-    assert len(fetched) == len(set(fetched)) == len(answers[0][0].splitlines())
-    assert any("Waiting for another process" in told for _, told in answers)
+    assert len(fetched) == len(set(fetched)) == len(answers[0].splitlines())
 
 
 def test_a_version_that_does_not_exist_is_named(repository: Repository) -> None:

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaException
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.topics.admin_requests import AdminRequests
-from tests.support.brokers.jvm import short_lived
+from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
 
 
@@ -16,7 +16,8 @@ from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
 def flapping() -> Iterator[EmbeddedKafka]:
     """Give a broker whose heartbeats come later than its session allows: it is fenced again and again."""
     late = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "4000"}
-    with EmbeddedKafka(EmbeddedConfig(jvm_options=short_lived(), properties=late)) as kafka:
+    config = EmbeddedConfig(jvm_options=short_lived(), properties=late, startup_timeout_s=STARTED_WITHIN_S)
+    with EmbeddedKafka(config) as kafka:
         yield kafka
 
 

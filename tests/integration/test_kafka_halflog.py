@@ -17,7 +17,7 @@ from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.records.codec import encode_parked
 from halfway.kafka.topics.provisioning import InternalTopics
 from tests.support.brokers.fixtures import Kafka
-from tests.support.brokers.jvm import short_lived
+from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
 from tests.support.replies import appended
 
@@ -226,7 +226,8 @@ async def append_at_last(log: KafkaHalfLog, record: Half) -> int:
 
 async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recovers_after() -> None:
     """An append is ambiguous, a read and a question are unavailable; all work again when the broker does."""
-    with EmbeddedKafka(EmbeddedConfig(jvm_options=short_lived())) as broker:
+    steady = EmbeddedConfig(jvm_options=short_lived(), properties=STEADY, startup_timeout_s=STARTED_WITHIN_S)
+    with EmbeddedKafka(steady) as broker:
         config = config_of(broker.bootstrap_servers, prepare_timeout_s=1)
         await make_topics(config)
         async with running(config, SkippedRecords()) as log:

@@ -21,7 +21,7 @@ from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
-from tests.support.brokers.jvm import short_lived
+from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
 
 pytestmark = pytest.mark.xdist_group("permissions")  # one broker for all of them
@@ -56,7 +56,7 @@ def ask_as_admin(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
 
     def answer() -> str | None:
         try:
-            metadata = client.list_topics(timeout=0.5)
+            metadata = client.list_topics(timeout=2)
         except KafkaException:
             return None
         return str(metadata.cluster_id) if metadata.brokers else None
@@ -69,7 +69,10 @@ def guarded() -> Iterator[str]:
     """Give the address of a broker that asks for a password and knows ACLs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("halfway.embedded.broker.ask", ask_as_admin)
-        with EmbeddedKafka(EmbeddedConfig(jvm_options=short_lived(), properties=BROKER)) as broker:
+        config = EmbeddedConfig(
+            jvm_options=short_lived(), properties={**STEADY, **BROKER}, startup_timeout_s=STARTED_WITHIN_S
+        )
+        with EmbeddedKafka(config) as broker:
             yield broker.bootstrap_servers
 
 

@@ -28,6 +28,7 @@ from halfway.memory.surroundings import RecordingObserver
 from halfway.service.ports import Cursors
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
+from tests.support.ownership.cluster_harness import create_topics
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
 from tests.support.records.samples import AUDIT_EVENT
 
@@ -274,7 +275,7 @@ async def test_facts_of_topics_and_none_for_what_does_not_exist(config: KafkaCon
     """Partitions, the largest message, whether compacted; nothing is created by asking."""
     name = config.prefix.strip("_.") + "-real"
     admin = admin_of(config)
-    admin.create_topics([NewTopic(name, 5, 1, config={"max.message.bytes": "77777"})])[name].result(PATIENCE_S)
+    create_topics(config, {name: 5}, **{"max.message.bytes": "77777"})
     destinations = TopicMetadata(config)
     found = await destinations.describe(
         [name, name, config.half_topic, "no-such-topic", "not a name", "", ".", "x" * 250], deadline=patience()

@@ -27,6 +27,7 @@ from halfway.kafka.topics.required_config import Problem
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.cluster_harness import add_partitions, create_topics, read_topic
 from tests.support.ownership.kafka_adapter import PATIENCE_S, admin_of, config_of, delete_all, produce
+from tests.support.waiting import until_true
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ async def test_looking_at_the_topics_again_and_again_leaves_no_thread_behind(con
         before = native_threads()
         for _ in range(3):
             await topics.watch(timeout_s=PATIENCE_S)
-        assert native_threads() <= before
+        await until_true(lambda: native_threads() <= before, what="the threads of each look have ended")
     finally:
         gc.enable()
         topics.close()

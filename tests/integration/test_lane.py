@@ -200,7 +200,7 @@ async def test_a_partition_that_the_lane_has_not_seen_or_that_has_gone_costs_no_
     async with running(config) as instance:
         for number in range(4):  # both producers of the lane know the topic afterwards
             await instance.write(commit_of(0, to(0, f"old-{number}"), 0))
-        admin.create_partitions([NewPartitions(grown, 3)])[grown].result(30)
+        admin.create_partitions([NewPartitions(grown, 3)])[grown].result(PATIENCE_S)
         for number in range(4):
             await instance.write_until_taken(commit_of(0, to(2, f"new-{number}"), 0))
         assert Counter(seen.partition for seen in read_topic(config, grown)) == {0: 4, 2: 4}
@@ -291,7 +291,7 @@ def _set_topic(config: KafkaConfig, topic: str, name: str, value: str) -> None:
     admin = admin_of(config)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+        future.result(PATIENCE_S)
 
 
 async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_ended(kafka: Kafka) -> None:

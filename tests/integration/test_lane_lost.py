@@ -24,6 +24,7 @@ from halfway.kafka.topics.partition_availability import Openings
 from tests.support.brokers.fixtures import Kafka
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
+    PATIENCE_S,
     Instance,
     commit_of,
     config_for,
@@ -44,7 +45,7 @@ async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: Kaf
     async with running(config) as instance:
         before = instance.incarnation
         ids = [f"{config.prefix}{before}.{name}" for name in ("0", "1", "q")]
-        await asyncio.to_thread(fence, config, ids, time.monotonic() + 30)
+        await asyncio.to_thread(fence, config, ids, time.monotonic() + PATIENCE_S)
         one = half("a-1", Message(topic=orders, value=b"once"))
         with pytest.raises(LaneLostError):
             await instance.write(commit_of(0, one, 0))
@@ -59,7 +60,7 @@ async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_ne
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its callers do not wait for the thread, which is fenced when it wakes up."""
-    config = config_for(kafka.bootstrap_servers, lane_stall_s=2)
+    config = config_for(kafka.bootstrap_servers, lane_stall_s=6)
     create_internal_topics(config)
     create_topics(config, {config.prefix + "orders": 1})
     wake, fresh = threading.Event(), TopicMetadata.fresh
@@ -120,14 +121,14 @@ async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: Ka
     """Recovery and tail both go on after rubbish in half."""
     rubbish = Producer(config.producer())
     rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-1").encode(), 0)
-    rubbish.flush(30)
+    rubbish.flush(PATIENCE_S)
     after, later = in_shard(0, "after"), in_shard(0, "later")
     prepare(config, 0, half(after))
     async with running(config) as instance:
         assert state_of(instance.service.states[0], after) is State.PREPARED
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 1
         rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-2").encode(), 0)
-        rubbish.flush(30)
+        rubbish.flush(PATIENCE_S)
         await asyncio.to_thread(prepare, config, 0, half(later))
         await eventually(lambda: state_of(instance.service.states[0], later) is not None, "the half after rubbish")
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
@@ -140,7 +141,7 @@ async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: Kafk
     def written(transaction_id: bytes, shard: int) -> None:
         headers = record_headers(KIND_HALF, "shop", "prepared")
         newer.produce(config.half_topic, MARKER + b"newer schema", transaction_id, shard, headers=headers)
-        newer.flush(30)
+        newer.flush(PATIENCE_S)
 
     def out(instance: Instance) -> bool:
         status = instance.cluster.membership.status

@@ -93,7 +93,7 @@ def test_what_kafka_removes_between_two_attempts_takes_no_row_away(
 
 
 @pytest.mark.xdist_group("spark-submit")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topics: Topics, tmp_path: Path) -> None:
     """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind.
 
@@ -184,7 +184,7 @@ def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) 
             command, env=without_spark() | settings, stdout=told, stderr=told, start_new_session=True
         )
     try:
-        return running.wait(500)
+        return running.wait(1000)
     finally:
         if running.returncode is None:
             os.killpg(running.pid, signal.SIGKILL)

@@ -49,7 +49,7 @@ def held(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[tu
         go.set()
 
 
-async def give_back(instance: Instance, shard: int, *, within: float = 3.0) -> None:
+async def give_back(instance: Instance, shard: int, *, within: float = 10.0) -> None:
     """Give a shard back as when the group revokes it, with less time: enough for its lane to have begun, though."""
     until = asyncio.get_running_loop().time() + within
     instance.cluster.membership._on_revoked(frozenset({shard}))
@@ -68,7 +68,7 @@ async def release_as_surplus(instance: Instance, shard: int) -> None:
     assert incarnation is not None
     incarnation.drop(shard)
     instance.service.lost(shard)
-    assert not await incarnation.release([shard], asyncio.get_running_loop().time() + 3)
+    assert not await incarnation.release([shard], asyncio.get_running_loop().time() + 10)
 
 
 @pytest.mark.parametrize("leave", [give_back, release_as_surplus])

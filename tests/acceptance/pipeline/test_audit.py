@@ -29,7 +29,7 @@ from tests.support.coordinator.rest_client import Rest
 from tests.support.coordinator.topics import Cluster
 from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.fixtures import Command
-from tests.support.pipeline.histories import History, Rogue, as_messages, events, write_history
+from tests.support.pipeline.histories import ANSWERED_WITHIN_S, History, Rogue, as_messages, events, write_history
 from tests.unit.pipeline.transforms.test_agreement import shown
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def world(kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFacto
         history.expected[BEHIND] = "pending"
         yield World(history=history, planted=planted, rogue=rogue, access=access, asked=asked, written=written)
     finally:
-        hanging.abort_transaction(30)
+        hanging.abort_transaction(ANSWERED_WITHIN_S)
 
 
 async def _history(coordinator: CoordinatorProcess, cluster: Cluster) -> History:

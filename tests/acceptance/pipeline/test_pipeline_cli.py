@@ -16,7 +16,7 @@ from tests.support.pipeline.fixtures import QUICK, Command, as_options, without_
 
 SMALL = ("--memory", "1g", "--master", "local[1]", *as_options(QUICK | {"spark.sql.shuffle.partitions": "1"}))
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,7 @@ def pipeline(*arguments: str, settings: Mapping[str, str] | None = None) -> subp
         env=without_spark() | dict(settings or {}),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=800,
         check=False,
     )
 
@@ -107,7 +107,7 @@ def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path:
     heeding = ["env", "--default-signal=INT", *command]
     with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=without_spark()) as process, (tmp_path / file).open("w"):
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=400)
+        _, told = process.communicate(timeout=800)
     assert process.returncode == 130
     assert f"halfway-pipeline {job}: interrupted".encode() in told
     assert b"Traceback" not in told

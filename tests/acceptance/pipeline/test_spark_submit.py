@@ -21,7 +21,7 @@ EXPECTED = verdicts_of(**HISTORY)
 """What a local session gives too: test_pipeline_cli.py runs the same job there."""
 
 # One after the other, beside the tests that share a session.
-pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("spark-submit")]
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.xdist_group("spark-submit")]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     # In the environment that runs the tests, which has what is needed already.
     environment = (f"BIN={Path(sys.executable).parent}", "STAMP=", f"PACKED={folder}")
-    subprocess.run(["make", "pack", *environment], cwd=ROOT, check=True, timeout=300)
+    subprocess.run(["make", "pack", *environment], cwd=ROOT, check=True, timeout=1200)
     return folder
 
 
@@ -64,7 +64,7 @@ def spark_submit(
         env={**without_spark(), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1200,
         check=False,
     )
 
@@ -92,7 +92,7 @@ def test_a_zip_is_enough_where_the_workers_have_pyarrow(snapshot: Path, packed: 
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     uv, lock = Path(sys.executable).with_name("uv"), ROOT / "requirements" / "cluster.txt"
     install = [str(uv), "pip", "install", "--quiet", "--python", str(bare), "--constraint", str(lock), "pyarrow"]
-    subprocess.run(install, check=True, timeout=400)
+    subprocess.run(install, check=True, timeout=1200)
     given = ["--py-files", str(packed / "halfway-spark.zip")]
     job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path / "audit"), "--json"]
     done = spark_submit(1, given, job, {**INTERPRETED, "spark.pyspark.python": str(bare / "bin" / "python")})

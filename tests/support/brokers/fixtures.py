@@ -15,11 +15,9 @@ from typing import Protocol
 import pytest
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
-from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
+from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 
 VARIABLE = "HALFWAY_TEST_KAFKA"
-STEADY = {"broker.session.timeout.ms": "30000"}
-"""Nobody kills this broker, and on a slow machine it is silent for seconds: its controller must not fence it."""
 
 
 class Kafka(Protocol):

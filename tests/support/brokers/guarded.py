@@ -18,14 +18,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, Listener, Node
-from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
+from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 
 GUARDED_LISTENER = "GUARDED"
 USERS = {"entitled": "right-password", "stranger": "other-password"}
 _JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required " + " ".join(
     f'user_{name}="{password}"' for name, password in USERS.items()
 )
-_ANSWER_WITHIN_S = 20.0
+_ANSWER_WITHIN_S = 60.0
 
 
 class GuardedKafka(EmbeddedKafka):
@@ -45,6 +45,7 @@ class GuardedKafka(EmbeddedKafka):
                     f"listener.name.{GUARDED_LISTENER.lower()}.plain.sasl.jaas.config": f"{_JAAS};",
                     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                     "super.users": "User:ANONYMOUS",
+                    **STEADY,
                     **(properties or {}),
                 },
             )

@@ -19,6 +19,10 @@ from halfway.embedded.jars import user_cache_dir
 
 STARTED_WITHIN_S = 300.0
 """Several may start at once on a slow machine; halfway itself waits less."""
+STEADY = {"broker.session.timeout.ms": "30000"}
+"""For a broker that nobody kills: on a slow machine it is silent for seconds, and its controller must not fence it."""
+MORTAL = {"broker.session.timeout.ms": "10000"}
+"""For one that is killed: its controller lets it in again only when that time is over."""
 
 
 @cache
@@ -43,9 +47,8 @@ def _archive() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run ask at the same time
         if not archive.exists():
             unfinished = archive.with_suffix(f".{os.getpid()}")
-            with EmbeddedKafka(
-                EmbeddedConfig(jvm_options=(*SHORT_LIVED, f"-XX:ArchiveClassesAtExit={unfinished}"))
-            ) as kafka:
+            options = (*SHORT_LIVED, f"-XX:ArchiveClassesAtExit={unfinished}")
+            with EmbeddedKafka(EmbeddedConfig(jvm_options=options, startup_timeout_s=STARTED_WITHIN_S)) as kafka:
                 os.kill(kafka.pid, signal.SIGTERM)  # it writes the archive at its orderly end, however long that takes
                 while kafka.running:
                     time.sleep(0.1)

@@ -9,7 +9,7 @@ from typing import Self
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.properties import CLIENT_LISTENER, Listener, Node
-from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
+from tests.support.brokers.jvm import MORTAL, STARTED_WITHIN_S, short_lived
 from tests.support.brokers.proxy import KafkaProxy
 
 
@@ -24,7 +24,7 @@ class ProxiedKafka(EmbeddedKafka):
             EmbeddedConfig(
                 data_dir=data_dir,
                 jvm_options=short_lived(),
-                properties=properties or {},
+                properties={**MORTAL, **(properties or {})},
                 startup_timeout_s=STARTED_WITHIN_S,
             )
         )

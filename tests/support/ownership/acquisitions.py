@@ -62,6 +62,6 @@ def assert_fenced(config: KafkaConfig, lanes: Sequence[TransactionalProducer]) -
         lane.begin()
         lane.produce(config.prefix + "orders", b"never", None, 0)
         with pytest.raises(ProducerFailedError) as failed:
-            lane.commit(10)
+            lane.commit(PATIENCE_S)
         assert failed.value.fenced
         lane.abandon()

@@ -29,7 +29,7 @@ from halfway.service.ports import TOMBSTONE, LaneWrite, Written
 from tests.support.domain.states import state_of
 from tests.support.replies import submitted
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def config_for(bootstrap_servers: str, **fields: object) -> KafkaConfig:
@@ -38,7 +38,7 @@ def config_for(bootstrap_servers: str, **fields: object) -> KafkaConfig:
         "prefix": f"_t{uuid4().hex[:8]}.",
         "shards": 2,
         "max_prepare_bytes": 1_000_000,
-        "session_timeout_s": 6,  # the least that a broker takes by default
+        "session_timeout_s": 12,  # on a slow machine one that lives is silent for seconds
     }
     settings |= fields
     return KafkaConfig(properties={"bootstrap.servers": bootstrap_servers}, **settings)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str
         [NewTopic(name, partitions, 1, config=settings) for name, partitions in names.items()]
     )
     for future in futures.values():
-        future.result(30)
+        future.result(PATIENCE_S)
     # The controller has them; the broker learns of them a moment later.
     until = time.monotonic() + PATIENCE_S
     while not names.keys() <= admin.list_topics(timeout=PATIENCE_S).topics.keys():
@@ -66,7 +66,7 @@ def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str
 def add_partitions(config: KafkaConfig, name: str, count: int) -> None:
     """Give a topic more partitions, as anybody with the right to alter it can."""
     admin = admin_of(config)
-    admin.create_partitions([NewPartitions(name, count)])[name].result(30)
+    admin.create_partitions([NewPartitions(name, count)])[name].result(PATIENCE_S)
     until = time.monotonic() + PATIENCE_S
     while len(admin.list_topics(name, timeout=PATIENCE_S).topics[name].partitions) < count:
         assert time.monotonic() < until, f"{name} does not grow"
@@ -82,7 +82,7 @@ def create_internal_topics(config: KafkaConfig) -> None:
 def delete_topics(config: KafkaConfig, names: Iterable[str]) -> None:
     admin = admin_of(config)
     for future in admin.delete_topics(list(names)).values():
-        future.result(30)
+        future.result(PATIENCE_S)
 
 
 class CountingObserver:
@@ -263,12 +263,12 @@ def prepare(config: KafkaConfig, shard: int, *halves: Half) -> list[int]:
             headers=record_headers(KIND_HALF, one.group, State.PREPARED.value),
             on_delivery=lambda _error, message: offsets.append(message.offset() or 0),
         )
-    producer.flush(30)
+    producer.flush(PATIENCE_S)
     assert len(offsets) == len(halves)
     return offsets
 
 
-def commit_of(shard: int, one: Half, half_offset: int, *, within: float = 30.0) -> LaneWrite:
+def commit_of(shard: int, one: Half, half_offset: int, *, within: float = PATIENCE_S) -> LaneWrite:
     """The write that commits a prepared transaction."""
     return LaneWrite(
         shard=shard,

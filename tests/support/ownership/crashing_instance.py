@@ -19,7 +19,7 @@ async def main(bootstrap_servers: str, prefix: str, shards: str, topic: str) -> 
         prefix=prefix,
         shards=int(shards),
         max_prepare_bytes=1_000_000,
-        session_timeout_s=6,
+        session_timeout_s=10,
     )
     instance = Instance(config)
     await instance.start()
@@ -36,7 +36,7 @@ async def main(bootstrap_servers: str, prefix: str, shards: str, topic: str) -> 
     producer.produce(config.half_topic, None, in_shard(0, "pending").encode(), 0)
     producer.produce(topic, b"never", None, 0)
     assert producer._producer is not None
-    producer._producer.flush(10)
+    producer._producer.flush(60)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     await asyncio.sleep(600)

@@ -11,7 +11,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import Headers
 from halfway.service.ports import Observer
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def config_of(bootstrap_servers: str, **fields: Any) -> KafkaConfig:

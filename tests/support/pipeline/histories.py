@@ -20,6 +20,7 @@ from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, preparation
 
 BATCH = 200
+ANSWERED_WITHIN_S = 120
 PARK_AT_ONCE: Json = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_age_s": 0.6}
 
 
@@ -194,20 +195,20 @@ class Rogue:
     def abort(self, history: History) -> None:
         """Write messages of rolled back and pending transactions in a Kafka transaction that is aborted."""
         producer = self._transaction(history)
-        assert producer.flush(30) == 0
-        producer.abort_transaction(30)
+        assert producer.flush(ANSWERED_WITHIN_S) == 0
+        producer.abort_transaction(ANSWERED_WITHIN_S)
 
     def leave_open(self, history: History, name: str) -> Producer:
         """Write a second copy of a message in a Kafka transaction, and give its producer before it is ended."""
         producer = self._transaction(history, name)
-        assert producer.flush(30) == 0
+        assert producer.flush(ANSWERED_WITHIN_S) == 0
         return producer
 
     def _transaction(self, history: History, *names: str) -> Producer:
         settings = {"bootstrap.servers": self._servers, "transactional.id": f"rogue-{uuid4().hex}"}
         # One that is left open stays so however long a test takes.
-        producer = Producer({**settings, "transaction.timeout.ms": 600_000})
-        producer.init_transactions(30)
+        producer = Producer({**settings, "transaction.timeout.ms": 900_000})
+        producer.init_transactions(ANSWERED_WITHIN_S)
         producer.begin_transaction()
         for name in names or [*history.with_verdict("rolled_back_ok")[:20], *history.with_verdict("pending")[:20]]:
             for index, each in enumerate(as_messages(history.messages[name]), 1):
@@ -244,12 +245,12 @@ class Rogue:
         self.flush()
 
     def flush(self) -> None:
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(ANSWERED_WITHIN_S) == 0
 
     def _partition(self, what: Message) -> int:
         """Give where halfway puts a message: what has the same key stands in one order, whichever producer wrote it."""
         if what.topic not in self._partitions:
-            metadata = self._producer.list_topics(what.topic, timeout=30)
+            metadata = self._producer.list_topics(what.topic, timeout=ANSWERED_WITHIN_S)
             self._partitions[what.topic] = len(metadata.topics[what.topic].partitions)
         assert what.key is not None
         return partition_for_key(what.key, self._partitions[what.topic])

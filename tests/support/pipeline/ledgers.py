@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SHARDS = 2
 CREATED = 1_700_000_000_000
+ANSWERED_WITHIN_S = 120
 MESSAGE = Message(topic="orders", key=b"k", value=b"v")
 ONCE = LedgerOptions(once=True, max_records=400)
 
@@ -33,9 +34,9 @@ class Topics:
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
         new = [NewTopic(self.access.topic(kind), num_partitions=SHARDS) for kind in ("half", "op", "parked")]
         for made in self._admin.create_topics(new).values():
-            made.result(20)
+            made.result(ANSWERED_WITHIN_S)
         self._producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": uuid4().hex})
-        self._producer.init_transactions(30)
+        self._producer.init_transactions(ANSWERED_WITHIN_S)
         self.ended: set[str] = set()
         self.pending: set[str] = set()
 
@@ -50,19 +51,19 @@ class Topics:
                 self.ended.add(name)
             else:
                 self.pending.add(name)
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(ANSWERED_WITHIN_S)
         self._producer.begin_transaction()
         for number in range(first, first + count, 3):
             self._end(f"tx-{number}", number, OpKind.COMMITTED)
-        self._producer.flush(30)
-        self._producer.abort_transaction(30)
+        self._producer.flush(ANSWERED_WITHIN_S)
+        self._producer.abort_transaction(ANSWERED_WITHIN_S)
 
     def end_rest(self, *, tombstones: bool = True) -> None:
         """End what is pending."""
         self._producer.begin_transaction()
         for name in self.pending:
             self._end(name, int(name.removeprefix("tx-")), OpKind.ROLLED_BACK, tombstone=tombstones)
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(ANSWERED_WITHIN_S)
         self.ended |= self.pending
         self.pending = set()
 
@@ -71,7 +72,7 @@ class Topics:
         self._producer.begin_transaction()
         for number in numbers:
             self._end(f"tx-{number}", number, OpKind.COMMITTED, tombstone=False)
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(ANSWERED_WITHIN_S)
         self.ended |= {f"tx-{number}" for number in numbers}
 
     def park(self, number: int) -> None:
@@ -81,20 +82,20 @@ class Topics:
         self._producer.begin_transaction()
         self._put("parked", name, number, codec.encode_parked(parked), "parked")
         self._put("half", name, number, None, "parked")
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def resume(self, number: int) -> None:
         """Take up again what is parked."""
         self._producer.begin_transaction()
         self._half(f"tx-{number}", number)
         self._put("parked", f"tx-{number}", number, None, "prepared")
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def write_half(self, number: int) -> None:
         """Write a half alone, of which the tombstone is gone or not there yet."""
         self._producer.begin_transaction()
         self._half(f"tx-{number}", number)
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def write_garbage(self) -> None:
         """Write a record into each topic that nobody can read; the one in op says that it is an outcome."""
@@ -102,18 +103,18 @@ class Topics:
         for kind in ("half", "parked"):
             self._producer.produce(self.access.topic(kind), b"garbage", b"who-knows", 0)
         self._put("op", "damaged", 0, b"garbage", "committed")
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def remove_ops(self) -> None:
         """Remove what op holds, as retention does, the markers of its Kafka transactions too."""
         # They come a moment after what they end.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + ANSWERED_WITHIN_S
         while self._op_ends(IsolationLevel.READ_COMMITTED) != self._op_ends(IsolationLevel.READ_UNCOMMITTED):
             assert time.monotonic() < deadline, "a Kafka transaction does not end"
             time.sleep(0.05)
         ends = [TopicPartition(self.access.topic("op"), shard, OFFSET_END) for shard in range(SHARDS)]
         for removed in self._admin.delete_records(ends).values():
-            removed.result(20)
+            removed.result(ANSWERED_WITHIN_S)
 
     def _op_ends(self, level: IsolationLevel) -> list[int]:
         asked = {
@@ -121,7 +122,7 @@ class Topics:
             for shard in range(SHARDS)
         }
         told = self._admin.list_offsets(asked, isolation_level=level)
-        return [told[partition].result(20).offset for partition in asked]
+        return [told[partition].result(ANSWERED_WITHIN_S).offset for partition in asked]
 
     def _half(self, name: str, number: int) -> None:
         self._put("half", name, number, codec.encode_half(self._prepared(name, number)), "prepared")
