@@ -21,13 +21,14 @@ from tests.support.coordinator.process import CoordinatorProcess
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "HALFWAY_SESSION_TIMEOUT_S": "10",
+    "HALFWAY_REQUEST_TIMEOUT_S": "15",
     "HALFWAY_TRANSACTION_TIMEOUT_S": "45",
     "HALFWAY_SCAN_INTERVAL_S": "1",
     "HALFWAY_LEASE_S": "30",
     "HALFWAY_CHECK_TIMEOUT_S": "10",
 }
 """What the tests' coordinators have otherwise, as it is where nothing is set."""
-EVEN_S: Final = 60.0
+EVEN_S: Final = 180.0
 _LOOK_S: Final = 0.05
 _ASK_S: Final = 10.0
 

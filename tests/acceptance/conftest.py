@@ -139,7 +139,7 @@ def faulty_coordinator(_factory: Callable[..., Any]) -> NewFaultyCoordinator:
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
     """Give a factory of REST clients."""
-    timeout = aiohttp.ClientTimeout(total=90)
+    timeout = aiohttp.ClientTimeout(total=240)
     # A connection that is kept is a dead one after a restart, and a POST over it is not repeated by itself.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:

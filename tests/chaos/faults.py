@@ -17,7 +17,6 @@ from tests.chaos.coordinator_faults import COORDINATOR_FAULTS, REQUEST_FAULTS, C
 from tests.chaos.stage import LOOK_AGAIN_S, Stage
 from tests.chaos.topic_faults import TOPIC_FAULTS, TopicFaults
 
-_READY_WITHIN_S: Final = 90.0
 KINDS: Final = (*COORDINATOR_FAULTS, *BROKER_FAULTS, *TOPIC_FAULTS)
 
 
@@ -152,7 +151,7 @@ class Faults:
                 instance.resume()
         await asyncio.to_thread(cluster.wait_until_ready)
         for instance in self._stage.instances:
-            await asyncio.to_thread(instance.wait_until_ready, _READY_WITHIN_S)
+            await asyncio.to_thread(instance.wait_until_ready)
 
 
 __all__ = ["BROKER_FAULTS", "COORDINATOR_FAULTS", "FULL_STOP", "KINDS", "TOPIC_FAULTS", "Faults", "Pace", "Paces"]

@@ -65,6 +65,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_SHARDS": str(SHARDS),
     "HALFWAY_SESSION_TIMEOUT_S": f"{SESSION_S:g}",
     "HALFWAY_SCAN_INTERVAL_S": "0.5",
+    "HALFWAY_REQUEST_TIMEOUT_S": "15",
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "3",
     "HALFWAY_MASTER_SECRET": "chaos-chaos-chaos-chaos-chaos-chaos",
@@ -219,7 +220,7 @@ class _Chaos:
             self._stack.callback(instance.close)
             instance.launch()
         for instance in self._instances:
-            await asyncio.to_thread(instance.wait_until_ready, 120)
+            await asyncio.to_thread(instance.wait_until_ready)
         await self._start_producers(networks)
 
     async def _start_producers(self, networks: Mapping[int, NetworkProcess]) -> None:

@@ -14,7 +14,7 @@ KINDS = tuple(kind for kind in EVERY_KIND if kind != FULL_STOP)
 """After a full stop Kafka itself may have forgotten a transaction (docs/failures.md): the long runs have those."""
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_everything_breaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from tests.faults.points import POINTS
 
 Action = Literal["kill", "doom", "pause", "delay", "fail", "note", "skip", "initialise"]
-REACHED_WITHIN_S = 60.0
+REACHED_WITHIN_S = 180.0
 _LOOK_AGAIN_S = 0.02
 
 

@@ -218,7 +218,7 @@ def test_the_benchmark_tells_of_every_start(kafka: Kafka, tmp_path: Any) -> None
         bootstrap_servers=kafka.bootstrap_servers,
         shards=2,
         watch_s=0.5,
-        settings={"HALFWAY_SESSION_TIMEOUT_S": "5"},
+        settings={"HALFWAY_SESSION_TIMEOUT_S": "10"},
         name=f"recovery-{time_ns() % 10**9}-",
     ) as bench:
         found = bench.run(cells)

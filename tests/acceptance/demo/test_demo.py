@@ -11,6 +11,7 @@ from tests.support.coordinator.command_line import run_command
 RUN = Path(__file__).resolve().parents[3] / "examples" / "orders" / "run.py"
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("short_lived_brokers")
 async def test_the_order_database_the_topics_and_halfway_agree_in_the_end(tmp_path: Path) -> None:
     """Each way for something to go wrong happens, and every transaction has the outcome of its order."""

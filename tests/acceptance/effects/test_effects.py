@@ -20,7 +20,7 @@ SEED = int(os.environ.get("HALFWAY_TEST_EFFECTS_SEED", "") or random.randrange(1
 KILLS = max(3, ORDERS // 500)
 
 
-@pytest.mark.timeout(max(300, ORDERS))
+@pytest.mark.timeout(max(1200, ORDERS))
 @pytest.mark.parametrize("drivers", PAIRS, ids="-to-".join)
 async def test_each_message_of_a_committed_order_takes_effect_once(
     coordinator: CoordinatorProcess,

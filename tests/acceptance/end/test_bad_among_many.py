@@ -1,16 +1,16 @@
 """One end that cannot be written among two hundred: the others are committed, and Kafka is not worn out over it."""
 
-import asyncio
+from http import HTTPStatus
 
 from tests.support.coordinator.by_hand import total
 from tests.support.coordinator.process import NewCoordinator
-from tests.support.coordinator.rest_client import QUIET, Answer, Connect, Rest, message, preparation
+from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message, preparation
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually
 
 GOOD = 199
 MOST_KAFKA_TRANSACTIONS = 60
-"""Far below one for each end; that single callers come in several waves is taken into account."""
+"""Far below one for each end."""
 PATIENT = {"HALFWAY_REQUEST_TIMEOUT_S": "60"}
 
 
@@ -21,15 +21,21 @@ async def prepared_many(rest: Rest, group: str, topic: str) -> list[str]:
     return [item["body"]["id"] for item in answered]
 
 
-async def ended_together(rest: Rest, bad: str, good: list[str]) -> tuple[Answer, list[Answer]]:
-    """Commit all at one instant, the bad one in their middle; the good ones again after each 503."""
+async def ended_together(rest: Rest, bad: str, good: list[str]) -> tuple[Json, list[Json]]:
+    """Commit all at one instant, the bad one in their middle; the good ones again after each 503.
+
+    They come in one request: of many requests a slow client would make many waves.
+    """
     half = len(good) // 2
-    first, refused, second = await asyncio.gather(
-        asyncio.gather(*(rest.end(transaction, "commit", retry=True) for transaction in good[:half])),
-        rest.end(bad, "commit"),
-        asyncio.gather(*(rest.end(transaction, "commit", retry=True) for transaction in good[half:])),
-    )
-    return refused, [*first, *second]
+    wanted, refused, ended = [*good[:half], bad, *good[half:]], dict[str, Json](), dict[str, Json]()
+    while wanted:
+        items = (await rest.batch(end=[{"id": one, "outcome": "commit"} for one in wanted])).expect(200)["end"]
+        answers = dict(zip(wanted, items, strict=True))
+        if bad in answers:
+            refused[bad] = answers.pop(bad)
+        ended |= {one: item["body"] for one, item in answers.items() if item["status"] == HTTPStatus.OK}
+        wanted = [one for one, item in answers.items() if item["status"] == HTTPStatus.SERVICE_UNAVAILABLE]
+    return refused[bad], [ended[one] for one in good]
 
 
 async def assert_bounded(rest: Rest, before: float) -> None:
@@ -61,10 +67,10 @@ async def test_a_topic_that_was_deleted_after_the_lane_wrote_to_it(
     await cluster.delete_topic(doomed)
     refused, answers = await ended_together(rest, bad, good)
 
-    assert {answer.expect(200)["state"] for answer in answers} == {"committed"}
-    assert refused.status == 503, refused
-    refused = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "topic_unavailable")
-    assert doomed in refused.body["detail"]
+    assert {answer["state"] for answer in answers} == {"committed"}
+    assert refused["status"] == 503, refused
+    again = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "topic_unavailable")
+    assert doomed in again.body["detail"]
     shown = await rest.show(bad)
     assert shown["state"] == "prepared"
     assert "topic_unavailable" in shown["last_error"]
@@ -86,11 +92,11 @@ async def test_a_message_that_has_become_too_large_for_its_topic(
     before = await total(rest, "halfway_lane_batch_ends_count")
     await cluster.set_config(topic, "max.message.bytes", "100000")
 
-    refused, answers = await ended_together(rest, bad, good)
+    _, answers = await ended_together(rest, bad, good)
 
-    assert {answer.expect(200)["state"] for answer in answers} == {"committed"}
-    refused = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "message_too_large")
-    assert topic in refused.refused(413, "message_too_large")["detail"]
+    assert {answer["state"] for answer in answers} == {"committed"}
+    again = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "message_too_large")
+    assert topic in again.refused(413, "message_too_large")["detail"]
     shown = await rest.show(bad)
     assert shown["state"] == "prepared"
     assert "message_too_large" in shown["last_error"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -60,7 +61,7 @@ class Seeds:
         """Put what there is in place of what was generated, as far as it is of the right type."""
         if case.path.startswith("/v1/keys/"):
             wanted = {"kind": "reader", "name": uuid4().hex}
-            made = requests.post(f"{self._url}/v1/keys", json=wanted, headers=SHOWN, timeout=60)
+            made = requests.post(f"{self._url}/v1/keys", json=wanted, headers=SHOWN, timeout=120)
             case.path_parameters["id"] = made.json()["id"]
         elif case.path.startswith("/v1/jobs/"):
             case.path_parameters["id"] = self._job().json()["id"]
@@ -71,7 +72,7 @@ class Seeds:
         if case.operation.label == "DELETE /v1/groups/{group}":
             case.path_parameters["group"] = "spare"
             spare: dict[str, Any] = {"check": {"mode": "pull"}, "topics": [self._topic]}
-            put = requests.put(f"{self._url}/v1/groups/spare", json=spare, headers=SHOWN, timeout=60)
+            put = requests.put(f"{self._url}/v1/groups/spare", json=spare, headers=SHOWN, timeout=120)
             assert put.status_code in (200, 201)
         if case.operation.label == "POST /v1/jobs":
             case.body = self._wanted_job()
@@ -88,7 +89,7 @@ class Seeds:
         return {"action": "check", "filter": {"group": self._group, "id": "none"}, "reason": "r", "id": uuid4().hex}
 
     def _job(self) -> requests.Response:
-        return requests.post(f"{self._url}/v1/jobs", json=self._wanted_job(), headers=SHOWN, timeout=60)
+        return requests.post(f"{self._url}/v1/jobs", json=self._wanted_job(), headers=SHOWN, timeout=120)
 
     def _into_body(self, body: object) -> None:
         if isinstance(body, list):
@@ -127,7 +128,7 @@ def fuzz(operation: AnyOperation, mode: GenerationMode, seeds: Seeds, statuses: 
             case.query["wait_s"] = 0  # it would wait for so long
         if operation.path == "/v1/events":
             case.query["max"] = 1  # it would have no end
-        response = case.call(timeout=60, headers=SHOWN)
+        response = case.call(timeout=120, headers=SHOWN)
         statuses[response.status_code] += 1
         # A batch answers for each item by itself, and the path of streams gives plain requests one answer.
         rejects = mode is GenerationMode.NEGATIVE and operation.path not in ("/v1/batch", "/v1/stream")
@@ -136,6 +137,7 @@ def fuzz(operation: AnyOperation, mode: GenerationMode, seeds: Seeds, statuses: 
     judge()
 
 
+@pytest.mark.timeout(1800)
 async def test_generated_requests_get_answers_that_are_described(
     new_coordinator: NewCoordinator, connect: Connect, topic: str, group: str
 ) -> None:

@@ -41,7 +41,7 @@ def fleet(kafka: Kafka, tmp_path: Path) -> Iterator[Fleet]:
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90), connector=connector) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240), connector=connector) as session:
         yield session
 
 

@@ -28,7 +28,7 @@ from tests.support.coordinator.fleet import (
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, preparation
 from tests.support.coordinator.stream_client import CheckedStream
 from tests.support.coordinator.topics import Cluster
-from tests.support.waiting import eventually, until_true
+from tests.support.waiting import GENEROUS_S, eventually, until_true
 
 # They share three processes.
 pytestmark = pytest.mark.xdist_group("fleet")
@@ -291,7 +291,7 @@ async def test_the_checks_of_all_shards_are_pushed_to_a_stream_at_any_instance(
     assert {answer.status for answer in answers} == {201}
     asked: list[str] = []
     while len(asked) < len(names):
-        check = await asyncio.wait_for(stream.checks.get(), 45)
+        check = await asyncio.wait_for(stream.checks.get(), GENEROUS_S)
         asked.append(check["id"])
         ended = await stream.end(check["id"], "rollback", check_id=check["check_id"])
         assert ended.document["changed"] is True

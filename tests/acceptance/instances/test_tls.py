@@ -46,7 +46,7 @@ def fleet(kafka: Kafka, tmp_path: Path, authority: Authority) -> Iterator[Fleet]
 @pytest.fixture
 async def session(authority: Authority) -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=authority.trusted())
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90), connector=connector) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240), connector=connector) as session:
         yield session
 
 

@@ -18,7 +18,7 @@ from tests.support.waiting import until_true
 
 _AT = "lane.write.before"
 """Claimed and admitted, and nothing of it has left the process."""
-_SESSION = {"HALFWAY_SESSION_TIMEOUT_S": "6"}
+_SESSION = {"HALFWAY_SESSION_TIMEOUT_S": "10"}
 """Not so short that a slow machine ends it before the test does."""
 _UNFENCED = plan.Fault(point="acquire.3.fence.before", action="skip", times=0)
 _AGAIN = plan.Fault(point=_AT, action="initialise")

@@ -31,7 +31,7 @@ SETTINGS = {
 # More than halfway allows while it runs: no record is protected by its age.
 QUICK_CLEANER = {"log.cleaner.backoff.ms": "100"}
 EAGER = {"min.compaction.lag.ms": "0", "min.cleanable.dirty.ratio": "0.0"}
-CLEANED_WITHIN_S = 120.0
+CLEANED_WITHIN_S = 300.0
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def alter(cluster: Cluster, resources: Mapping[ConfigResource, Mapping[str
     ]
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     for done in admin.incremental_alter_configs(asked).values():
-        await asyncio.to_thread(done.result, 20)
+        await asyncio.to_thread(done.result, 60)
 
 
 async def compact(cluster: Cluster, coordinator: CoordinatorProcess) -> None:

@@ -27,7 +27,7 @@ SETTINGS = {
     "HALFWAY_REQUEST_TIMEOUT_S": "2",
     "HALFWAY_PREPARE_TIMEOUT_S": "2",
     # Far enough behind it that a slow machine still sees an answer released between the two.
-    "HALFWAY_LANE_STALL_S": "8",
+    "HALFWAY_LANE_STALL_S": "14",
 }
 _FAILED = '"event": "incarnation_failed"'
 
@@ -61,7 +61,7 @@ class Scene:
     async def fence(self, transactional_id: str) -> None:
         """Take a transactional id away from its user, as the next owner does, round the proxy."""
         producer = Producer({"bootstrap.servers": self._kafka.bootstrap_servers, "transactional.id": transactional_id})
-        await asyncio.to_thread(producer.init_transactions, 30)
+        await asyncio.to_thread(producer.init_transactions, 180)
 
     def _initialised(self) -> dict[str, int]:
         """Count how often each incarnation initialised each of its own lane ids.
@@ -111,7 +111,7 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     """Give a coordinator under load."""
     topics = await Cluster(proxied_kafka.bootstrap_servers).make_topics("orders", "points")
-    (await rest.put_group(group, topics=topics, policy=QUIET)).expect(201)
+    (await rest.put_group(group, topics=topics, policy=QUIET)).expect(200, 201)
     async with Callers(rest, group, topics, callers=4) as callers:
         scene = Scene(proxied_kafka, coordinator, callers)
         await callers.committed(20)

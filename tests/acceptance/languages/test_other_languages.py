@@ -16,6 +16,7 @@ from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
 from tests.support.coordinator.topics import Cluster
 
+pytestmark = pytest.mark.timeout(1800)  # a new machine compiles Go's own library first
 GO = {"CGO_ENABLED": "0", "GOPROXY": "off", "GOTOOLCHAIN": "local"}
 PRODUCERS = Path(__file__).parents[3] / "examples" / "producers"
 
@@ -39,7 +40,7 @@ class Service:
     def ask(self, transaction_id: str) -> object:
         question = {"type": "transaction.check", "nonce": "n-1", "id": transaction_id, "group": "shop"}
         request = urllib.request.Request(self.check_url, json.dumps(question).encode())  # noqa: S310 - our own
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - the same
+        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - the same
             return json.load(answer)
 
     def _line(self) -> str:

@@ -21,7 +21,7 @@ from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import until_true
 
 HASTY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1}
-READY_WITHIN_S = 120
+READY_WITHIN_S = 300
 
 
 class Halfway:

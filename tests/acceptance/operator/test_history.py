@@ -33,7 +33,7 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
 ) -> None:
     """Before and after a kill, and once the outcome is forgotten: what stood in memory alone is said to be missing."""
     first, second = await cluster.make_topic(), await cluster.make_topic()
-    coordinator = new_coordinator({"HALFWAY_OUTCOME_HORIZON_S": "5"})
+    coordinator = new_coordinator()
     coordinator.start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[first, second], urls=[endpoint.url], policy=HASTY)).expect(201)
@@ -75,6 +75,9 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     assert len(after["missing"]) == 1
     assert told(after, "by") == told(shown, "by")
     assert [event["by"] for event in after["events"][-2:]] == ["anybody", "anybody"]
+
+    assert coordinator.stop() == 0
+    coordinator.start(HALFWAY_OUTCOME_HORIZON_S="1")
 
     async def forgotten() -> int:
         return (await rest.get(name)).status

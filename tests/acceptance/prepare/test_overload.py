@@ -27,7 +27,7 @@ def test_a_crowd_is_served_or_told_when_to_come_again(kafka: Kafka) -> None:
         before_s=1,
         after_s=1,
         warm_up_s=0,
-        maximum_s=1,
+        maximum_s=3,
         callers=6,
         nice=0,
     )

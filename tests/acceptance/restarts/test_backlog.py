@@ -4,6 +4,8 @@ import asyncio
 import re
 import time
 
+import pytest
+
 from tests.support.canary import PAYLOAD
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import NewCoordinator
@@ -57,6 +59,7 @@ async def commit_many(rest: Rest, transactions: list[str]) -> None:
     assert [(item["status"], item["body"]["changed"]) for item in answer["end"]] == [(200, True)] * len(transactions)
 
 
+@pytest.mark.timeout(1800)
 async def test_a_hundred_thousand_pending_fit_into_memory_and_survive_a_crash(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:

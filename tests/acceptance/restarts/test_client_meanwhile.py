@@ -6,7 +6,7 @@ from halfway.client import Halfway, Message
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.topics import Cluster
 
-GENEROUS_S = 120.0
+GENEROUS_S = 300.0
 
 
 async def test_what_was_begun_before_the_kill_is_ended_after_it(

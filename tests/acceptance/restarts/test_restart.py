@@ -78,7 +78,7 @@ class Load:
         self.stopping = False
         callers = [asyncio.create_task(self.caller()) for _ in range(CALLERS)]
         enough = len(self.ledger.ended) + 60
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while len(self.ledger.ended) < enough and time.monotonic() < deadline and not any(map(_failed, callers)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(self.rng.random() * 0.2)

@@ -16,7 +16,7 @@ from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
 from tests.support.coordinator.topics import Cluster
 
-_DELIVERED_WITHIN_S = 30.0
+_DELIVERED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

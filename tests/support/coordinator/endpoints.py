@@ -93,13 +93,13 @@ class CheckEndpoint:
             return said
         return web.json_response({"outcome": said})
 
-    async def until_asked(self, times: int = 1, *, about: str | None = None, within_s: float = 45) -> list[Asked]:
+    async def until_asked(self, times: int = 1, *, about: str | None = None) -> list[Asked]:
         """Wait until it has been asked so often, and give what it was asked."""
 
         def seen() -> list[Asked]:
             return self.asked if about is None else self.asked_about(about)
 
-        await until_true(lambda: len(seen()) >= times, what=f"asked {times} times, but {seen()}", within_s=within_s)
+        await until_true(lambda: len(seen()) >= times, what=f"asked {times} times, but {seen()}")
         return seen()
 
 

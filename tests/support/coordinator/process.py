@@ -19,14 +19,15 @@ from tests.support.brokers.members import remove_members
 from tests.support.canary import know_secrets
 from tests.support.coordinator.warm_process import WarmProcess
 
-READY_WITHIN_S = 60.0
-EXIT_WITHIN_S = 60.0
+READY_WITHIN_S = 180.0
+EXIT_WITHIN_S = 180.0
 _ASK_AGAIN_S = 0.05
 
 QUICK: Mapping[str, str] = {
     "HALFWAY_SHARDS": "2",  # few start quickly
     # On a slow machine one that lives, or its broker, is silent for seconds, and would lose its shards in a test.
-    "HALFWAY_SESSION_TIMEOUT_S": "8",
+    "HALFWAY_SESSION_TIMEOUT_S": "15",
+    "HALFWAY_REQUEST_TIMEOUT_S": "30",
     "HALFWAY_SCAN_INTERVAL_S": "0.2",
     "HALFWAY_MIN_CHECK_INTERVAL_S": "0.05",
     "HALFWAY_CHECK_TIMEOUT_S": "4",

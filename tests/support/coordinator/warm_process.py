@@ -15,7 +15,7 @@ from halfway.embedded.errors import SupervisorError
 from halfway.embedded.process import SupervisedProcess
 
 _ROOT = Path(__file__).resolve().parents[3]
-_ANSWERS_WITHIN_S = 60
+_ANSWERS_WITHIN_S = 180
 
 
 class WarmProcess(SupervisedProcess):

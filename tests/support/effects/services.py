@@ -107,7 +107,7 @@ def consume(given: Settings) -> None:
             raise ValueError("not this time")
 
     Consumer(
-        {"bootstrap.servers": given["bootstrap_servers"], "session.timeout.ms": 2000, "heartbeat.interval.ms": 500},
+        {"bootstrap.servers": given["bootstrap_servers"], "session.timeout.ms": 6000, "heartbeat.interval.ms": 1000},
         group=given["group"],
         topics=[given["topic"]],
         handle=handle,

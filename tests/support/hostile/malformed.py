@@ -50,7 +50,7 @@ async def raw(rest: Rest, sent: bytes, *, end: bool = False) -> tuple[int, dict[
         writer.write(sent)
         if end:
             writer.write_eof()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
             body = await reader.readexactly(int(headers["content-length"]))
