@@ -44,6 +44,7 @@ class Shop:
         self.make_topic(self.dead, 1)
         self.database = folder / "points.sqlite"
         self._stack = stack
+        self._consumers: list[Running] = []
         self.inbox = Inbox("sqlite", self.begin)
         self.inbox.create()
         with self.begin() as connection:
@@ -60,6 +61,8 @@ class Shop:
         )
         for made in self._admin.create_topics([wanted]).values():
             made.result(GENEROUS_S)
+        # The controller has it; the broker learns of it a moment later, and a consumer asks once.
+        eventually(lambda: name in self._admin.list_topics(timeout=GENEROUS_S).topics, lambda: f"no topic {name}")
 
     def produce(self, *values: str, partition: int = 0, topic: str | None = None, message: str | None = None) -> None:
         """Write records; `message` is a place in a transaction, such as `3-01/1`."""
@@ -81,14 +84,19 @@ class Shop:
             "dead_letter_topic": self.dead,
             **changes,
         }
-        return self._stack.enter_context(Running(Consumer(self.settings, handle=handle or note, **given)))
+        consumer = self._stack.enter_context(Running(Consumer(self.settings, handle=handle or note, **given)))
+        self._consumers.append(consumer)
+        return consumer
 
     def effects(self) -> list[str]:
         with self.begin() as connection:
             return [row[0] for row in connection.execute("SELECT what FROM effects ORDER BY rowid")]
 
     def wait_for(self, *effects: str) -> None:
-        eventually(lambda: sorted(self.effects()) == sorted(effects), self.effects)
+        def show() -> object:
+            return self.effects(), [consumer.error for consumer in self._consumers]
+
+        eventually(lambda: sorted(self.effects()) == sorted(effects), show)
 
     def dead_letters(self, count: int) -> list[Record]:
         reader = KafkaConsumer({**self.settings, "group.id": uuid4().hex})

@@ -70,7 +70,7 @@ class EmbeddedConfig:
     heap: str = "512m"
     properties: Mapping[str, str] = field(default_factory=dict)
     jvm_options: Sequence[str] = ()
-    startup_timeout_s: float = 90
+    startup_timeout_s: float = 300
     kafka_version: str = KAFKA_VERSION
     progress: Progress | None = None
 
