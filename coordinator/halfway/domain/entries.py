@@ -64,8 +64,11 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     op_offset: int | None = None
     attempts: int = 0
     last_error: str | None = None
-    leased_until: int = 0
-    """When the lease of its check ends, ms since the epoch."""
+    leased_check: int = 0
+    """The number of the last check that this owner leased, 0 if it has leased none."""
+    leased_until: int | None = None
+    """When the lease of its last check ends, ms since the epoch: 0 if it was answered, None if only a former owner of
+    the shard knows."""
     asked_here: bool = False
     """Whether this owner of the shard has sent a check."""
     offered_at: int | None = None

@@ -338,7 +338,7 @@ class ShardState:
             self._count(entry.group, 1, 0)
         else:
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
-            entry.leased_until = before.leased_until
+            entry.leased_check, entry.leased_until = before.leased_check, before.leased_until
             entry.asked_here = before.asked_here
             entry.offered_at, entry.offered_since = before.offered_at, before.offered_since
         self._halves[entry.id] = entry

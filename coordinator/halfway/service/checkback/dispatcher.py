@@ -91,8 +91,8 @@ class CheckDispatcher:
         group = self._groups.find(entry.group)
         if self.closed or (len(queue.due) >= self._limits.check_queue and not first):
             shard.agenda.put(entry.id, queue.defer(now + RETRY_MS))
-        elif now < entry.leased_until <= now + round(self._limits.lease_s * 1000):
-            shard.agenda.put(entry.id, entry.leased_until)  # a worker holds its lease
+        elif now < (leased_until := entry.leased_until or 0) <= now + round(self._limits.lease_s * 1000):
+            shard.agenda.put(entry.id, leased_until)  # a worker holds its lease
         elif group is not None and group.mode is CheckMode.PULL:
             # It is looked at again whatever the queue does: it may reach `max_age_s`, or its group may change its mode.
             self._queue(queue, shard, entry, now, first=first)

@@ -172,7 +172,7 @@ class FetchedChecks:
         attempt = entry.checks + 1
         entry.attempts += 1
         entry.checked_at = now
-        entry.leased_until = lease_until
+        entry.leased_check, entry.leased_until = attempt, lease_until
         entry.asked_here = True
         shard.agenda.put(entry.id, lease_until)
         self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
@@ -191,4 +191,6 @@ class FetchedChecks:
         await self._checks.note(entry, attempt, now, None)
         shard, still = self._shards.find(number), self._checks.pending(number, entry.id)
         if shard is not None and still is not None:
+            if still.leased_until is not None:
+                lease_until = still.leased_until  # 0 if it has been answered meanwhile
             shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, still, self._clock.now_ms())))

@@ -153,6 +153,8 @@ class Scan:
         group = self._groups.find(entry.group)
         if group is None or group.mode is not CheckMode.PULL or not entry.attempts or entry.checked_at is None:
             return 0
+        if entry.leased_until == 0:
+            return 0  # it was answered
         leased_at = 0 if is_of_wrong_clock(entry, now) else entry.checked_at
         return max(leased_at, self._clock_set_at) + round(self._limits.lease_s * 1000)
 

@@ -176,9 +176,11 @@ class CallerRequests:
         if _says_commit(request) and (request.check_id or "").rpartition(":")[0] == entry.id:
             self._verdicts.keep(entry, shard.number, entry.checks)
             ended.said_commit = True
-        checked = request.check_id is not None and self._was_sent(request.check_id, entry)
-        if checked and isinstance(entry, Pending):
+        number = None if request.check_id is None else self._number_sent(request.check_id, entry)
+        checked = number is not None
+        if number is not None and isinstance(entry, Pending) and number >= (entry.leased_check or entry.checks):
             entry.leased_until = 0
+            shard.agenda.put(entry.id, 0)  # the scan waited for the end of the lease
         ended.cause = Cause.CHECK if checked else request.cause
         return Act(
             action=ACTIONS[request.outcome],
@@ -187,12 +189,15 @@ class CallerRequests:
             prepared_at=request.prepared_at,
         )
 
-    def _was_sent(self, given: str, entry: Entry) -> bool:
-        """Whether a check id is one that was sent for this transaction; the last one's count may not be noted yet."""
+    def _number_sent(self, given: str, entry: Entry) -> int | None:
+        """Return the number of a check by its id, None if no such check was sent for this transaction.
+
+        The last one's count may not be noted yet.
+        """
         name, _, attempt = given.rpartition(":")
         under_way = isinstance(entry, Pending) and (entry.attempts > entry.checks or self._asks(entry))
         number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= _ATTEMPT_DIGITS else 0
-        return name == entry.id and 1 <= number <= entry.checks + under_way
+        return number if name == entry.id and 1 <= number <= entry.checks + under_way else None
 
     async def resume(
         self,

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from halfway.domain.errors import InvalidRequestError, UnauthenticatedError
@@ -139,4 +140,86 @@ async def test_a_waiting_poll_ends_once_its_key_is_revoked() -> None:
         await revoked
     await world.scan(after_s=6)
     assert len(await valid) == 1
+    await world.stop()
+
+
+async def test_after_unknown_the_next_check_comes_by_the_policy_not_after_the_lease(world: World) -> None:
+    """And once the last one is answered so, nothing holds its transaction back from an operator."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    await world.scan(after_s=5)
+    for attempt in (1, 2):
+        [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+        assert check.attempt == attempt
+        await world.scan()
+        await world.end(prepared.id, Outcome.UNKNOWN, check_id=check.check_id)
+        await world.scan(after_s=8 * attempt)  # 10 s, then 20 s, with a jitter of a tenth
+        assert await world.coordinator.lease_checks("puller", at_most=10, wait_s=0) == []
+        await world.scan(after_s=3 * attempt)
+    await world.group("puller", mode=CheckMode.PULL, policy=msgspec.structs.replace(QUICK, max_age_s=40))
+    [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+    await world.scan(after_s=5)
+    assert (await world.get(prepared.id)).checks == 3
+    assert await world.state(prepared.id) is State.PREPARED, "it is too old, but a worker has its check"
+    await world.end(prepared.id, Outcome.UNKNOWN, check_id=check.check_id)
+    await world.scan()
+    await world.scan()
+    assert await world.state(prepared.id) is State.PARKED
+
+
+async def test_an_answer_that_comes_before_its_lease_is_noted_ends_the_lease(world: World) -> None:
+    """The lane is slow: the note comes after the answer, and does not bring the lease back."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    await world.scan(after_s=5)
+    with world.memory.faults.lane_held():
+        [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+        answer = asyncio.create_task(world.end(prepared.id, Outcome.UNKNOWN, check_id=check.check_id))
+        await world.scan()
+    await answer
+    await world.scan(after_s=1)
+    assert (await world.get(prepared.id)).checks == 1
+    await world.scan(after_s=11)
+    assert len(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == 1
+
+
+async def test_a_late_answer_to_an_earlier_check_leaves_the_lease_of_the_last_one(world: World) -> None:
+    """Two workers had a check each, one after the other."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    await world.scan(after_s=5)
+    [first] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+    await world.scan()
+    await world.scan(after_s=31)
+    await world.group("puller", mode=CheckMode.PULL, policy=msgspec.structs.replace(QUICK, max_age_s=40))
+    [second] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+    await world.scan()
+    await world.end(prepared.id, Outcome.UNKNOWN, check_id=first.check_id)
+    await world.scan(after_s=10)
+    await world.scan()
+    assert await world.state(prepared.id) is State.PREPARED, "it is too old, but a worker has its check"
+    await world.end(prepared.id, Outcome.UNKNOWN, check_id=second.check_id)
+    await world.scan()
+    await world.scan()
+    assert await world.state(prepared.id) is State.PARKED
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_new_owner_waits_for_a_lease_of_the_former_one_unless_it_is_answered(*, answered: bool) -> None:
+    """It only knows that a check was sent."""
+    former = await World.start()
+    await former.group("puller", mode=CheckMode.PULL, policy=msgspec.structs.replace(QUICK, max_age_s=10))
+    prepared = await former.prepare(group="puller")
+    await former.scan(after_s=5)
+    [check] = await former.coordinator.lease_checks("puller", at_most=10, wait_s=0)
+    await former.scan()
+    world = await former.restart()
+    if answered:
+        await world.end(prepared.id, Outcome.UNKNOWN, check_id=check.check_id)
+    await world.scan(after_s=6)
+    await world.scan()
+    assert await world.state(prepared.id) is (State.PARKED if answered else State.PREPARED)
+    await world.scan(after_s=25)
+    await world.scan()
+    assert await world.state(prepared.id) is State.PARKED
     await world.stop()
