@@ -30,7 +30,8 @@ from bench.wire import split
 from halfway.memory import Memory
 from halfway.peers import HttpPeers, client
 from halfway.rest.handlers.calls import Answer, Call
-from halfway.rest.handlers.routes import Handler, Operation, Routes
+from halfway.rest.handlers.operation import Handler, Operation, Routes
+from halfway.rest.handlers.routes import OPERATIONS
 from halfway.rest.server.api import Api
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
@@ -149,7 +150,7 @@ async def serve(way: str, owner: str) -> None:
     api = Api(coordinator, internal_prefix="_halfway.", observer=_NoMetrics())
     if way == "rest":
         vars(client)["encode_call"] = _item_of
-        api._routes = _RestRoutes()  # noqa: SLF001 - nothing else replaces it
+        api._routes = _RestRoutes(OPERATIONS)  # noqa: SLF001 - nothing else replaces it
     peers = PeerPort(
         coordinator.answering,
         credentials=[CREDENTIAL],

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import msgspec
 
 from halfway.rest.handlers.calls import CAUSE_HEADER
+from halfway.rest.handlers.operation import ALWAYS
 from halfway.rest.requests import schemas
 from halfway.rest.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
 
 if TYPE_CHECKING:
     from halfway.domain.errors import HalfwayError
-    from halfway.rest.handlers.routes import Operation
+    from halfway.rest.handlers.operation import Operation
 
 _JSON: Final = "application/json"
 _HEADERS: Final = {
@@ -41,8 +42,6 @@ def encoded() -> bytes:
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of a table of calls."""
-    from halfway.rest.handlers.routes import ALWAYS
-
     models = [Problem]
     for operation in operations:
         models += [one for _, model in operation.responses.values() for one in _one_of(model) if _is_struct(one)]

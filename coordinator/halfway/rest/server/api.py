@@ -27,7 +27,8 @@ from halfway.domain.errors import (
 )
 from halfway.rest.handlers import openapi
 from halfway.rest.handlers.calls import Answer, Call, Site, refusal
-from halfway.rest.handlers.routes import Operation, Routes
+from halfway.rest.handlers.operation import Operation, Routes
+from halfway.rest.handlers.routes import OPERATIONS
 from halfway.rest.requests import bodies
 from halfway.rest.requests.admission import Admission, HeldRefusals, Places
 from halfway.rest.requests.bodies import JSON, Bodies
@@ -102,7 +103,7 @@ class Api:
         self._demand_host = demand_host
         self._limits = limits or ApiLimits()
         self._observer = observer
-        self._routes = Routes()
+        self._routes = Routes(OPERATIONS)
         self._site = Site(
             coordinator=coordinator,
             validation=Validation(internal_prefix=internal_prefix),
