@@ -11,6 +11,7 @@ import click
 from halfway.runtime.cli_jobs import preview, run
 from halfway.runtime.cli_remote import Remote, objects_of, path_of
 from halfway.runtime.terminal import FiniteRange, json_line, printable, say, say_fields, say_rows
+from halfway.service.job_records import MAX_RATE, MIN_RATE, RATE
 
 url_option = click.option(
     "--url", envvar="HALFWAY_URL", default="http://127.0.0.1:8080", show_default=True, help="Where the coordinator is."
@@ -114,7 +115,9 @@ def check(transaction_id: str, url: str, token: str | None, *, as_json: bool) ->
 @click.option(
     "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Only if prepared so long ago."
 )
-@click.option("--rate", type=FiniteRange(0.1, 500), default=50.0, show_default=True, help="A second, at most.")
+@click.option(
+    "--rate", type=FiniteRange(MIN_RATE, MAX_RATE), default=RATE, show_default=True, help="A second, at most."
+)
 @click.option("--reason", default="resumed from the command line", show_default=True, help="Kept with each.")
 @click.option("--dry-run", is_flag=True, help="Only say how many match.")
 @url_option

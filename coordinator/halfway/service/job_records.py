@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from halfway.domain.principal import Principal
 from halfway.domain.transaction import State
 from halfway.service.requests import ListQuery
+
+MIN_RATE: Final = 0.1
+MAX_RATE: Final = 500
+RATE: Final = 50.0
+"""Transactions a second, if a request names no other number."""
 
 
 class JobAction(StrEnum):

@@ -21,11 +21,9 @@ from halfway.rest.requests.models import (
     TransactionId,
     TransactionSummary,
 )
-from halfway.service.job_records import ItemResult, JobAction, JobState
+from halfway.service.job_records import MAX_RATE, MIN_RATE, RATE, ItemResult, JobAction, JobState
 
 MAX_ITEMS = 100_000
-MIN_RATE = 0.1
-MAX_RATE = 500
 SAMPLE = 20
 
 JobId = Annotated[
@@ -61,7 +59,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     id: JobId | None = None
     """The same request with the same id again does nothing twice."""
     rate: Annotated[float, Meta(ge=MIN_RATE, le=MAX_RATE, description=f"a second, from {MIN_RATE} to {MAX_RATE}")] = (
-        50.0
+        RATE
     )
     most: Annotated[int, Meta(ge=1, le=MAX_ITEMS, description=f"from 1 to {MAX_ITEMS}")] = MAX_ITEMS
     preview: bool = False
