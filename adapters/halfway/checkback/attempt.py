@@ -11,7 +11,7 @@ from yarl import URL
 
 from halfway.checkback.connections import Exchange, TooMuchError
 from halfway.domain.transaction import Outcome
-from halfway.service.ports import CheckAttempt, CheckReply
+from halfway.service.check_ports import CheckAttempt, CheckReply
 
 MAX_DETAIL = 500
 

@@ -26,7 +26,7 @@ from halfway.checkback.signing import signed_headers
 from halfway.checkback.verdict import NotAVerdictError, NotBoundError, is_json, read_verdict
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 
 MAX_EXCERPT_BYTES = 512
 _EXCERPT_S = 0.2

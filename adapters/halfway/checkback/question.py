@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from halfway.domain.message_json import rfc3339, shown_message
-from halfway.service.ports import CheckRequest
+from halfway.service.check_ports import CheckRequest
 
 _JSON = msgspec.json.Encoder()
 

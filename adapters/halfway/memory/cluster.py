@@ -17,10 +17,10 @@ from halfway.memory.peers import MemoryOwners, MemoryPeers
 from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryKeys, MemoryTopics
 from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
 from halfway.service.access import OpenAccess
+from halfway.service.check_ports import CheckCaller
 from halfway.service.ports import (
     AuditTrail,
     Authority,
-    CheckCaller,
     Clock,
     CursorStore,
     GroupStore,

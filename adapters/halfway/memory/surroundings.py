@@ -11,7 +11,7 @@ import msgspec
 from halfway.domain.audit_trail import AuditEvent
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 
 Answer = Callable[[CheckRequest], CheckReply | Awaitable[CheckReply]]
 
@@ -52,7 +52,7 @@ def unreachable(detail: str = "connection refused") -> CheckReply:
 
 
 class ScriptedCaller:
-    """The port `service.ports.CheckCaller`: a test sets `answer`; every request is kept."""
+    """The port `service.check_ports.CheckCaller`: a test sets `answer`; every request is kept."""
 
     def __init__(self, answer: Answer | None = None) -> None:
         """Answer unknown until told otherwise."""

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.domain.principal import Principal
-    from halfway.service.ports import CheckReply, Clock, Observer
+    from halfway.service.check_ports import CheckReply
+    from halfway.service.ports import Clock, Observer
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.service.answers import Answers
+    from halfway.service.check_ports import CheckCaller
     from halfway.service.keys import Keys
     from halfway.service.peer_calls import Found, HistoryView
     from halfway.service.ports import (
         AuditTrail,
         Authority,
-        CheckCaller,
         Clock,
         CursorStore,
         GroupStore,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from halfway.service.journal_records import HistoryEvent
 
 if TYPE_CHECKING:
-    from halfway.service.ports import CheckReply
+    from halfway.service.check_ports import CheckReply
 
 MOST_IDS: Final = 20_000
 MOST_OF_ONE: Final = 16

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from halfway.domain.principal import Permission, Principal
     from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
-    from halfway.domain.transaction import Outcome, State
+    from halfway.domain.transaction import State
     from halfway.service.figures import Quarantined
     from halfway.service.peer_calls import PeerCall
     from halfway.service.replies import Reply
@@ -245,58 +245,6 @@ class Topics(Protocol):
             NotAuthorisedError: the broker does not let halfway see a topic.
 
         """
-
-
-class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One question to a producer group."""
-
-    check_id: str
-    id: str
-    group: str
-    prepared_at: int
-    attempt: int
-    messages: tuple[Message, ...]
-
-
-class CheckAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a check: how far it came, and what came back."""
-
-    host: str
-    """The endpoint's scheme, host and port; the rest of its URL may hold a secret."""
-    sent: bool
-    answered: bool
-    """Whether a verdict came."""
-    status: int | None
-    detail: str
-    excerpt: str | None
-    """The beginning of the body, as far as it was read."""
-    duration_s: float
-
-
-class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to a check: `sent` is whether the request was sent on a connection, `answered` whether a verdict came.
-
-    `reachable` is False if the endpoint refused, hung or could not be found: the circuit breaker counts those.
-    """
-
-    outcome: Outcome
-    sent: bool
-    answered: bool
-    reachable: bool
-    detail: str
-    remark: str | None = None
-    attempts: tuple[CheckAttempt, ...] = ()
-    """In the order in which they were made."""
-
-
-class CheckCaller(Protocol):
-    """Asks a producer group over HTTP (docs/protocol.md#scan-and-check-back)."""
-
-    def refusal(self, url: str) -> str | None:
-        """Return why the operator does not allow an endpoint, None if it may be registered; shown to users."""
-
-    async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
-        """Ask the endpoints in the order given, the next one when one fails, within a bounded time; never raises."""
 
 
 class OwnerHint(msgspec.Struct, frozen=True, kw_only=True):

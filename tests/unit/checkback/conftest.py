@@ -9,7 +9,7 @@ from halfway.checkback import LOOPBACK_NETWORKS, Destinations, HttpCheckCaller
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group, Message
 from halfway.embedded.ports import pick_port
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 from tests.support.checkback.servers import response
 from tests.support.waiting import GENEROUS_S
 

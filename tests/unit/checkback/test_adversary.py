@@ -9,7 +9,7 @@ import pytest
 
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 from tests.support.hostile.adversary import Adversary
 from tests.unit.checkback.conftest import GROUP, local_caller
 from tests.unit.checkback.test_stray_answers import OTHER_GROUP

@@ -13,7 +13,7 @@ from halfway.client import CheckVerifier
 from halfway.domain.records import Message
 from halfway.domain.secrets import CheckSecrets
 from halfway.domain.transaction import Outcome
-from halfway.service.ports import CheckRequest
+from halfway.service.check_ports import CheckRequest
 from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
 from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller

@@ -12,7 +12,7 @@ import pytest
 
 from halfway.checkback.dns import LOOKUPS_PER_GROUP, DnsResolver
 from halfway.domain.transaction import Outcome
-from halfway.service.ports import CheckReply
+from halfway.service.check_ports import CheckReply
 from tests.support.checkback.servers import Endpoint, endpoint, sends
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import GENEROUS_S, until_true

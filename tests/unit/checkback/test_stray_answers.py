@@ -12,7 +12,7 @@ import pytest
 from halfway.checkback import HttpCheckCaller
 from halfway.domain.records import Group, Message
 from halfway.domain.transaction import Outcome
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 from tests.support.checkback.servers import Asked, echoes, endpoint, response, sends
 from tests.unit.checkback.conftest import GROUP, QUESTION, Ask, local_caller
 

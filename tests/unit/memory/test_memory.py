@@ -28,8 +28,9 @@ from halfway.memory import (
     verdict,
 )
 from halfway.memory.log import Partition
+from halfway.service.check_ports import CheckRequest
 from halfway.service.coordinator import Coordinator
-from halfway.service.ports import CheckRequest, Cursors, Lane, LaneWrite, Membership, Observer
+from halfway.service.ports import Cursors, Lane, LaneWrite, Membership, Observer
 from halfway.service.requests import End, GroupSpec, Prepare, ServiceLimits
 from halfway.service.resolve import lane_writes
 from halfway.service.resolve.lane_writes import OpFields

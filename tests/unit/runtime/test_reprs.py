@@ -10,7 +10,7 @@ from halfway.domain.records import Half, Message, Origin, Parked
 from halfway.domain.secrets import CheckSecrets
 from halfway.rest.requests.models import CheckSecretsResponse, PrepareRequest
 from halfway.runtime.settings import load
-from halfway.service.ports import CheckRequest
+from halfway.service.check_ports import CheckRequest
 from halfway.service.requests import Prepare
 from tests.support.canary import Canaries
 

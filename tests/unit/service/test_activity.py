@@ -6,8 +6,8 @@ from halfway.domain.transaction import Outcome
 from halfway.memory import ManualClock, RecordingObserver
 from halfway.service import activity, journal
 from halfway.service.activity import Activity
+from halfway.service.check_ports import CheckAttempt, CheckReply
 from halfway.service.journal import Journal
-from halfway.service.ports import CheckAttempt, CheckReply
 
 
 class Seconds:

@@ -15,9 +15,9 @@ from halfway.domain.principal import Permission
 from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Action, Cause, Outcome, transition
+from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.checkback.host_rate_limit import HostRateLimits
 from halfway.service.checkback.queue import RETRY_MS, CheckQueue
-from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.query.views import view
 from halfway.service.resolve.commit_verdicts import CommitVerdicts
 from halfway.service.resolve.effects import ACTIONS, Act, demand_same
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from halfway.domain.principal import Principal
     from halfway.domain.shard import Entry
     from halfway.service.activity import Activity
-    from halfway.service.ports import CheckCaller, Clock
+    from halfway.service.check_ports import CheckCaller
+    from halfway.service.ports import Clock
     from halfway.service.query.lookup import Lookup
     from halfway.service.requests import ServiceLimits, TransactionView
     from halfway.service.resolve.resolver import Resolver

@@ -25,7 +25,8 @@ from halfway.service.requests import GroupPage, GroupSpec, GroupView
 
 if TYPE_CHECKING:
     from halfway.domain.policy import CheckPolicy
-    from halfway.service.ports import Authority, CheckCaller, Clock, GroupStore
+    from halfway.service.check_ports import CheckCaller
+    from halfway.service.ports import Authority, Clock, GroupStore
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.shard_table import ShardTable
 

@@ -9,7 +9,8 @@ import pytest
 
 from halfway.domain.transaction import Outcome
 from halfway.memory import Memory, verdict
-from halfway.service.ports import CheckAttempt, CheckReply, OpsRead
+from halfway.service.check_ports import CheckAttempt, CheckReply
+from halfway.service.ports import OpsRead
 from halfway.service.query.history import NoHistory
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id

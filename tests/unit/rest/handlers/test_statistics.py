@@ -14,8 +14,9 @@ from halfway.domain.principal import PrincipalKind
 from halfway.domain.transaction import Outcome
 from halfway.memory import Memory
 from halfway.rest.server import events
+from halfway.service.check_ports import CheckAttempt, CheckReply
 from halfway.service.figures import Quarantined
-from halfway.service.ports import CheckAttempt, CheckReply, LaneWrite, Written
+from halfway.service.ports import LaneWrite, Written
 from halfway.service.replies import Reply
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded

@@ -10,8 +10,8 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import Message, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
+from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.checkback.host_rate_limit import HostRateLimits
-from halfway.service.ports import CheckReply, CheckRequest
 from halfway.service.requests import ServiceLimits
 from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops

@@ -11,7 +11,7 @@ from halfway.domain.policy import OnExhausted, PolicyOverrides
 from halfway.domain.records import CheckMode, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import unreachable, verdict
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.requests import LeasedCheck
 from tests.support.service.world import ROLLBACK_AT_LAST, World
 from tests.unit.service.resolve.test_ending import ops

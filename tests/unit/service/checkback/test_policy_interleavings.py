@@ -14,7 +14,7 @@ from halfway.domain.records import CheckMode, Op, OpKind
 from halfway.domain.transaction import Cause, Outcome
 from halfway.memory import no_verdict, unreachable, verdict
 from halfway.service.answers import Answers
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.requests import End, EndResult, LeasedCheck, ServiceLimits
 from tests.support.service.world import SHARDS, World
 

@@ -9,7 +9,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Message, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
-from halfway.service.ports import CheckReply, CheckRequest
+from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.requests import ListQuery, ServiceLimits
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops
