@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from halfway.domain.principal import Principal
-    from halfway.domain.transaction import Cause
+    from halfway.rest.handlers.calls import Call
     from halfway.rest.requests.models import StreamChecks
     from halfway.rest.stream.accumulator import OperationAccumulator
     from halfway.rest.stream.frames import Answer, FrameReader
-    from halfway.service.coordinator import Coordinator
     from halfway.service.requests import LeasedCheck
 
 GOING_AWAY: Final = 1001
@@ -75,23 +73,22 @@ class Stream:
         self,
         socket: web.WebSocketResponse,
         *,
-        principal: Principal,
-        cause: Cause,
-        coordinator: Coordinator,
+        call: Call,
         reader: FrameReader,
         accumulator: OperationAccumulator,
         limits: StreamLimits,
         on_frame: Callable[[Stream], None],
     ) -> None:
-        """Take a connection; `on_frame` is called with each frame that is read."""
-        self.principal = principal
+        """Take the connection of a handshake; `on_frame` is called with each frame that is read."""
+        self.principal = call.principal
         self.lost = False
         self.socket = socket
         self.unread_bytes = 0
         """What has arrived since the last frame was read."""
-        self._cause = cause
-        self._coordinator = coordinator
-        self._authority = coordinator.authority
+        self._cause = call.cause
+        self._coordinator = call.site.coordinator
+        self._authority = call.site.coordinator.authority
+        self._has_room = call.site.unsent.has_room
         self._reader = reader
         self._accumulator = accumulator
         self._limits = limits
@@ -216,8 +213,8 @@ class Stream:
 
     @property
     def reads(self) -> bool:
-        """Whether the client is there and reads what it is sent."""
-        return not self.lost and not self._stopping and self._flowing.is_set()
+        """Whether the client is there and reads what it is sent, and all clients together read enough."""
+        return not self.lost and not self._stopping and self._flowing.is_set() and self._has_room()
 
     async def reading(self) -> None:
         """Return once the client has read what it was sent."""

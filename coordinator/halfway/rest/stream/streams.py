@@ -67,9 +67,7 @@ class Streams:
         )
         return Stream(
             socket,
-            principal=call.principal,
-            cause=call.cause,
-            coordinator=call.site.coordinator,
+            call=call,
             reader=FrameReader(call.site.validation, max_operations=limits.max_frame_operations),
             accumulator=self._accumulator,
             limits=limits,

@@ -23,6 +23,8 @@ _WAIT_S: Final = 30.0
 """How long one request for checks waits for the first."""
 _PAUSE_S: Final = 0.05
 """Before checks are asked for again if there were none."""
+_FULL_PAUSE_S: Final = 0.5
+"""The same if none may be sent, as clients do not read what they were sent."""
 
 
 class Taker(Protocol):
@@ -32,7 +34,7 @@ class Taker(Protocol):
 
     @property
     def reads(self) -> bool:
-        """Whether the client reads what it is sent."""
+        """Whether the client reads what it is sent, and all clients together read enough."""
 
     async def reading(self) -> None:
         """Return once the client has read what it was sent."""
@@ -90,7 +92,7 @@ class Subscription:
                 if found:
                     self._taker.push(found)
                 else:
-                    await asyncio.sleep(_PAUSE_S)
+                    await asyncio.sleep(_PAUSE_S if self._taker.reads else _FULL_PAUSE_S)
         except HalfwayError as error:
             self._taker.unsubscribed(self, error)
         except Exception:

@@ -1,11 +1,13 @@
 """Checks are sent on a stream that wants them, and answered by ends."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.stream_client import StreamClient
+from halfway.rest.responses.unsent import Unsent
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.conftest import NewWorld
 from tests.unit.rest.stream.conftest import Opens, until
@@ -95,6 +97,26 @@ async def test_each_check_goes_to_one_of_several_streams(world: RestWorld, opene
     await until(lambda: sum(stream.checks.qsize() for stream in streams) == 12)
     ids = {stream.checks.get_nowait()["id"] for stream in streams for _ in range(stream.checks.qsize())}
     assert len(ids) == 12
+
+
+async def test_no_checks_are_sent_while_clients_hold_too_many_unread_answers(
+    new_world: NewWorld, opened: Opens
+) -> None:
+    """A check carries its payload: streams that do not read would each hold some, beside all other answers."""
+    unsent = Unsent(max_bytes=1000, look_every_s=3600)
+    world = await new_world(unsent=unsent)
+    await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5, "check_interval_s": 5})
+    stream = await opened(world)
+    await stream.prepare("shop", MESSAGE, id="t-1")
+    await scan(world, 6)
+    deaf = object()
+    unsent.begin(deaf, SimpleNamespace(get_write_buffer_size=lambda: 1001))  # type: ignore[arg-type]  # all it is asked
+    assert (await stream.subscribe("shop", 5)).status == 200
+    (served,) = world.api.streams
+    assert not served.reads
+    assert (await world.show("t-1")).body["checks"] == 0
+    unsent.end(deaf)
+    assert (await check(stream))["id"] == "t-1"
 
 
 async def test_a_subscription_ends_by_a_maximum_of_0(world: RestWorld, opened: Opens) -> None:
