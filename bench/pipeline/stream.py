@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import duckdb
 import msgspec
-import pyarrow.parquet as pq
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined] # they are there
 from deltalake import DeltaTable
@@ -26,6 +25,7 @@ from bench.pipeline.transactions import PREFIX, SHARDS
 from bench.processes import Watch
 from bench.rig import RigError
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from halfway.pipeline import delta
 from halfway.pipeline.jobs import ledger
 
 _LOOK_S: Final = 0.2
@@ -220,11 +220,7 @@ class _Follower:
                 at_s=round(time.monotonic() - self._began, 1),
                 records=read,
                 behind=self._topics.ends() - read,
-                pending=sum(
-                    pq.read_metadata(file).num_rows
-                    for file in _names(self._output / ledger.PENDING / f"batch={done}")
-                    if file.suffix == ".parquet"
-                ),
+                pending=delta.count(DeltaTable(str(self._output / ledger.PENDING))),
                 memory_mib=used.memory_bytes // _MIB,
                 checkpoint_mib=round(_size(self._checkpoint) / _MIB, 1),
             )

@@ -8,9 +8,8 @@ import sys
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
@@ -20,7 +19,7 @@ from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
 from tests.support.pipeline import dying_ledger
-from tests.support.pipeline.dying_ledger import Moment, dying
+from tests.support.pipeline.dying_ledger import UNFINISHED, Moment, dying
 from tests.support.pipeline.fixtures import QUICK, as_options, without_spark
 from tests.support.pipeline.ledgers import (
     CREATED,
@@ -62,6 +61,7 @@ def test_it_can_fail_at_any_moment_of_a_batch(spark: "SparkSession", topics: Top
             run(spark, topics, tmp_path, options)
         assert batch_under_way(tmp_path)
 
+    fail("half written", 1)
     fail("quarantine begun", 1)
     fail("all written", 1)
     ended, pending = seen = ended_ids(spark, tmp_path), pending_ids(spark, tmp_path)
@@ -71,6 +71,7 @@ def test_it_can_fail_at_any_moment_of_a_batch(spark: "SparkSession", topics: Top
     fail("first table written", 2)
     assert (ended_ids(spark, tmp_path), pending_ids(spark, tmp_path)) == seen
     fail("all written", 1)
+    delta.compact(str(tmp_path / ledger.PENDING))
     compact(tmp_path / ledger.ENDED)
     run(spark, topics, tmp_path, options)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)
@@ -95,14 +96,11 @@ def test_what_kafka_removes_between_two_attempts_takes_no_row_away(
 @pytest.mark.xdist_group("spark-submit")
 @pytest.mark.timeout(2400)
 def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topics: Topics, tmp_path: Path) -> None:
-    """Python and Spark's JVM are killed while files are half written, which only a kill leaves behind.
-
-    None of the two tells the password.
-    """
+    """Python and Spark's JVM are killed while files are half written, and none of the two tells the password."""
     topics.write(0, 100)
     assert process(topics, tmp_path, dying_ledger.__name__, "half written") == -signal.SIGKILL
     assert batch_under_way(tmp_path)
-    assert list((tmp_path / ledger.PENDING).glob("batch=*/_temporary")), "nothing was half written"
+    assert (tmp_path / ledger.ENDED / UNFINISHED).exists(), "nothing was half written"
     assert process(topics, tmp_path, "halfway.pipeline", max_records=1_000) == 0
     ended = sorted(DeltaTable(str(tmp_path / ledger.ENDED)).to_pyarrow_table().to_pylist(), key=itemgetter("id"))
     assert [row["id"] for row in ended] == sorted(topics.ended)
@@ -116,8 +114,8 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topi
         assert (row["shard"], row["ended_date"]) == (number % SHARDS, row["ended_at"].date())
     assert len({(row["shard"], row["op_offset"]) for row in ended}) == len(ended)
     assert SECRET not in (tmp_path / "told").read_text()
-    newest = max(int(folder.name.removeprefix("batch=")) for folder in (tmp_path / ledger.PENDING).iterdir())
-    assert [row["id"] for row in rows(tmp_path / ledger.PENDING, f"batch={newest}")] == sorted(topics.pending)
+    pending = DeltaTable(str(tmp_path / ledger.PENDING)).to_pyarrow_table()
+    assert sorted(pending["id"].to_pylist()) == sorted(topics.pending)
 
 
 def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
@@ -152,12 +150,6 @@ def batch_under_way(folder: Path) -> bool:
     """Whether a batch was begun and not noted as done."""
     begun = [int(file.name) for file in (folder / ledger.CHECKPOINT / "offsets").iterdir() if file.name.isdigit()]
     return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
-
-
-def rows(table: Path, folders: str) -> list[dict[str, Any]]:
-    """Give what stands in a table, as any reader of Parquet finds it."""
-    files = sorted(table.glob(f"{folders}/part-*.parquet"))
-    return sorted((row for file in files for row in pq.ParquetFile(file).read().to_pylist()), key=itemgetter("id"))
 
 
 def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) -> int:

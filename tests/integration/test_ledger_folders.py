@@ -63,9 +63,10 @@ def ended_files(folder: Path) -> list[Path]:
     return sorted((folder / ledger.ENDED).rglob("*"))
 
 
-def test_a_ledger_in_parquet_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", [ledger.ENDED, ledger.PENDING])
+def test_a_ledger_in_parquet_is_refused(spark: "SparkSession", tmp_path: Path, table: str) -> None:
     """Rows of one table never stand in two formats, of which a reader sees one."""
-    (tmp_path / ledger.ENDED / "batch=0").mkdir(parents=True)
+    (tmp_path / table / "batch=0").mkdir(parents=True)
     with pytest.raises(SourceError, match="as an earlier release wrote it: take another folder"):
         ledger.Tables(spark, Folder(spark, str(tmp_path)), "_halfway.", LedgerOptions(), lambda _: None)
 

@@ -1,20 +1,19 @@
-"""Tables in Delta, written by one appender whose batches each count once; the package `deltalake` needs no Spark."""
+"""Tables in Delta with one writer, whose batches each count once; the package `deltalake` needs no Spark."""
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from deltalake import CommitProperties, DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
 LOG: Final = "_delta_log"
-
-
 _SCHEMES: Final = ("file", "s3", "s3a", "abfs", "abfss", "gs", "hdfs")
 """What both Spark, with the file system's own package, and deltalake can reach by the same URI."""
 
@@ -30,25 +29,84 @@ def demand(uri: str) -> None:
         raise SourceError(f"Delta tables cannot be written to {scheme}: URIs, only to {', '.join(_SCHEMES)}")
 
 
-def append(rows: DataFrame, uri: str, *, writer: str, batch: int, by: Sequence[str] = ()) -> int:
-    """Append a batch and return its rows' number, 0 where this writer's batch stands there already.
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A batch of one writer. Its number is committed with its rows (a `txn` action): neither stands without the other.
 
-    The number of the batch is committed with the rows (a `txn` action), so neither is there without the other. The
-    rows of a batch pass through the driver. A table that is made now is partitioned by the columns `by`.
+    The rows of a batch pass through the driver.
     """
-    from deltalake import CommitProperties, Transaction, write_deltalake
+
+    writer: str
+    number: int
+
+    @property
+    def properties(self) -> CommitProperties:
+        """What a commit of this batch tells."""
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(app_transactions=[Transaction(self.writer, self.number)])
+
+    def written(self, uri: str) -> bool:
+        """Whether a table has this batch already."""
+        return last(uri, writer=self.writer) >= self.number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """How a row `new` changes the row `old` of a table, as SQL; columns that the table lacks only decide."""
+
+    same: str
+    deletes: str
+    replaces: str
+    begins: str
+    settings: Mapping[str, str | None] = field(default_factory=dict)
+    """Of a table that is made now."""
+
+
+def append(rows: DataFrame, uri: str, batch: Batch, *, by: tuple[str, ...] = ()) -> int:
+    """Append rows and return their number, 0 if the batch is there already; a new table is partitioned by `by`."""
+    from deltalake import DeltaTable, write_deltalake
 
     # In any case: what is noted while the rows are made has to be told.
     table = rows.toArrow()
-    if appended(uri, writer=writer) >= batch:
+    if batch.written(uri):
         return 0
-    properties = CommitProperties(app_transactions=[Transaction(writer, batch)])
-    write_deltalake(uri, table, mode="append", partition_by=list(by) or None, commit_properties=properties)
+    # First, so that a table of which only files were written is not taken for something else.
+    made = DeltaTable.create(uri, table.schema, mode="ignore", partition_by=list(by) or None)
+    write_deltalake(made, table, mode="append", commit_properties=batch.properties)
     return int(table.num_rows)
 
 
+def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], rule: Merge) -> int:
+    """Apply changes, unless the batch is there already, and return how many rows the table, of these columns, has.
+
+    Only files with a row that is changed are written anew.
+    """
+    from deltalake import DeltaTable
+
+    # In any case, as above.
+    rows = changes.toArrow()
+    schema = rows.select(list(columns)).schema
+    table = DeltaTable.create(uri, schema, mode="ignore", configuration=rule.settings)
+    if not batch.written(uri):
+        merging = table.merge(
+            rows, rule.same, source_alias="new", target_alias="old", commit_properties=batch.properties
+        )
+        deciding = [name for name in rows.column_names if name not in schema.names]
+        merging.when_matched_delete(rule.deletes)
+        merging.when_matched_update_all(rule.replaces, except_cols=deciding)
+        merging.when_not_matched_insert_all(rule.begins, except_cols=deciding)
+        merging.execute()
+    return count(DeltaTable(uri))
+
+
+def count(table: DeltaTable) -> int:
+    """Return how many rows a table has, by its log alone."""
+    return sum(table.get_add_actions(flatten=True).column("num_records").to_pylist())
+
+
 def compact(uri: str) -> None:
-    """Make few files of many, and delete those that no reader can have open any more, after a week."""
+    """Make few files of many, and delete those that have been out of use for as long as the table keeps them."""
     from deltalake import DeltaTable
 
     table = DeltaTable(uri)
@@ -56,28 +114,22 @@ def compact(uri: str) -> None:
     table.vacuum(dry_run=False)
 
 
-def appended(uri: str, *, writer: str) -> int:
-    """Return the last batch that a writer has appended, -1 where there is none."""
+def last(uri: str, *, writer: str) -> int:
+    """Return the last batch that a writer has written, -1 if there is none."""
     from deltalake import DeltaTable
 
-    last = DeltaTable(uri).transaction_version(writer) if DeltaTable.is_deltatable(uri) else None
-    return -1 if last is None else int(last)
+    number = DeltaTable(uri).transaction_version(writer) if DeltaTable.is_deltatable(uri) else None
+    return -1 if number is None else int(number)
 
 
-def newest(uri: str, *, writer: str | None) -> int:
-    """Return the last batch that a writer has appended; of a writer that is not known, one after all others."""
-    last = -1 if writer is None else appended(uri, writer=writer)
-    return sys.maxsize if last < 0 else last
-
-
-def read(spark: SparkSession, uri: str, *, writer: str | None = None, upto: int = sys.maxsize) -> DataFrame:
-    """Return a table as it is now, or as it was when a writer had not yet appended more than a batch."""
+def read(spark: SparkSession, uri: str, *, upto: Batch | None = None) -> DataFrame:
+    """Return a table as it is now, or as it was when its writer had not yet written more than a batch."""
     import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql.pandas.types import from_arrow_schema
 
     table = DeltaTable(uri)
-    while writer is not None and table.version() and (table.transaction_version(writer) or 0) > upto:
+    while upto is not None and table.version() and (table.transaction_version(upto.writer) or 0) > upto.number:
         table.load_as_version(table.version() - 1)
     schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
     files = table.file_uris()

@@ -121,11 +121,6 @@ class Folder:
             return []
         return sorted(str(status.getPath().getName()) for status in system.listStatus(path))
 
-    def holding(self, table: str, folder: str, file: str) -> list[str]:
-        """Return the names of a table's folders that fit a pattern and hold a file."""
-        path, system = self._at(table, folder, file)
-        return sorted(str(status.getPath().getParent().getName()) for status in system.globStatus(path) or ())
-
     def size(self, *parts: str) -> int:
         """Return how many bytes the files in a folder have together."""
         path, system = self._at(*parts)

@@ -6,21 +6,22 @@ Run as a program, it is killed from within without warning, with Spark's JVM; it
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import deltalake
 
 from halfway.pipeline import cli
-from halfway.pipeline.jobs.ledger import PENDING, QUARANTINE, Tables
+from halfway.pipeline.jobs.ledger import QUARANTINE, Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Moment = Literal["half written", "first table written", "quarantine begun", "all written"]
-_LOOK_S = 0.0005
+UNFINISHED = "part-00000-unfinished.parquet"
+"""A file of a table that was begun to be written."""
 
 
 def kill() -> None:
@@ -29,15 +30,12 @@ def kill() -> None:
 
 @contextmanager
 def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> Iterator[None]:
-    """Let a ledger of this process die; what is half written can only be left behind by a kill."""
+    """Let a ledger of this process die."""
     batches: list[int] = []
-    write, add = Tables.write, Tables._add
+    write, add, write_deltalake = Tables.write, Tables._add, deltalake.write_deltalake
 
     def dying_write(self: Tables, batch: "DataFrame", number: int) -> None:
         batches.append(number)
-        if len(batches) == batch_of_run and moment == "half written":
-            unfinished = Path(self._output.path(PENDING, f"batch={number}", "_temporary"))
-            threading.Thread(target=_die_when_there, args=[unfinished, die], daemon=True).start()
         write(self, batch, number)
         if len(batches) == batch_of_run:
             # Spark notes a batch as done when this has returned.
@@ -51,18 +49,20 @@ def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> 
             die()
         return rows
 
+    def dying_deltalake(table: deltalake.DeltaTable, *given: Any, **options: Any) -> None:
+        if len(batches) == batch_of_run and moment == "half written":
+            Path(table.table_uri.removeprefix("file://"), UNFINISHED).write_bytes(b"PAR1")
+            die()
+        write_deltalake(table, *given, **options)
+
     # Methods are put in place of methods, which mypy cannot know to be meant.
     Tables.write, Tables._add = dying_write, dying_add  # type: ignore[method-assign]
+    deltalake.write_deltalake = dying_deltalake  # type: ignore[assignment]
     try:
         yield
     finally:
         Tables.write, Tables._add = write, add  # type: ignore[method-assign]
-
-
-def _die_when_there(path: Path, die: Callable[[], None]) -> None:
-    while not path.exists():
-        time.sleep(_LOOK_S)
-    die()
+        deltalake.write_deltalake = write_deltalake
 
 
 def main(moment: Moment, *arguments: str) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from halfway.pipeline import decoding, delta, records
@@ -37,14 +35,7 @@ DAY: Final = "ended_date"
 """The column by which `ended` is partitioned."""
 COMPACTED_AFTER: Final = 100
 """Batches: at 10 s a batch, each quarter of an hour."""
-_DONE: Final = "_SUCCESS"
-_BATCH: Final = re.compile(r"batch=(\d+)")
-_SMALL_BATCH: Final = 250_000
-_FEW: Final = 2_000_000
-"""Records whose ids, 38 bytes each as a rule, can be sent to every core."""
 _STREAM: Final = "metadata"
-_LOOKS: Final = 10
-_PENDING_COLUMNS: Final = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +74,7 @@ def start(
 
     Each batch stands in the tables once, whenever the job was killed: Spark's checkpoint repeats a batch that was not
     finished with the same records, or with fewer where Kafka has removed some meanwhile. So what a table has of it
-    whole stays: a Delta table knows the last batch that was appended, and is not given it again; of `pending` a batch
-    has a folder of its own, and overwrites only what is unfinished there.
+    stays: a Delta table knows the last batch that was written, and is not given it again.
 
     Raises:
         SourceError: the folder's tables cannot be gone on with, or a topic is not there.
@@ -114,7 +104,7 @@ def start(
 
 
 class Tables:
-    """The ledger's tables in one folder: `ended` and `quarantine` grow by batches, of `pending` the last one counts."""
+    """The ledger's tables in one folder: `ended` and `quarantine` grow by batches, `pending` is changed by each."""
 
     def __init__(
         self,
@@ -138,10 +128,11 @@ class Tables:
         self._report = done
         self._started = False
         delta.demand(output.qualified(ENDED))
-        if output.names(ENDED) and delta.LOG not in output.names(ENDED):
-            raise SourceError(
-                f"{output.uri!r} holds a ledger in Parquet, as an earlier release wrote it: take another folder"
-            )
+        for name in (ENDED, PENDING):
+            if output.names(name) and delta.LOG not in output.names(name):
+                raise SourceError(
+                    f"{output.uri!r} holds a ledger in Parquet, as an earlier release wrote it: take another folder"
+                )
         _demand_whole(output)
 
     def write(self, batch: DataFrame, number: int) -> None:
@@ -157,22 +148,18 @@ class Tables:
             )
             outcomes, has_errors = reading.noting(reading.decoded_outcomes(engine, op.records), "error")
             ended = self._add(transform.ledger(outcomes), ENDED, number)
-            open_still = self._pending_after(
-                number, others.records, records.outcomes(engine, op.records).select("id", "at"), few=count <= _FEW
+            pending = self._change_pending(
+                others.records, records.outcomes(engine, op.records).select("id", "at"), number
             )
-            pending = self._overwrite(open_still.coalesce(1 if count <= _SMALL_BATCH else 2), PENDING, number)
             undecoded = decoding.quarantined(outcomes) if has_errors() else None
             wrong = reading.all_of([op.faulty(), others.faulty(), undecoded])
             if wrong is not None:
                 self._add(wrong, QUARANTINE, number)
         finally:
             kept.unpersist()
-        # The one before stays: the batch that follows may have to be done again from this one, and this from that.
-        for before in _batches(self._output.names(PENDING)):
-            if before < number - 1:
-                self._output.delete(PENDING, f"batch={before}")
         if number and number % COMPACTED_AFTER == 0:
-            delta.compact(self._output.qualified(ENDED))
+            for name in (ENDED, PENDING):
+                delta.compact(self._output.qualified(name))
         self._started = True
         seconds = time.monotonic() - began
         self._report(Progress(batch=number, records=count, seconds=seconds, ended=ended, pending=pending))
@@ -185,78 +172,48 @@ class Tables:
     def _is_op(self) -> Column:
         return F.col("topic") == self._prefix + "op"
 
-    def _pending_after(self, number: int, told: DataFrame, outcomes: DataFrame, *, few: bool) -> DataFrame:
-        # The stream's own session: what is noted in it is told only to what runs in it.
-        spark = told.sparkSession
-        if number == 0:
-            before = spark.createDataFrame([], _PENDING_COLUMNS)
-        else:
-            folder = f"batch={number - 1}"
-            if not self._output.exists(PENDING, folder, _DONE):
-                raise SourceError(
-                    f"there is no {self._output.path(PENDING, folder)}, which batch {number} goes on from"
-                )
-            before = spark.read.schema(_PENDING_COLUMNS).parquet(self._output.path(PENDING, folder))
-            if not self._started:
-                few = False
-                outcomes = outcomes.unionAll(self._outcomes_since(before))
-        return transform.pending(before, told, outcomes, horizon_ms=self._horizon_ms, few=few)
+    def _change_pending(self, told: DataFrame, outcomes: DataFrame, number: int) -> int:
+        if number and not self._started:
+            outcomes = outcomes.unionAll(self._outcomes_since(told))
+        changes = transform.changes(told, outcomes, horizon_ms=self._horizon_ms)
+        uri = self._output.qualified(PENDING)
+        return delta.merge(changes, uri, self._batch(number), transform.PENDING_COLUMNS, transform.MERGE)
 
-    def _outcomes_since(self, pending: DataFrame) -> DataFrame:
-        """Return the outcomes in the table that can be those of what is pending.
+    def _outcomes_since(self, told: DataFrame) -> DataFrame:
+        """Return the outcomes in the table that can be those of what is pending or told now.
 
         A ledger that did not run for longer than Kafka keeps a tombstone never sees it, wherever it stood in op.
         """
-        spark = pending.sparkSession
+        # The stream's own session: what is noted in it is told only to what runs in it.
+        spark = told.sparkSession
+        pending = delta.read(spark, self._output.qualified(PENDING))
         oldest = pending.agg(F.min("since")).collect()[0][0]
         if oldest is None:
             return spark.createDataFrame([], "id string, at bigint")
         since = F.timestamp_millis(F.lit(oldest - self._horizon_ms))
         recent = (F.col(DAY) >= F.to_date(since)) & (F.col("ended_at") > since)
         ended = delta.read(spark, self._output.qualified(ENDED)).where(recent)
-        return ended.select("id", F.unix_millis("ended_at").alias("at"))
+        wanted = pending.select("id").unionAll(told.select("id"))
+        return ended.join(wanted, "id", "left_semi").select("id", F.unix_millis("ended_at").alias("at"))
 
     def _add(self, table: DataFrame, name: str, number: int) -> int:
-        # Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew.
-        stream = _stream(self._output)
         by = (DAY,) if name == ENDED else ()
-        return delta.append(table, self._output.qualified(name), writer=stream, batch=number, by=by)
+        return delta.append(table, self._output.qualified(name), self._batch(number), by=by)
 
-    def _overwrite(self, table: DataFrame, name: str, number: int) -> int:
-        folder = self._output.path(name, f"batch={number}")
-        return _counted(table, lambda rows: rows.write.mode("overwrite").parquet(folder))
-
-
-def _counted(table: DataFrame, write: Callable[[DataFrame], None]) -> int:
-    """Write a table and return how many rows it has."""
-    written = Observation()
-    write(table.observe(written, F.count(F.lit(1)).alias("rows")))
-    return int(written.get["rows"])
+    def _batch(self, number: int) -> delta.Batch:
+        # Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew.
+        return delta.Batch(writer=_stream(self._output), number=number)
 
 
 def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
-    """Return `ended` and `pending` as of one batch, the last one that both have whole; None before the first.
-
-    Raises:
-        SourceError: there is no such batch, though there are batches of both.
-
-    """
-    if delta.LOG not in output.names(ENDED):
+    """Return `ended` and `pending` as of one batch, the last one that both have; None before the first."""
+    ended, pending = output.qualified(ENDED), output.qualified(PENDING)
+    # `pending` is written last.
+    batch = delta.last(pending, writer=_stream(output)) if output.exists(CHECKPOINT, _STREAM) else -1
+    if batch < 0:
         return None
-    stream = _stream(output) if output.exists(CHECKPOINT, _STREAM) else None
-    for _ in range(_LOOKS):
-        # In this order: what is found in `ended` first is in `pending` then, unless it has been replaced meanwhile.
-        newest = delta.newest(output.qualified(ENDED), writer=stream)
-        ready = _whole(output, PENDING)
-        if not ready:
-            return None
-        batch = max((number for number in ready if number <= newest), default=None)
-        if batch is not None:
-            break
-    else:
-        raise SourceError(f"{output.uri!r} has no batch that stands both in {ENDED} and in {PENDING}")
-    pending = spark.read.schema(_PENDING_COLUMNS).parquet(output.path(PENDING, f"batch={batch}"))
-    return delta.read(spark, output.qualified(ENDED), writer=stream, upto=batch), pending
+    of_batch = delta.Batch(writer=_stream(output), number=batch)
+    return delta.read(spark, ended, upto=of_batch), delta.read(spark, pending, upto=of_batch)
 
 
 def export(spark: SparkSession, output: Folder, into: Folder) -> None:
@@ -270,7 +227,6 @@ def export(spark: SparkSession, output: Folder, into: Folder) -> None:
     if found is None:
         raise SourceError(f"{output.uri!r} holds no ledger: run halfway-pipeline ledger first")
     ended, pending = found
-    # First: a ledger that runs keeps what is pending as of a batch for two more batches.
     pending.write.mode("overwrite").parquet(into.path(PENDING))
     ended.write.mode("overwrite").partitionBy(DAY).parquet(into.path(ENDED))
 
@@ -279,15 +235,6 @@ def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
     """Return the records that could not be read, None where there are none."""
     there = delta.LOG in output.names(QUARANTINE)
     return delta.read(spark, output.qualified(QUARANTINE)) if there else None
-
-
-def _whole(output: Folder, table: str) -> list[int]:
-    """Return the batches whose folders were written to their end."""
-    return _batches(output.holding(table, "batch=*", _DONE))
-
-
-def _batches(names: list[str]) -> list[int]:
-    return [int(found[1]) for found in map(_BATCH.fullmatch, names) if found is not None]
 
 
 def _stream(output: Folder) -> str:
@@ -309,8 +256,7 @@ def _demand_whole(output: Folder) -> None:
         raise SourceError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")
     if begun < 0:
         return
-    pending = max(_whole(output, PENDING), default=-1)
-    ended = delta.appended(output.qualified(ENDED), writer=_stream(output))
+    ended, pending = (delta.last(output.qualified(name), writer=_stream(output)) for name in (ENDED, PENDING))
     if not begun - 1 <= pending <= ended <= begun:
         raise SourceError(
             f"{output.uri!r} holds a {CHECKPOINT} of {begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "

@@ -89,7 +89,6 @@ def run(spark: SparkSession, sources: Sources, output: Folder, wanted: Wanted = 
         if found is None:
             raise SourceError(f"{sources.ledger.uri!r} holds no ledger: run halfway-pipeline ledger first")
         ended, pending = found
-        # At once: a ledger that runs keeps what is pending as of a batch for two more batches.
         _open_still(pending, output, facts, tables)
         ended = ended.where(wanted.holds("ended_at")).persist()
         try:

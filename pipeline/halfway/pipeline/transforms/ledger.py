@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from halfway.pipeline.delta import Merge
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+PENDING_COLUMNS: Final = ("id", "group", "state", "since", "shard", "offset")
+_IS_LATER: Final = 'new."offset" >= old."offset"'
+MERGE: Final = Merge(
+    same="old.id = new.id and old.state = new.state",
+    deletes=f"(coalesce({_IS_LATER}, false) and not new.open) "
+    f"or (not coalesce({_IS_LATER}, false) and old.since < new.horizon)",
+    replaces=f"{_IS_LATER} and new.open",
+    begins="new.open",
+    settings={
+        # Each batch replaces files: a week of them would be many times what is pending.
+        "delta.deletedFileRetentionDuration": "interval 1 hours",
+        "delta.logRetentionDuration": "interval 1 days",
+        # A file is written anew if one of its rows has ended.
+        "delta.targetFileSize": str(8 << 20),
+    },
+)
+"""How the table of what has not ended is changed by `changes`."""
 
 
 def ledger(decoded: DataFrame) -> DataFrame:
@@ -42,48 +62,48 @@ def ledger(decoded: DataFrame) -> DataFrame:
     )
 
 
-def pending(
-    before: DataFrame, records: DataFrame, outcomes: DataFrame, *, horizon_ms: int, few: bool = True
-) -> DataFrame:
-    """Return what has not ended: what had not before, with new records of half and parked, and outcomes, applied to it.
+def changes(records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
+    """Return what new records of half and parked, and outcomes, change in what has not ended: apply it with `MERGE`.
 
     In each topic the last record of an id wins, and a tombstone removes it. An outcome (id, at) removes it too, since
     Kafka does not keep tombstones for ever; except one that is a horizon older than the record: then a client has used
-    its id again. Between the topics there is no order. `before` has the columns of the result: id, group, state
-    (`prepared` or `parked`), since (ms, when it was prepared where that is known), shard, offset. `few`: the ids that
-    something new is told of fit into memory.
+    its id again. Between the topics there is no order.
+
+    Returns:
+        The columns of the table (state: `prepared` or `parked`; since: ms, when it was prepared if that is known), null
+        if no record of it is new; `open`, whether a record is new and has not ended; and `horizon`: what is older has
+        ended.
+
     """
-    no_end = F.lit(None).cast("bigint").alias("ended")
-    record = F.struct(F.lit(True).alias("alive"), "group", F.col("since").alias("at"), "shard").alias("record")
-    # What nothing new is told of stays as it is, and need not be brought together.
-    touched = records.select("id").unionAll(outcomes.select("id"))
-    touched = F.broadcast(touched) if few else touched
-    untouched = before.join(touched, "id", "left_anti")
-    known = before.join(touched, "id", "left_semi").select("id", "state", "offset", record, no_end)
+    record = F.struct(
+        "alive", "group", F.coalesce("prepared_at", "at").alias("at"), F.col("partition").alias("shard")
+    ).alias("record")
     fresh = records.where(F.col("fault").isNull()).select(
         "id",
         F.when(F.col("kind") == "parked", "parked").otherwise("prepared").alias("state"),
         "offset",
-        F.struct(
-            "alive", "group", F.coalesce("prepared_at", "at").alias("at"), F.col("partition").alias("shard")
-        ).alias("record"),
-        no_end,
+        record,
+        F.lit(None).cast("bigint").alias("horizon"),
     )
     ends = outcomes.select(
         "id",
         F.explode(F.array(F.lit("prepared"), F.lit("parked"))).alias("state"),
         F.lit(None).cast("bigint").alias("offset"),
-        F.lit(None).cast(known.schema["record"].dataType).alias("record"),
-        F.col("at").alias("ended"),
+        F.lit(None).cast(fresh.schema["record"].dataType).alias("record"),
+        (F.col("at") + horizon_ms).alias("horizon"),
     )
     last = (
-        known.unionAll(fresh)
-        .unionAll(ends)
+        fresh.unionAll(ends)
         .groupBy("id", "state")
-        .agg(F.max_by("record", "offset").alias("last"), F.max("offset").alias("offset"), F.max("ended").alias("ended"))
+        .agg(
+            F.max_by("record", "offset").alias("last"),
+            F.max("offset").alias("offset"),
+            F.max("horizon").alias("horizon"),
+        )
     )
-    used_again = F.col("last.at") >= F.col("ended") + horizon_ms
-    changed = last.where(F.col("last.alive") & (F.col("ended").isNull() | used_again)).select(
-        "id", "last.group", "state", F.col("last.at").alias("since"), "last.shard", "offset"
+    is_open = F.col("last.alive") & (F.col("horizon").isNull() | (F.col("last.at") >= F.col("horizon")))
+    return last.select(
+        *("id", "last.group", "state", F.col("last.at").alias("since"), "last.shard", "offset"),
+        F.coalesce(is_open, F.lit(False)).alias("open"),
+        "horizon",
     )
-    return untouched.select(*changed.columns).unionAll(changed)

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,10 +56,13 @@ def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...]
         outcome, cause = ("committed", "producer") if number % 2 else ("rolled_back", "check")
         ended = START + timedelta(seconds=step * number)
         rows.append((f"tx-{number}", group, outcome, cause, ended, ended, number * 10, 1, ["orders"], 1, 5, 0, number))
-    delta.append(spark.createDataFrame(rows, ENDED), str(folder / ledger.ENDED), writer="ledger", batch=0)
-    columns = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
+    batch = delta.Batch(writer="ledger", number=0)
+    Folder(spark, str(folder)).write(json.dumps({"id": batch.writer}), ledger.CHECKPOINT, "metadata")
+    delta.append(spark.createDataFrame(rows, ENDED), str(folder / ledger.ENDED), batch)
     open_still = [("p-1", "shop", "parked", round(START.timestamp() * 1000), 0, 1)]
-    spark.createDataFrame(open_still, columns).write.parquet(str(folder / ledger.PENDING / "batch=0"))
+    columns = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
+    pending = spark.createDataFrame(open_still, columns)
+    delta.append(pending, str(folder / ledger.PENDING), batch)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +72,9 @@ def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Pat
     of_ledger = report._of_ledger
 
     def while_it_runs(*given: Any) -> dict[str, Any]:
-        # Two batches later.
-        shutil.rmtree(folder / "ledger" / ledger.PENDING / "batch=0")
+        for name in (ledger.ENDED, ledger.PENDING):
+            table = str(folder / "ledger" / name)
+            delta.append(delta.read(spark, table), table, delta.Batch(writer="ledger", number=1))
         return of_ledger(*given)
 
     write_ledger(spark, folder / "ledger")

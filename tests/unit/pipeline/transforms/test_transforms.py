@@ -1,10 +1,13 @@
 """The rules of *ledger*, *rollup* and *sweep* on small tables."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deltalake import DeltaTable
 from pyspark.testing import assertDataFrameEqual
 
+from halfway.pipeline import delta
 from halfway.pipeline.transforms import ledger, rollup, sweep
 
 if TYPE_CHECKING:
@@ -20,7 +23,6 @@ RECORDS = (
     "prepared_at bigint"
 )
 OUTCOMES = "id string, at bigint"
-PENDING = "id string, `group` string, state string, since bigint, shard int, offset bigint"
 
 
 def moment(ms: int) -> datetime:
@@ -52,66 +54,94 @@ def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
     )
 
 
-def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(spark: "SparkSession") -> None:
-    """A tombstone removes, a later record stays, parked and prepared are told apart, faulty ones change nothing."""
-    before = spark.createDataFrame(
-        [("ends", "g", "prepared", 1, 0, 1), ("stays", "g", "prepared", 2, 0, 2), ("parks", "g", "prepared", 3, 0, 3)],
-        PENDING,
+def merged(
+    folder: Path, before: list[tuple[Any, ...]], records: "DataFrame", outcomes: "DataFrame"
+) -> list[tuple[Any, ...]]:
+    """Give what a table of what is pending holds when records and outcomes have changed it."""
+    spark = records.sparkSession
+    first = of_kinds(
+        spark,
+        **{
+            kind: [(name, group, True, at, shard, offset, None) for name, group, _, at, shard, offset in rows]
+            for kind, state in (("half", "prepared"), ("parked", "parked"))
+            if (rows := [row for row in before if row[2] == state])
+        },
     )
+    for number, (new, ends) in enumerate(((first, spark.createDataFrame([], OUTCOMES)), (records, outcomes))):
+        changes = ledger.changes(new, ends, horizon_ms=HORIZON)
+        batch = delta.Batch(writer="w", number=number)
+        # Done again, as after a crash, a batch changes nothing.
+        for _ in range(2):
+            count = delta.merge(changes, str(folder), batch, ledger.PENDING_COLUMNS, ledger.MERGE)
+            assert count == DeltaTable(str(folder)).to_pyarrow_table().num_rows
+    return sorted(tuple(row) for row in delta.read(spark, str(folder)).collect())
+
+
+def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """A tombstone removes, a later record stays, parked and prepared are told apart, faulty ones change nothing."""
+    before = [
+        ("ends", "g", "prepared", 1, 0, 1),
+        ("stays", "g", "prepared", 2, 0, 2),
+        ("parks", "g", "prepared", 3, 0, 3),
+        ("again", "g", "prepared", 4, 0, 4),
+    ]
     halves = [
         ("new", "g", True, 10, 0, 10, None),
         ("ends", "g", False, 11, 0, 11, None),
         ("parks", "g", False, 12, 0, 12, None),
+        ("again", "h", True, 12, 1, 13, None),
         ("brief", "g", True, 13, 0, 13, None),
         ("brief", "g", False, 14, 0, 14, None),
         ("stays", "g", False, 15, 0, 15, "no key"),
     ]
     parked = [("parks", "g", True, 12, 0, 4, None)]
-    after = ledger.pending(
-        before,
-        of_kinds(spark, half=halves, parked=parked),
-        spark.createDataFrame([], OUTCOMES),
-        horizon_ms=HORIZON,
-    )
-    assertDataFrameEqual(
-        after,
-        spark.createDataFrame(
-            [
-                ("new", "g", "prepared", 10, 0, 10),
-                ("stays", "g", "prepared", 2, 0, 2),
-                ("parks", "g", "parked", 12, 0, 4),
-            ],
-            PENDING,
-        ),
-    )
+    records = of_kinds(spark, half=halves, parked=parked)
+    assert merged(tmp_path, before, records, spark.createDataFrame([], OUTCOMES)) == [
+        ("again", "h", "prepared", 12, 1, 13),
+        ("new", "g", "prepared", 10, 0, 10),
+        ("parks", "g", "parked", 12, 0, 4),
+        ("stays", "g", "prepared", 2, 0, 2),
+    ]
 
 
-def test_an_outcome_ends_what_is_pending_though_its_tombstone_is_gone(spark: "SparkSession") -> None:
+def test_only_files_with_a_row_that_is_changed_are_written_anew(spark: "SparkSession", tmp_path: Path) -> None:
+    """What is pending for long costs a batch nothing but being read."""
+    none = spark.createDataFrame([], OUTCOMES)
+
+    def change(number: int, *halves: tuple[Any, ...]) -> set[str]:
+        changes = ledger.changes(of_kinds(spark, half=[*halves]), none, horizon_ms=HORIZON)
+        batch = delta.Batch(writer="w", number=number)
+        delta.merge(changes, str(tmp_path), batch, ledger.PENDING_COLUMNS, ledger.MERGE)
+        return set(DeltaTable(str(tmp_path)).file_uris())
+
+    old = change(0, ("old", "g", True, 1, 0, 1, None))
+    both = change(1, ("brief", "g", True, 2, 0, 2, None))
+    after = change(2, ("brief", "g", False, 3, 0, 3, None), ("late", "g", True, 4, 0, 4, None))
+    assert old < both
+    assert both & after == old
+    assert len(after) == 2
+
+
+def test_an_outcome_ends_what_is_pending_though_its_tombstone_is_gone(spark: "SparkSession", tmp_path: Path) -> None:
     """Known before or new, prepared or parked; one that is a horizon older belongs to an earlier use of the id."""
-    before = spark.createDataFrame(
-        [
-            ("known", "g", "prepared", 1_000, 0, 1),
-            ("parked", "g", "parked", 1_000, 0, 2),
-            ("used-again", "g", "prepared", 1_000, 0, 3),
-            ("stays", "g", "prepared", 1_000, 0, 4),
-            ("again-at-once", "g", "prepared", 2_000 + HORIZON, 0, 5),
-        ],
-        PENDING,
-    )
+    before = [
+        ("known", "g", "prepared", 1_000, 0, 1),
+        ("parked", "g", "parked", 1_000, 0, 2),
+        ("used-again", "g", "prepared", 1_000, 0, 3),
+        ("stays", "g", "prepared", 1_000, 0, 4),
+        ("again-at-once", "g", "prepared", 2_000 + HORIZON, 0, 5),
+        ("used-before", "g", "prepared", 2_000 + HORIZON, 0, 6),
+    ]
     halves = [("new", "g", True, 1_000, 0, 10, None), ("used-again", "g", True, 2_000 + HORIZON, 0, 11, None)]
-    ended = ("known", "parked", "used-again", "again-at-once", "new", "never-seen")
-    after = ledger.pending(
-        before,
-        of_kinds(spark, half=halves),
-        spark.createDataFrame([*((name, 2_000) for name in ended), ("again-at-once", 2_001)], OUTCOMES),
-        horizon_ms=HORIZON,
-    )
-    assertDataFrameEqual(
-        after,
-        spark.createDataFrame(
-            [("used-again", "g", "prepared", 2_000 + HORIZON, 0, 11), ("stays", "g", "prepared", 1_000, 0, 4)], PENDING
-        ),
-    )
+    ended = ("known", "parked", "used-again", "used-before", "again-at-once", "new", "never-seen")
+    outcomes = spark.createDataFrame([*((name, 2_000) for name in ended), ("again-at-once", 2_001)], OUTCOMES)
+    assert merged(tmp_path, before, of_kinds(spark, half=halves), outcomes) == [
+        ("stays", "g", "prepared", 1_000, 0, 4),
+        ("used-again", "g", "prepared", 2_000 + HORIZON, 0, 11),
+        ("used-before", "g", "prepared", 2_000 + HORIZON, 0, 6),
+    ]
 
 
 def test_rollup_counts_by_group_and_minute(spark: "SparkSession") -> None:
