@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from halfway.pipeline.errors import SourceError
+from halfway.pipeline.machine import free_memory
 from halfway.pipeline.session import GATEWAY
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Name = Literal["auto", "duckdb", "spark"]
 MOST: Final = 10_000_000
 """Records of half and op, which is more than three million transactions: above it an audit runs on Spark."""
+_BYTES_EACH: Final = 2_600
+"""Of memory that a record of half or op takes on DuckDB, with all that belongs to it (docs/pipeline.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +47,45 @@ class Parts:
     output: Files
 
 
-def chosen(name: Name, places: Places, *, spark_asked: bool) -> Literal["duckdb", "spark"]:
-    """Return the engine: the one asked for, else DuckDB for what fits one machine.
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The engine, and why."""
+
+    engine: Literal["duckdb", "spark"]
+    because: str
+
+
+def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None = None) -> Chosen:
+    """Return the engine: the one asked for, else DuckDB for what fits this machine.
+
+    Where `memory` is the most that DuckDB may take, it goes to disk, however much memory is free.
 
     Raises:
         SourceError: DuckDB is asked for, and cannot do it.
 
     """
     hindrance = _hindrance(places)
-    if name == "duckdb":
-        if hindrance is not None:
-            raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
-        return "duckdb"
-    if name == "spark" or hindrance is not None or spark_asked or GATEWAY in os.environ:
-        return "spark"
-    return "duckdb" if _records(places) <= MOST else "spark"
+    if name == "duckdb" and hindrance is not None:
+        raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
+    if name != "auto":
+        return Chosen(engine=name, because="it was asked for")
+    if spark_asked or GATEWAY in os.environ:
+        return Chosen(engine="spark", because="it is told how Spark runs")
+    if hindrance is not None:
+        return Chosen(engine="spark", because=hindrance)
+    records = _records(places)
+    there = f"half and op have {records:,} records"
+    if records > MOST:
+        return Chosen(engine="spark", because=f"{there}, more than {MOST:,}")
+    needed, free = records * _BYTES_EACH, free_memory()
+    if memory is None and free is not None and needed > free:
+        told = f"{there}, for which DuckDB takes about {_gib(needed)} of memory, and {_gib(free)} are free"
+        return Chosen(engine="spark", because=f"{told}: with --engine duckdb --memory it goes to disk")
+    return Chosen(engine="duckdb", because=there)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 def _hindrance(places: Places) -> str | None:
@@ -89,7 +116,9 @@ def _records(places: Places) -> int:
 
 @contextmanager
 def quick(places: Places, *, memory: str | None) -> Iterator[Parts]:
-    """Open DuckDB, and let go of it and of what it wrote meanwhile."""
+    """Open DuckDB, and let go of it and of what it wrote meanwhile; SourceError where its memory is not enough."""
+    import duckdb
+
     from halfway.pipeline.folders import LocalFolder
     from halfway.pipeline.pins import Pins
     from halfway.pipeline.quick import DuckEngine
@@ -107,5 +136,9 @@ def quick(places: Places, *, memory: str | None) -> Iterator[Parts]:
                 pins = Pins.from_json(LocalFolder(str(there.parent)).read(there.name))
             source = QuickKafka(engine, places.access, pins)
         yield Parts(engine=engine, source=source, output=LocalFolder(places.output))
+    except duckdb.OutOfMemoryException as error:
+        raise SourceError(
+            f"DuckDB has too little memory: give more with --memory, or --engine spark ({error})"
+        ) from error
     finally:
         engine.close()

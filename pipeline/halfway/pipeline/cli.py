@@ -55,7 +55,8 @@ def pipeline() -> None:
     default="auto",
     show_default=True,
     envvar="HALFWAY_PIPELINE_ENGINE",
-    help="auto: DuckDB for up to ten million records of half and op, Spark for more, and where it is told how to run.",
+    help="auto: DuckDB for up to ten million records of half and op that the free memory can hold, Spark for more, "
+    "and where it is told how to run.",
 )
 @click.option(
     "--continue",
@@ -110,7 +111,9 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         seconds = horizon_s or access.times(file=config).outcome_horizon_s
         places = choice.Places(output=output, snapshot=snapshot, offsets=offsets, access=kafka)
         asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
-        name = choice.chosen(engine, places, spark_asked=asked)
+        chosen = choice.chosen(engine, places, spark_asked=asked, memory=spark_options["memory"])
+        if engine == "auto" and not asked and chosen.engine == "spark":
+            click.echo(f"halfway-pipeline audit: runs on Spark: {chosen.because}", err=True)
     options = AuditOptions(
         topics=topics,
         grace_ms=round(grace_s * 1000),
@@ -118,10 +121,11 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         skew_ms=round(clock_skew_s * 1000),
         since_ms=since,
         until_ms=until,
+        engine_because=chosen.because,
     )
     with (
         _quick(places, spark_options["memory"])
-        if name == "duckdb"
+        if chosen.engine == "duckdb"
         else _on_spark(places, config=config, **spark_options) as parts
     ):
         from halfway.pipeline.jobs import audit as job

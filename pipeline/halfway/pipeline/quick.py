@@ -7,16 +7,18 @@ import os
 import tempfile
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import cache
-from itertools import count
+from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from halfway import schemas
 from halfway.pipeline import decoding
 from halfway.pipeline.engines import INPUT, Dialect, DuckDialect, Frame
+from halfway.pipeline.machine import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +27,12 @@ if TYPE_CHECKING:
 
 _NUMBERS: Final = count()
 _BATCH: Final = 20_000
+_IN_FLIGHT: Final = 4 * (os.cpu_count() or 1)
+"""Batches that are in memory while they are decoded."""
 _ALONE: Final = 20_000
 """So few values are decoded sooner than other processes start."""
+_SHARE: Final = 0.75
+"""Of the memory that is free: Python, and what decodes, need some too."""
 _SCALARS: Final = {
     "string": pa.string(),
     "bigint": pa.int64(),
@@ -44,13 +50,15 @@ class DuckEngine:
     dialect: Dialect = DuckDialect()
 
     def __init__(self, *, memory: str | None = None) -> None:
-        """Open a database; it takes what the machine has unless `memory` (such as 2GB) is the most that it may."""
+        """Open a database; `memory` (such as 2GB) is the most that it may take, by default most of what is free."""
         import duckdb
 
         settings: dict[str, Any] = {"preserve_insertion_order": "false"}
         if memory is not None:
             # As Spark is told it: 2g, 512m.
             settings["memory_limit"] = f"{memory}iB" if memory[-1:].lower() in "kmg" else memory
+        elif (free := free_memory()) is not None:
+            settings["memory_limit"] = f"{round(free * _SHARE) >> 20}MiB"
         self._folder = tempfile.TemporaryDirectory(prefix="halfway-duckdb-")
         self.scratch = Path(self._folder.name)
         settings["temp_directory"] = str(self.scratch / "spilled")
@@ -84,16 +92,18 @@ class DuckEngine:
         reader = self.database.sql(f"select * from {records}").to_arrow_reader(_BATCH)  # noqa: S608
         kept = [field for field in reader.schema if field.name != "value"]
         whole = pa.schema([*kept, *schema, pa.field("error", pa.string())])
-        batches = [batch for batch in reader if batch.num_rows]
-        values = [batch.select(["value"]) for batch in batches]
-        few = sum(batch.num_rows for batch in batches) <= _ALONE
-        decode = map if few else self._processes().map
-        decoded = list(decode(_decoded, values, [kind] * len(values), [versions] * len(values), [schema] * len(values)))
-        tables = [
-            pa.RecordBatch.from_arrays([*(batch.column(field.name) for field in kept), *made.columns], schema=whole)
-            for batch, made in zip(batches, decoded, strict=True)
-        ]
-        return self.take(pa.Table.from_batches(tables, whole))
+        batches = (batch for batch in reader if batch.num_rows)
+        file = self.scratch / f"decoded-{next(_NUMBERS)}.parquet"
+        with pq.ParquetWriter(file, whole, compression="lz4") as writer:
+            while some := list(islice(batches, _IN_FLIGHT)):
+                values = [batch.select(["value"]) for batch in some]
+                few = sum(batch.num_rows for batch in some) <= _ALONE
+                decode = map if few else self._processes().map
+                decoded = decode(_decoded, values, [kind] * len(some), [versions] * len(some), [schema] * len(some))
+                for batch, made in zip(some, decoded, strict=True):
+                    columns = [*(batch.column(field.name) for field in kept), *made.columns]
+                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
+        return self._made("temp view", f"select * from read_parquet({_quoted(file)})")  # noqa: S608 - a name of this class
 
     def _processes(self) -> Executor:
         if self._pool is None:
@@ -117,8 +127,8 @@ class DuckEngine:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
-        target = str(folder / "part-0.parquet").replace("'", "''")
-        self.database.execute(f"copy (select * from {frame}) to '{target}' (format parquet, compression zstd)")  # noqa: S608
+        target = _quoted(folder / "part-0.parquet")
+        self.database.execute(f"copy (select * from {frame}) to {target} (format parquet, compression zstd)")  # noqa: S608
         (folder / "_SUCCESS").touch()
         return self.read(path)
 
@@ -131,7 +141,7 @@ class DuckEngine:
         return self._written([str(Path(path, f"run={run}")) for run in runs], with_run=True)
 
     def _written(self, folders: Sequence[str], *, with_run: bool) -> Frame:
-        patterns = ", ".join("'" + str(Path(folder, "*.parquet")).replace("'", "''") + "'" for folder in folders)
+        patterns = ", ".join(_quoted(Path(folder, "*.parquet")) for folder in folders)
         parts = "true, hive_types = {run: bigint}" if with_run else "false"
         return self._made("temp view", f"select * from read_parquet([{patterns}], hive_partitioning = {parts})")  # noqa: S608
 
@@ -146,6 +156,10 @@ class DuckEngine:
 
 def _decoded(batch: pa.RecordBatch, kind: str, versions: str, schema: pa.Schema) -> pa.RecordBatch:
     return decoding.decoded(batch, decoding.reader(kind, versions), schema.names, schema)
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
 
 
 @cache

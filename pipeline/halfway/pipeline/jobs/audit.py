@@ -41,6 +41,8 @@ class AuditOptions:
     since_ms: int | None = None
     """What was prepared earlier is judged, but not told; likewise from `until_ms` on."""
     until_ms: int | None = None
+    engine_because: str = ""
+    """Why it runs on its engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def run(engine: Engine, source: Source, output: Files, options: AuditOptions) ->
     judged = between(engine, verdict.verdicts(engine, read.evidence, read.limits), options.since_ms, options.until_ms)
     engine.write(judged, output.path(VERDICTS))
     engine.write(read.quarantine, output.path(QUARANTINE))
-    return _summed_up(engine, source, output)
+    return _summed_up(engine, source, output, options)
 
 
 def between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:
@@ -177,7 +179,7 @@ def evidence(
     )
 
 
-def _summed_up(engine: Engine, source: Source, output: Files) -> Summary:
+def _summed_up(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
     written = engine.read(output.path(VERDICTS))
     names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
     anomalies = engine.query(f"select * from $written where verdict in ({names})", written=written)  # noqa: S608
@@ -197,11 +199,11 @@ def _summed_up(engine: Engine, source: Source, output: Files) -> Summary:
         found=output.path(ANOMALIES),
         quarantined=int(engine.rows(wrong)[0]["count"]),
     )
-    tell(engine, source, output, summary)
+    tell(engine, source, output, summary, options)
     return summary
 
 
-def tell(engine: Engine, source: Source, output: Files, summary: Summary) -> None:
+def tell(engine: Engine, source: Source, output: Files, summary: Summary, options: AuditOptions) -> None:
     """Write what was read and what was found; the summary comes last."""
     output.write(source.pins.to_json(), OFFSETS)
     told: dict[str, Any] = {
@@ -209,6 +211,7 @@ def tell(engine: Engine, source: Source, output: Files, summary: Summary) -> Non
         "quarantined": summary.quarantined,
         "judged_at": source.pins.at,
         "engine": engine.name,
+        "engine_because": options.engine_because,
     }
     output.write(json.dumps(told) + "\n", SUMMARY)
 

@@ -156,7 +156,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         by_group=state.by_group,
         found=output.path(audit.ANOMALIES, part),
     )
-    audit.tell(engine, source, output, summary)
+    audit.tell(engine, source, output, summary, options)
     return summary
 
 

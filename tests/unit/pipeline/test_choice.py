@@ -1,0 +1,135 @@
+"""On which engine an audit runs, and what it says about it."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import duckdb
+import pytest
+from click.testing import CliRunner
+
+from halfway.pipeline import choice, cli
+from halfway.pipeline.choice import Places, chosen
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.machine import free_memory
+from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.session import GATEWAY
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own tests may have started its gateway in this process."""
+    monkeypatch.delenv(GATEWAY, raising=False)
+
+
+def archive(folder: Path, records: int) -> Places:
+    """Give an archive that says of half and op that they have so many records."""
+    partition = PartitionPin(partition=0, start=0, end=records // 2, high=records // 2, first_at=None)
+    names = ("_halfway.half", "_halfway.op")
+    pins = Pins(at=0, topics={name: TopicPin(topic=name, at=0, partitions=(partition,)) for name in names})
+    (folder / "offsets.json").write_text(pins.to_json())
+    return Places(output=str(folder / "audit"), snapshot=str(folder), offsets=None, access=None)
+
+
+@pytest.mark.parametrize(
+    "records, free, memory, engine, because",
+    [
+        (3_000, GIB, None, "duckdb", "half and op have 3,000 records"),
+        (3_000_000, 16 * GIB, None, "duckdb", "half and op have 3,000,000 records"),
+        (3_000_000, 2 * GIB, None, "spark", "2.0 GiB are free: with --engine duckdb --memory it goes to disk"),
+        (3_000_000, 2 * GIB, "1g", "duckdb", "half and op have 3,000,000 records"),
+        (3_000_000, None, None, "duckdb", "half and op have 3,000,000 records"),
+        (choice.MOST + 2, 1_000 * GIB, None, "spark", "more than 10,000,000"),
+    ],
+)
+def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    records: int,
+    free: int | None,
+    memory: str | None,
+    engine: Literal["duckdb", "spark"],
+    because: str,
+) -> None:
+    """Where DuckDB is told how much it may take, it goes to disk; where nobody tells what is free, the size decides."""
+    monkeypatch.setattr(choice, "free_memory", lambda: free)
+    found = chosen("auto", archive(tmp_path, records), spark_asked=False, memory=memory)
+    assert found.engine == engine
+    assert because in found.because
+
+
+def test_an_engine_that_is_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However much there is to read."""
+    monkeypatch.setattr(choice, "free_memory", lambda: 0)
+    places = archive(tmp_path, 2 * choice.MOST)
+    for name in ("duckdb", "spark"):
+        assert chosen(name, places, spark_asked=False).engine == name
+    assert chosen("auto", archive(tmp_path, 2), spark_asked=True).engine == "spark"
+    far = Places(output="s3a://bucket/audit", snapshot=str(tmp_path), offsets=None, access=None)
+    assert "not on this machine" in chosen("auto", far, spark_asked=False).because
+    with pytest.raises(
+        SourceError, match="--engine duckdb cannot be used: 's3a://bucket/audit' is not on this machine"
+    ):
+        chosen("duckdb", far, spark_asked=False)
+
+
+def test_too_little_memory_for_duckdb_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As what could not be done, not as an anomaly."""
+    archive(tmp_path, 2)
+    (tmp_path / "archive.json").write_text(json.dumps({"prefix": "_halfway."}))
+
+    def full(*_: object, **__: object) -> None:
+        raise duckdb.OutOfMemoryException("could not allocate block")
+
+    monkeypatch.setattr(DuckEngine, "query", full)
+    told = ["audit", "--snapshot", str(tmp_path), "--output", str(tmp_path / "audit"), "--engine", "duckdb"]
+    found = CliRunner().invoke(cli.pipeline, told)
+    assert found.exit_code == 2, found.output
+    assert "give more with --memory, or --engine spark" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "files, free",
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 16 kB\nMemAvailable: 8 kB\nHugePages_Total: 0\n"}, 8 << 10),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 1000 kB\n",
+                "sys/fs/cgroup/memory.max": "5000\n",
+                "sys/fs/cgroup/memory.current": "4000\n",
+                "sys/fs/cgroup/memory.stat": "anon 3500\ninactive_file 500\n",
+            },
+            1_500,
+        ),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 1000 kB\n",
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/memory.current": "4000\n",
+            },
+            1_000 << 10,
+        ),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 1000 kB\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "5000\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "6000\n",
+                "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 0\n",
+            },
+            0,
+        ),
+    ],
+    ids=["not Linux", "a machine", "a container", "a container without a limit", "a container of version 1"],
+)
+def test_free_memory_is_the_machines_and_the_containers(
+    tmp_path: Path, files: dict[str, str], free: int | None
+) -> None:
+    """The least of what each may still take; what a container has read from files does not count as used."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_memory(tmp_path) == free
