@@ -16,7 +16,7 @@ from typing import Any, Self
 from halfway.embedded.ports import HOST
 
 _LENGTH = 4
-_STOP_WITHIN_S = 10.0
+_STOP_WITHIN_S = 60.0
 
 
 class Api(IntEnum):

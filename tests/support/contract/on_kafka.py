@@ -130,7 +130,7 @@ class KafkaBackend:
     def _wait_for(self, name: str) -> None:
         """Wait until the broker lists a topic: it answers the creation earlier."""
         until = time.monotonic() + PATIENCE_S
-        while name not in self._admin.list_topics(timeout=10).topics:
+        while name not in self._admin.list_topics(timeout=PATIENCE_S).topics:
             assert time.monotonic() < until, f"topic {name} did not appear"
             time.sleep(0.02)
 
@@ -157,7 +157,9 @@ class KafkaBackend:
         consumer = Consumer({**options, "isolation.level": "read_committed", "enable.partition.eof": True})
         try:
             numbers = (
-                [partition] if partition is not None else list(raw.list_topics(topic, 10).topics[topic].partitions)
+                [partition]
+                if partition is not None
+                else list(raw.list_topics(topic, PATIENCE_S).topics[topic].partitions)
             )
             ends = {number: _end(raw, TopicPartition(topic, number)) for number in numbers}
             consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
@@ -172,7 +174,7 @@ def _end(consumer: Consumer, partition: TopicPartition) -> int:
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return consumer.get_watermark_offsets(partition, 10)[1]
+            return consumer.get_watermark_offsets(partition, PATIENCE_S)[1]
         except KafkaException:
             if time.monotonic() > until:
                 raise

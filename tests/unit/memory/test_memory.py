@@ -42,7 +42,7 @@ from tests.support.replies import appended, submitted
 SHARDS = 2
 
 
-def deadline(seconds: float = 10.0) -> float:
+def deadline(seconds: float = 60.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
