@@ -194,7 +194,13 @@ class TransactionalProducer:
             raise ProducerFailedError.of("begin_transaction", error) from error
 
     def commit(self, stall_s: float) -> None:
-        """Flush and commit: slices of the same call until it succeeds, fails, or nothing moves for `stall_s`.
+        """Flush and commit; fail if nothing moves for `stall_s`.
+
+        The same call is repeated in short slices, which notice a failure early, only while there is something to
+        flush. A call that may find that Kafka has been asked to commit gets all of the time, and is the last one: it
+        asks librdkafka's own thread for the beginning of the commit once more. If that thread does not answer within
+        the time-out, librdkafka (up to 2.16) forgets which call is under way, takes Kafka's answer to the commit for
+        that to an abort, and ends the process: "Invalid transaction state transition".
 
         If the connection to the transaction coordinator was lost meanwhile, librdkafka has asked for the commit
         again on another one. The first request may still be on its way, and would commit whatever of the producer's
@@ -207,15 +213,16 @@ class TransactionalProducer:
         left, moved = len(client), time.monotonic()
         while True:
             try:
-                client.commit_transaction(_SLICE_S)
+                client.commit_transaction(_SLICE_S if left else stall_s)
             except KafkaException as error:
                 cause = error.args[0]
                 if not cause.retriable() or cause.fatal() or cause.txn_requires_abort():
                     raise ProducerFailedError.of("commit_transaction", error) from error
                 now = time.monotonic()
+                last = not left and cause.code() == KafkaError._TIMED_OUT  # noqa: SLF001
                 if len(client) != left:
                     left, moved = len(client), now
-                elif now - moved > stall_s:
+                elif last or now - moved > stall_s:
                     raise ProducerFailedError(
                         "commit_transaction", f"no progress for {stall_s:g} s", stalled=True
                     ) from error

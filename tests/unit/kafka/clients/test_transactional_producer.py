@@ -174,3 +174,59 @@ def test_a_rehearsal_whose_client_has_failed_goes_on_with_another(scripted: type
     scripted.fenced = False
     assert rehearsal.attempt("orders", messages) is None
     rehearsal.close()
+
+
+class Committing(ScriptedProducer):
+    """A client whose calls to commit end one after the other as said: how many messages are left, and the error."""
+
+    waiting = 0
+    answers: list[tuple[int, KafkaError | None]]
+    given_s: list[float]
+
+    def __len__(self) -> int:
+        return self.waiting
+
+    def commit_transaction(self, timeout: float) -> None:
+        self.given_s.append(timeout)
+        type(self).waiting, error = self.answers.pop(0)
+        if error is not None:
+            raise KafkaException(error)
+
+
+def again(code: int) -> KafkaError:
+    """Return an error after which the same call may be made again."""
+    return KafkaError(code, "scripted", False, True, False)
+
+
+@pytest.fixture
+def committing(monkeypatch: pytest.MonkeyPatch) -> type[Committing]:
+    class Scripted(Committing):
+        answers: list[tuple[int, KafkaError | None]] = []  # noqa: RUF012 - one for each test
+        given_s: list[float] = []  # noqa: RUF012
+
+    monkeypatch.setattr(transactional_producer, "Producer", Scripted)
+    return Scripted
+
+
+def test_a_commit_that_has_timed_out_with_nothing_to_flush_is_not_called_again(committing: type[Committing]) -> None:
+    """Librdkafka would end the process if its own thread did not answer the second call in time."""
+    committing.answers += [(0, again(KafkaError._TIMED_OUT)), (0, None)]
+    with pytest.raises(ProducerFailedError) as failed:
+        TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
+    assert failed.value.stalled
+    assert committing.given_s == [LONG_S]
+
+
+def test_a_commit_gets_all_of_the_time_once_its_messages_have_left(committing: type[Committing]) -> None:
+    """Before that a call is short, as only the next one says that the transaction has failed meanwhile."""
+    committing.waiting = 2
+    committing.answers += [(1, again(KafkaError._TIMED_OUT)), (0, again(KafkaError._TIMED_OUT)), (0, None)]
+    TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
+    assert committing.given_s == [transactional_producer._SLICE_S, transactional_producer._SLICE_S, LONG_S]
+
+
+def test_a_commit_that_could_not_be_asked_for_is_called_again(committing: type[Committing]) -> None:
+    """With all of the time: a call that is short of it is the one that times out before librdkafka has noted it."""
+    committing.answers += [(0, again(KafkaError._STATE)), (0, None)]
+    TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
+    assert committing.given_s == [LONG_S, LONG_S]
