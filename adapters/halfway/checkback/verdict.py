@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from halfway.domain.transaction import Outcome
 
 MAX_REMARK_BYTES = 1024
+_OUTCOMES: Final = frozenset(Outcome)
 
 
 class NotAVerdictError(Exception):
@@ -45,7 +46,7 @@ def read_verdict(body: bytes, nonce: str) -> Verdict:
 
     """
     try:
-        answer = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+        answer = _DECODER.decode(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise NotAVerdictError("the body is not UTF-8") from None
     except RecursionError:
@@ -58,7 +59,7 @@ def read_verdict(body: bytes, nonce: str) -> Verdict:
         raise NotAVerdictError("the body has no outcome")
     outcome = answer["outcome"]
     # By value and type: `Outcome("commit")` would also take what merely compares equal.
-    if not isinstance(outcome, str) or outcome not in set(Outcome):
+    if not isinstance(outcome, str) or outcome not in _OUTCOMES:
         raise NotAVerdictError("the outcome is not commit, rollback or unknown")
     if "nonce" in answer and answer["nonce"] != nonce:
         raise NotBoundError("the nonce is that of another question")
@@ -66,14 +67,18 @@ def read_verdict(body: bytes, nonce: str) -> Verdict:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
     for once in ("outcome", "nonce"):
-        if sum(name == once for name, _ in pairs) > 1:
+        if names.count(once) > 1:
             raise NotAVerdictError(f"the body has more than one {once}")
     return dict(pairs)
 
 
 def _no_constant(name: str) -> NoReturn:
     raise NotAVerdictError(f"the body has {name}, which JSON does not know")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_constant)
 
 
 def _remark(remark: object) -> str | None:
