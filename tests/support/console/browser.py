@@ -13,6 +13,8 @@ from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_p
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 120_000
 """Only a broken product needs this long."""
+STARTED_MS = 300_000
+"""Playwright's own 30 s pass where five workers and a broker start; then every test of the console would fail."""
 WIDE, NARROW = (1280, 800), (375, 812)
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -36,7 +38,7 @@ async def chromium() -> AsyncIterator[Browser]:
     # Chromium refuses its sandbox to root; /dev/shm is small in containers.
     options = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=executable(), args=options)
+        browser = await playwright.chromium.launch(executable_path=executable(), args=options, timeout=STARTED_MS)
         try:
             yield browser
         finally:
