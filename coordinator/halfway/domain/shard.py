@@ -260,7 +260,6 @@ class ShardState:
     def _end(self, op: Op) -> None:
         tombstone = self._tombstones.pop(op.id, None)
         self._notes.pop(op.id, None)
-        self._note_offsets.discard(op.id)
         self._drop_parked(op.id)
         self._ended.put(Ended.of(op, tombstone))
         held = self._halves.get(op.id)

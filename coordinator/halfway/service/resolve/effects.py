@@ -77,11 +77,12 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def settled(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
         """Judge by the transitions of docs/protocol.md."""
         demand_same(entry, self.prepared_at)
-        target = transition(entry.id, entry.state, self.action)
+        state = entry.state
+        target = transition(entry.id, state, self.action)
         if isinstance(entry, Ended):
             own = entry.at in tried and entry.cause is self.cause
-            return EndResult(id=entry.id, state=entry.state, changed=own and entry.state is target)
-        if target is entry.state and not self._leaves_note(entry):
+            return EndResult(id=entry.id, state=state, changed=own and state is target)
+        if target is state and not self._leaves_note(entry):
             return EndResult(id=entry.id, state=target, changed=bool(tried))
         return None
 
