@@ -65,7 +65,10 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    spark: "SparkSession", kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """Give it once Spark runs: the Kafka transaction that is left open lasts no longer than the broker allows."""
     coordinator = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("audited"))
     coordinator.start()
     try:
