@@ -236,10 +236,11 @@ def decide(
 
 
 def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Decision:
-    """Roll back only if this owner of the shard has sent a check, and only if no check said commit.
+    """Return what to do with a transaction whose checks are exhausted.
 
-    If this owner has sent none, it sends one more, and tries again if that cannot be sent. If none could be sent within
-    `max_interval_s`, it parks.
+    Park it if the policy says so, if a check said commit, or if no owner has sent a check. Roll it back if this owner
+    of the shard has sent one. Else send one more, and try again if it cannot be sent; park if none could be sent within
+    `max_interval_s`.
     """
     if policy.on_exhausted is not OnExhausted.ROLLBACK or facts.commit_verdict:
         return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)

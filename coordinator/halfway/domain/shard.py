@@ -295,9 +295,9 @@ class ShardState:
     def settle(self) -> None:
         """Forget what mattered only while the three partitions were read at different speeds.
 
-        Call it when all three have been read to one point, such as the barrier of an acquisition. From then on an
-        outcome whose tombstone was not read has it before the half cursor: it is written together with the outcome,
-        or it was written when the transaction was parked.
+        Call it when all three have been read to one point, such as the barrier of an acquisition. If the
+        tombstone of an outcome was not read by then, it lies before the half cursor: it is written together with the
+        outcome, or earlier, when the transaction is parked.
         """
         self._settled = True
         # New tables, because the old ones keep the memory of their largest size.
@@ -350,8 +350,8 @@ class ShardState:
         note = self._notes.get(entry.id)
         if note is None or self._is_later_life(entry, note.at):
             return
-        # A half that the lane wrote carries the totals of its time, so an earlier op is not needed to recover it. If an
-        # op before this one was needed, the entry has its totals from there, and this one is needed in its place.
+        # A half that the lane wrote carries the totals of its time: recovery does not need an op that adds nothing to
+        # them, unless it replaces one that recovery needed.
         carried = (
             entry.origin is Origin.LANE
             and self._note_offsets.get(entry.id) is None

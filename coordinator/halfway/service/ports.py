@@ -291,9 +291,7 @@ class ShardListener(Protocol):
     def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
         """Whether the half record at an offset, with this key, was written and applied here: then it is not decoded.
 
-        It is asked once for each record.
-
-        Called on the tail's thread; must only read.
+        Called on the tail's thread, again for a record if the answer was no. After a yes the record is forgotten.
         """
 
     def current(self, write: LaneWrite) -> bool:

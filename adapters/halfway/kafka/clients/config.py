@@ -175,7 +175,7 @@ class KafkaConfig:
     # --- names
 
     def topic(self, kind: str) -> str:
-        """Return the name of the internal topic of a kind: `half`, `op`, `parked`, `groups`, `owners` or `audit`."""
+        """Return the name of the internal topic of a kind, which is one of `KINDS`."""
         if kind not in KINDS:
             raise ValueError(kind)
         return self.prefix + kind

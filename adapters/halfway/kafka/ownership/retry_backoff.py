@@ -13,7 +13,7 @@ _SETTLED_S: Final = 60.0
 
 
 def pause_after(failures: int) -> float:
-    """Return how long to pause after so many failures in a row, of which the last was the first for 0."""
+    """Return how long to pause after a failure that follows `failures` others in a row."""
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, _DOUBLINGS))
 
 

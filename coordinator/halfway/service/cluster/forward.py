@@ -94,7 +94,7 @@ class Forwarder:
     def answers(
         self, requests: Sequence[Any], call: Callable[..., PeerCall], deadline: float, principal: Principal
     ) -> Answers[Any]:
-        """Return answers to requests; what is answered that its shard is not served here, its owner is asked instead.
+        """Return answers to requests. If the shard of a request is not served here, its owner is asked.
 
         `call` makes the call of one request.
         """

@@ -83,9 +83,9 @@ class Shard:
             self._own[offset] = transaction_id
 
     def has_applied(self, offset: int, key: bytes | None) -> bool:
-        """Whether the record of half[s] at an offset is one that `apply_own_half` was given; asked once for each.
+        """Whether the record of half[s] at an offset is one that `apply_own_half` was given.
 
-        The tail's thread calls this.
+        The tail's thread calls this, again for a record if the answer was no. After a yes the record is forgotten.
         """
         own = self._own.pop(offset, None)
         return own is not None and key == own.encode()
