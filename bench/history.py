@@ -30,7 +30,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
 from halfway.kafka.records.codec import encode_half, half_headers
-from halfway.kafka.records.lane_records import Encoded, Kept, encode
+from halfway.kafka.records.lane_records import Encoded, InternalRecord, encode
 from halfway.service.resolve import lane_writes
 
 MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
@@ -243,7 +243,7 @@ class Writer:
         topic: str,
         shard: _Shard,
         key: bytes,
-        kept: Kept | None,
+        kept: InternalRecord | None,
         at: int,
         report: Report | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from halfway.domain.records import Message
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.end_offsets import PartitionEnds
 from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.kafka.topics.partition_availability import Openings
+from halfway.kafka.topics.partition_availability import WritablePartitions
 from tests.chaos.brokers import BrokerCluster, TopicKind
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
@@ -117,10 +117,10 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
     )
     fresh = TopicMetadata.fresh
 
-    def unaware(self: TopicMetadata, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+    def unaware(self: TopicMetadata, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         """Take every topic for sound, as one does in the moment in which a broker is lost."""
         found = fresh(self, names, timeout)
-        return {name: None if one is None else Openings(name, one.partitions) for name, one in found.items()}
+        return {name: None if one is None else WritablePartitions(name, one.partitions) for name, one in found.items()}
 
     async with running(config) as instance:
 

@@ -20,7 +20,7 @@ from halfway.kafka.clients.transactional_producer import fence
 from halfway.kafka.records.avro import MARKER
 from halfway.kafka.records.codec import KIND_HALF, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.kafka.topics.partition_availability import Openings
+from halfway.kafka.topics.partition_availability import WritablePartitions
 from tests.support.brokers.fixtures import Kafka
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
@@ -65,7 +65,7 @@ async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_ne
     create_topics(config, {config.prefix + "orders": 1})
     wake, fresh = threading.Event(), TopicMetadata.fresh
 
-    def hang_once(self: TopicMetadata, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+    def hang_once(self: TopicMetadata, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         monkeypatch.setattr(TopicMetadata, "fresh", fresh)
         wake.wait()
         return fresh(self, names, timeout)

@@ -29,7 +29,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
 
-_EASY: Final[Mapping[str, str | int | bool]] = {
+_DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     # Preferences: an operator may choose otherwise.
     "client.id": "halfway",
     "reconnect.backoff.ms": 50,
@@ -37,7 +37,7 @@ _EASY: Final[Mapping[str, str | int | bool]] = {
     "socket.keepalive.enable": True,
     "log.connection.close": False,
 }
-_EASY_CONSUMER: Final[Mapping[str, str | int | bool]] = {
+_CONSUMER_DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     # The default lets one consumer hold 64 MiB per partition.
     "queued.max.messages.kbytes": 16_384,
     "fetch.error.backoff.ms": 100,
@@ -46,7 +46,7 @@ _EASY_CONSUMER: Final[Mapping[str, str | int | bool]] = {
     "fetch.queue.backoff.ms": 20,
 }
 
-_OURS: Final[Mapping[str, str]] = {
+_RESERVED: Final[Mapping[str, str]] = {
     "acks": "an acknowledged record must be on every replica in sync",
     "request.required.acks": "an acknowledged record must be on every replica in sync",
     "enable.idempotence": "a retried record must stand once",
@@ -85,7 +85,7 @@ _OURS: Final[Mapping[str, str]] = {
     "default.topic.config": "set the properties themselves",
     "plugin.library.paths": "plugins can change every record",
 }
-_OURS_PREFIXES: Final = ("test.mock.",)
+_RESERVED_PREFIXES: Final = ("test.mock.",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,9 @@ class KafkaConfig:
     """Payload of ends that may wait for the lane, and as much again for those under suspicion."""
     lane_stall_s: float = 30
     """A lane that makes no progress for this long ends its incarnation."""
-    half_in_flight: int = 20_000
+    writer_in_flight: int = 20_000
     """Prepares that may wait for their delivery report."""
-    half_in_flight_bytes: int = 64 * MIB
+    writer_in_flight_bytes: int = 64 * MIB
     half_linger_ms: float = 0
     segment_ms: int = 3_600_000
     min_compaction_lag_ms: int | None = None
@@ -143,7 +143,7 @@ class KafkaConfig:
                 "bootstrap.servers is not set: set HALFWAY_KAFKA__BOOTSTRAP_SERVERS to host:port of a Kafka broker"
             )
         for name, value in self.properties.items():
-            _demand_ours(name)
+            _refuse_reserved(name)
             _demand_text(name, value)
         if _PREFIX.match(self.prefix) is None:
             raise ConfigurationError(
@@ -292,7 +292,7 @@ class KafkaConfig:
         assigned partitions never touch.
         """
         return self._client(
-            _EASY_CONSUMER,
+            _CONSUMER_DEFAULTS,
             {
                 "group.id": self.cursors_group,
                 "enable.auto.commit": False,
@@ -308,13 +308,15 @@ class KafkaConfig:
         """Return the configuration of an admin client; `over` are properties by their librdkafka names."""
         return self._client({}, {"allow.auto.create.topics": False}, over)
 
-    def _client(self, easy: Mapping[str, Any], ours: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-        return {**_EASY, **easy, **self.properties, **ours, "logger": LibrdkafkaLog(), **over}
+    def _client(
+        self, defaults: Mapping[str, Any], reserved: Mapping[str, Any], over: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {**_DEFAULTS, **defaults, **self.properties, **reserved, "logger": LibrdkafkaLog(), **over}
 
 
-def _demand_ours(name: str) -> None:
-    reason = _OURS.get(name)
-    if reason is None and name.startswith(_OURS_PREFIXES):
+def _refuse_reserved(name: str) -> None:
+    reason = _RESERVED.get(name)
+    if reason is None and name.startswith(_RESERVED_PREFIXES):
         reason = "it is for tests of librdkafka"
     if reason is None and name.endswith("_cb"):
         reason = "it is a function"

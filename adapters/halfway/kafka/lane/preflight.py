@@ -22,8 +22,8 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Answer, Loop
 from halfway.kafka.lane.quarantine import Quarantine
 from halfway.kafka.lane.queue import Submission
-from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, Real, encode, oversized
-from halfway.kafka.topics.partition_availability import Openings
+from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, UserRecord, encode, oversized
+from halfway.kafka.topics.partition_availability import WritablePartitions
 from halfway.service.ports import LaneWrite, Observer, ShardListener
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ Shows = Callable[[str, int], bool]
 class Destinations(Protocol):
     """Fresh metadata of real topics, for the lane's threads."""
 
-    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         """Return where messages may go, None for a topic that does not exist, by metadata at most 1 s old; blocks.
 
         Raises:
@@ -118,7 +118,9 @@ def _wanted(context: LaneContext, submission: Submission, now: float, answers: l
     return False
 
 
-def _targets(context: LaneContext, wanted: Sequence[Submission], shows: Shows) -> dict[str, _Refusal | Openings]:
+def _targets(
+    context: LaneContext, wanted: Sequence[Submission], shows: Shows
+) -> dict[str, _Refusal | WritablePartitions]:
     """Return, for each topic that not every message of a batch can go to, why not, or where to.
 
     Nearly always there are none, and then no message is checked further.
@@ -132,7 +134,7 @@ def _targets(context: LaneContext, wanted: Sequence[Submission], shows: Shows) -
                 chosen.add(message.topic)
     if not names:
         return {}
-    targets: dict[str, _Refusal | Openings] = {}
+    targets: dict[str, _Refusal | WritablePartitions] = {}
     for name, found in _found(context, names).items():
         if found is None:
             targets[name] = _Refusal(TopicUnavailableError, name, _DOES_NOT_EXIST.format(name))
@@ -145,7 +147,7 @@ def _targets(context: LaneContext, wanted: Sequence[Submission], shows: Shows) -
     return targets
 
 
-def _found(context: LaneContext, names: set[str]) -> Mapping[str, Openings | _Refusal | None]:
+def _found(context: LaneContext, names: set[str]) -> Mapping[str, WritablePartitions | _Refusal | None]:
     """Look topics up: all at once, or one by one if one of them makes the request for all fail."""
     deadline = time.monotonic() + _METADATA_TIMEOUT_S
     try:
@@ -153,7 +155,7 @@ def _found(context: LaneContext, names: set[str]) -> Mapping[str, Openings | _Re
     except (NotAuthorisedError, KafkaUnavailableError) as error:
         if "topic" not in error.fields:
             raise
-    found: dict[str, Openings | _Refusal | None] = {}
+    found: dict[str, WritablePartitions | _Refusal | None] = {}
     for name in names:
         try:
             found |= context.destinations.fresh([name], max(0.0, deadline - time.monotonic()))
@@ -173,7 +175,7 @@ class _Refusal(NamedTuple):
     detail: str
 
 
-def _refused(write: LaneWrite, targets: Mapping[str, _Refusal | Openings]) -> HalfwayError | None:
+def _refused(write: LaneWrite, targets: Mapping[str, _Refusal | WritablePartitions]) -> HalfwayError | None:
     """Return why one of a write's messages cannot be written now, None if all can."""
     for message in write.messages:
         target = targets.get(message.topic)
@@ -185,16 +187,21 @@ def _refused(write: LaneWrite, targets: Mapping[str, _Refusal | Openings]) -> Ha
     return None
 
 
-def _steered(message: Real, targets: Mapping[str, _Refusal | Openings]) -> Real:
+def _steered(message: UserRecord, targets: Mapping[str, _Refusal | WritablePartitions]) -> UserRecord:
     """Choose an open partition for a message that may go to any."""
     target = targets.get(message.topic)
-    if message.partition == ANY_PARTITION and message.key is None and isinstance(target, Openings) and target.closed:
+    if (
+        message.partition == ANY_PARTITION
+        and message.key is None
+        and isinstance(target, WritablePartitions)
+        and target.closed
+    ):
         return structs.replace(message, partition=target.any_open())
     return message
 
 
 def _encoded(
-    context: LaneContext, submission: Submission, targets: Mapping[str, _Refusal | Openings]
+    context: LaneContext, submission: Submission, targets: Mapping[str, _Refusal | WritablePartitions]
 ) -> Encoded | HalfwayError:
     write = submission.write
     if targets:

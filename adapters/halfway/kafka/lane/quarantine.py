@@ -40,7 +40,7 @@ class Blame:
     refusal: Refusal
     topic: str
     detail: str
-    of_the_records_kept: bool = False
+    of_internal_records: bool = False
     """The fault is in the write's records for the internal topics, not in a real message."""
 
     def error(self, retry_after_s: float) -> HalfwayError:
@@ -104,7 +104,7 @@ class _Suspect:
     @property
     def blamed_for_a_message(self) -> bool:
         """Whether it is known that nothing but a real message is bad."""
-        return self.blame is not None and not self.blame.of_the_records_kept
+        return self.blame is not None and not self.blame.of_internal_records
 
     def state(self, now: float) -> str | None:
         """Return how it is treated, as `service.figures.Quarantined` names it; None if it is trusted again."""

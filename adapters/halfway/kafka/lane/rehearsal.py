@@ -22,7 +22,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_ids import rehearsal_id
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, fence, initialised
 from halfway.kafka.lane.quarantine import Blame
-from halfway.kafka.records.lane_records import Real
+from halfway.kafka.records.lane_records import UserRecord
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ _OF_A_MESSAGE: Final = _TOO_LARGE | {
 _AFTERMATH: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - as above
 
 
-class Verdict:
+class RehearsalFailure:
     """What a rehearsal found wrong with messages of one topic."""
 
     def __init__(self, topic: str, code: int | None, detail: str) -> None:
@@ -107,18 +107,18 @@ class Rehearsal:
                 log.info("rehearsal_failed", error=str(error))
                 self.close()
 
-    def attempt(self, topic: str, messages: Sequence[Real]) -> Verdict | None:
+    def attempt(self, topic: str, messages: Sequence[UserRecord]) -> RehearsalFailure | None:
         """Write messages of one topic and abort; None if every replica in sync took them."""
-        verdict: Verdict | None = None
+        failure: RehearsalFailure | None = None
         try:
-            verdict = self._attempt(topic, messages)
+            failure = self._attempt(topic, messages)
         except ProducerFailedError as error:
-            verdict = Verdict(topic, error.code, str(error))
-        if verdict is not None:
+            failure = RehearsalFailure(topic, error.code, str(error))
+        if failure is not None:
             self.close()
-        return verdict
+        return failure
 
-    def _attempt(self, topic: str, messages: Sequence[Real]) -> Verdict | None:
+    def _attempt(self, topic: str, messages: Sequence[UserRecord]) -> RehearsalFailure | None:
         producer = self._ready()
         errors: list[KafkaError] = []
         taken: list[int] = []
@@ -134,21 +134,21 @@ class Rehearsal:
                     on_delivery=report,
                     headers=message.headers,
                 )
-            except Exception as error:  # noqa: BLE001 - confluent-kafka raises many kinds, and each is a verdict
+            except Exception as error:  # noqa: BLE001 - confluent-kafka raises many kinds, and each is a failure
                 failed = ProducerFailedError.of("produce", error)
                 self._settle(producer)
-                return Verdict(topic, failed.code, str(failed))
+                return RehearsalFailure(topic, failed.code, str(failed))
         delivered = producer.flush(time.monotonic() + _DELIVERY_S, lambda: bool(errors))
         if errors:
             self._settle(producer)
-            return Verdict(topic, errors[0].code(), f"{errors[0].name()}: {errors[0].str()}")
+            return RehearsalFailure(topic, errors[0].code(), f"{errors[0].name()}: {errors[0].str()}")
         if not delivered:
             self._settle(producer)
-            return Verdict(topic, None, f"no acknowledgement in {_DELIVERY_S:g} s")
+            return RehearsalFailure(topic, None, f"no acknowledgement in {_DELIVERY_S:g} s")
         producer.abort(_ABORT_S)
         if len(taken) < len(messages):
             # The messages were purged: librdkafka gave the Kafka transaction up and gives the reason only in its log.
-            return Verdict(topic, None, "Kafka refuses it in a transaction")
+            return RehearsalFailure(topic, None, "Kafka refuses it in a transaction")
         return None
 
     def _settle(self, producer: TransactionalProducer) -> None:

@@ -25,9 +25,9 @@ from halfway.kafka.clients.transactional_producer import ProducerFailedError, Tr
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane.quarantine import Blame, Route
 from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
-from halfway.kafka.lane.rehearsal import Rehearsal, Verdict
+from halfway.kafka.lane.rehearsal import Rehearsal, RehearsalFailure
 from halfway.kafka.lane.transaction import write_transaction
-from halfway.kafka.records.lane_records import Encoded, Real
+from halfway.kafka.records.lane_records import Encoded, UserRecord
 from halfway.service.replies import settle
 
 log = structlog.get_logger()
@@ -157,7 +157,7 @@ class SuspectLane:
                     refusal=TopicUnavailableError,
                     topic=self._context.config.op_topic,
                     detail=detail,
-                    of_the_records_kept=True,
+                    of_internal_records=True,
                 )
                 quarantine.blame_id(ids[0], blame, now)
             else:
@@ -182,37 +182,37 @@ class SuspectLane:
             concerned = [
                 work for work in works if work[0].write.id not in bad and any(m.topic == topic for m in work[1].real)
             ]
-            for work, verdict in self._culprits(topic, concerned):
+            for work, failure in self._culprits(topic, concerned):
                 bad.add(work[0].write.id)
-                refused.append((work[0].reply, self._blame(work, verdict)))
+                refused.append((work[0].reply, self._blame(work, failure)))
         return [work for work in works if work[0].write.id not in bad]
 
-    def _blame(self, work: Work, verdict: Verdict) -> HalfwayError:
+    def _blame(self, work: Work, failure: RehearsalFailure) -> HalfwayError:
         write, now = work[0].write, time.monotonic()
-        log.info("end_refused", id=write.id, topic=verdict.topic, detail=verdict.detail)
-        if verdict.of_the_topic:
-            return verdict.blame().error(self._context.quarantine.backoff_of(verdict.topic, now))
-        return self._context.quarantine.blame_id(write.id, verdict.blame(), now)
+        log.info("end_refused", id=write.id, topic=failure.topic, detail=failure.detail)
+        if failure.of_the_topic:
+            return failure.blame().error(self._context.quarantine.backoff_of(failure.topic, now))
+        return self._context.quarantine.blame_id(write.id, failure.blame(), now)
 
-    def _culprits(self, topic: str, works: Sequence[Work]) -> list[tuple[Work, Verdict]]:
+    def _culprits(self, topic: str, works: Sequence[Work]) -> list[tuple[Work, RehearsalFailure]]:
         """Find the bad writes to one topic: all of them if the topic is bad, else by halving."""
         if not works:
             return []
         quarantine = self._context.quarantine
         largest = max(largest_by_topic(work[0].write)[topic] for work in works)
-        verdict = self._rehearsal.attempt(topic, [m for _, encoded in works for m in _of(encoded, topic)])
-        if verdict is None:
+        failure = self._rehearsal.attempt(topic, [m for _, encoded in works for m in _of(encoded, topic)])
+        if failure is None:
             quarantine.clear_topic(topic, largest, time.monotonic())
             return []
-        if verdict.of_the_topic:
-            quarantine.blame_topic(verdict.blame(), time.monotonic())
-            return [(work, verdict) for work in works]
+        if failure.of_the_topic:
+            quarantine.blame_topic(failure.blame(), time.monotonic())
+            return [(work, failure) for work in works]
         if len(works) == 1:
-            quarantine.watch(topic, largest if verdict.of_the_size else 0, time.monotonic())
-            return [(works[0], verdict)]
+            quarantine.watch(topic, largest if failure.of_the_size else 0, time.monotonic())
+            return [(works[0], failure)]
         middle = len(works) // 2
         return self._culprits(topic, works[:middle]) + self._culprits(topic, works[middle:])
 
 
-def _of(encoded: Encoded, topic: str) -> list[Real]:
+def _of(encoded: Encoded, topic: str) -> list[UserRecord]:
     return [message for message in encoded.real if message.topic == topic]

@@ -10,7 +10,7 @@ from typing import Any
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.queue import Submission
-from halfway.kafka.records.lane_records import Encoded, Kept
+from halfway.kafka.records.lane_records import Encoded, InternalRecord
 from halfway.service.ports import Written
 
 Report = Callable[[Any, Any], None]
@@ -52,20 +52,20 @@ class LaneTransaction:
 
     def produce_op_markers(self) -> None:
         """Step 3: the op marker to op[s]."""
-        self._produce_kept(self._op, [(one, encoded.key, encoded.op) for one, encoded in self._writes])
+        self._produce_internal(self._op, [(one, encoded.key, encoded.op) for one, encoded in self._writes])
 
     def produce_tombstones(self) -> None:
         """Step 4: the tombstone (or record) to half[s] and to parked[s]."""
-        self._produce_kept(self._half, [(one, encoded.key, encoded.half) for one, encoded in self._writes])
-        self._produce_kept(self._parked, [(one, encoded.key, encoded.parked) for one, encoded in self._writes])
+        self._produce_internal(self._half, [(one, encoded.key, encoded.half) for one, encoded in self._writes])
+        self._produce_internal(self._parked, [(one, encoded.key, encoded.parked) for one, encoded in self._writes])
 
-    def _produce_kept(self, topic: str, records: Sequence[tuple[Submission, bytes, Kept | None]]) -> None:
+    def _produce_internal(self, topic: str, records: Sequence[tuple[Submission, bytes, InternalRecord | None]]) -> None:
         """Produce records of one internal topic, and gather their offsets by partition."""
         produce, now = self._produce, self._now
         reports: dict[int, Report] = {}
         produced: Counter[int] = Counter()
-        for submission, key, kept in records:
-            if kept is None:
+        for submission, key, record in records:
+            if record is None:
                 continue
             write = submission.write
             shard = write.shard
@@ -74,7 +74,7 @@ class LaneTransaction:
                 report = reports[shard] = _collector(self._offsets.setdefault((topic, shard), []))
             produced[shard] += 1
             # A recovery reads op by time: no outcome may lie before its prepare, even if the clock went back.
-            produce(topic, kept.value, key, shard, report, None, max(now, write.prepared_at), kept.headers)
+            produce(topic, record.value, key, shard, report, None, max(now, write.prepared_at), record.headers)
         for shard, count in produced.items():
             self._produced[topic, shard] = count
 

@@ -185,8 +185,8 @@ class RecordWriter:
             raise OverloadedError("halfway is not running")
         if left <= 0:
             raise OverloadedError("no time was left to write to Kafka")
-        over_records = self._records >= self._config.half_in_flight
-        if over_records or (self._bytes and self._bytes + size > self._config.half_in_flight_bytes):
+        over_records = self._records >= self._config.writer_in_flight
+        if over_records or (self._bytes and self._bytes + size > self._config.writer_in_flight_bytes):
             raise OverloadedError(f"{self._records} records with {self._bytes} bytes wait for Kafka already")
 
     @staticmethod
@@ -222,8 +222,8 @@ class RecordWriter:
                     # Under load what comes meanwhile shares the next request, which costs the broker hardly more than a
                     # request with one record; nothing waits if nothing is under way.
                     "max.in.flight.requests.per.connection": 2,
-                    "queue.buffering.max.messages": self._config.half_in_flight + 1_000,
-                    "queue.buffering.max.kbytes": 2 * self._config.half_in_flight_bytes // 1024,
+                    "queue.buffering.max.messages": self._config.writer_in_flight + 1_000,
+                    "queue.buffering.max.kbytes": 2 * self._config.writer_in_flight_bytes // 1024,
                     "error_cb": client.failed,
                 }
             )

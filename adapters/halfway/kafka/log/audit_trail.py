@@ -40,7 +40,7 @@ class KafkaAuditTrail:
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
         """Keep the configuration; nothing connects before `start`."""
-        small = dataclasses.replace(config, half_in_flight=MOST_WAITING, half_in_flight_bytes=4 * MIB)
+        small = dataclasses.replace(config, writer_in_flight=MOST_WAITING, writer_in_flight_bytes=4 * MIB)
         self._topic = config.topic("audit")
         self._timeout_s = config.prepare_timeout_s
         self._observer = observer

@@ -1,6 +1,6 @@
 """Writes records that follow from the whole log before them, whichever instance writes.
 
-All instances write with one transactional id. Who initialises it excludes the others: Kafka refuses what they had
+All instances write with one transactional id. Who initialises it fences the others: Kafka refuses what they had
 decided before and not committed yet. See docs/protocol.md#changes-of-groups.
 """
 
@@ -30,46 +30,46 @@ _OVER: Final[dict[str, Any]] = {"transaction.timeout.ms": 10_000}
 _MESSAGE_S: Final = 5.0
 
 
-class ExcludedError(Exception):
-    """Another instance has excluded this one since, or the producer failed: read the log again and decide anew."""
+class FencedError(Exception):
+    """Another instance has fenced this one since, or the producer failed: read the log again and decide anew."""
 
 
 class ExclusiveWriter:
-    """One transactional id: `exclude_others`, then read the log to its end and decide, then `write`."""
+    """One transactional id: `fence_others`, then read the log to its end and decide, then `write`."""
 
     def __init__(self, config: KafkaConfig, topic: str, name: str) -> None:
-        """Keep the configuration; nothing connects before `exclude_others`."""
+        """Keep the configuration; nothing connects before `fence_others`."""
         self._config = config
         self._topic = topic
         self._transactional_id = config.prefix + name
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"halfway-{name}-writer")
         self._stopping = threading.Event()
         self._producer: TransactionalProducer | None = None
-        """On the thread only; None if others are not excluded, or may not be."""
+        """On the thread only; None if others are not fenced, or may not be."""
 
-    async def exclude_others(self, *, deadline: float) -> None:
-        """Exclude all other instances, unless this one is the last to have done so as far as it knows.
+    async def fence_others(self, *, deadline: float) -> None:
+        """Fence all other instances, unless this one is the last to have done so as far as it knows.
 
         What they began, and what this one began, is committed or aborted then.
 
         Raises:
-            ExcludedError: not in time, or another instance did so meanwhile.
+            FencedError: not in time, or another instance did so meanwhile.
 
         """
-        await self._done(partial(self._exclude, _monotonic(deadline)))
+        await self._done(partial(self._fence, _monotonic(deadline)))
 
     async def write(self, records: Sequence[Record], *, deadline: float) -> int:
         """Write records in one Kafka transaction, and return the offset of the last.
 
         Raises:
-            ExcludedError: another instance came in between, or it failed: `exclude_others` settles whether it stands.
+            FencedError: another instance came in between, or it failed: `fence_others` settles whether it stands.
             MessageTooLargeError: the topic does not take it.
 
         """
         return await self._done(partial(self._write, records, _monotonic(deadline)))
 
     def give_up(self) -> None:
-        """Exclude the others anew before the next write: what was written may not be read yet."""
+        """Fence the others anew before the next write: what was written may not be read yet."""
         with suppress(RuntimeError):  # stopped
             self._thread.submit(self._abandon)
 
@@ -83,13 +83,13 @@ class ExclusiveWriter:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except ProducerFailedError as error:
-            raise ExcludedError(str(error)) from error
+            raise FencedError(str(error)) from error
         except RuntimeError as error:  # the executor takes nothing more
             raise KafkaUnavailableError(f"{self._topic} is not written any more: halfway stops") from error
 
     # --- on the thread
 
-    def _exclude(self, until: float) -> None:
+    def _fence(self, until: float) -> None:
         if self._producer is not None:
             return
         producer = TransactionalProducer(
@@ -108,7 +108,7 @@ class ExclusiveWriter:
     def _write(self, records: Sequence[Record], until: float) -> int:
         producer, self._producer = self._producer, None
         if producer is None:
-            raise ExcludedError("others are not excluded any more")
+            raise FencedError("others are not fenced any more")
         try:
             offset = self._committed(producer, records, until)
         except (ProducerFailedError, HalfwayError):

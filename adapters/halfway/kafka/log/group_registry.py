@@ -15,7 +15,7 @@ from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError
 from halfway.domain.records import Group
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.compacted_table import CompactedTable
-from halfway.kafka.log.exclusive_writer import ExcludedError, ExclusiveWriter, Record
+from halfway.kafka.log.exclusive_writer import ExclusiveWriter, FencedError, Record
 from halfway.kafka.records.codec import KIND_GROUP, encode_group, record_headers
 from halfway.kafka.records.validation import group_in
 from halfway.service.ports import Observer
@@ -93,7 +93,7 @@ class KafkaGroups(CompactedTable[Group]):
             while self._waiting:
                 try:
                     await self._change_some()
-                except (ExcludedError, KafkaUnavailableError) as error:
+                except (FencedError, KafkaUnavailableError) as error:
                     self._reason = str(error)
                     await asyncio.sleep(_RANDOM.uniform(*_AGAIN_S))
                     self._waiting = [one for one in self._waiting if not one.done.done()]
@@ -106,7 +106,7 @@ class KafkaGroups(CompactedTable[Group]):
     async def _change_some(self) -> None:
         """Decide and write what waits by now, in one Kafka transaction (docs/protocol.md#changes-of-groups)."""
         deadline = asyncio.get_running_loop().time() + _TRY_S
-        await self._exclusive.exclude_others(deadline=deadline)  # Step 1
+        await self._exclusive.fence_others(deadline=deadline)  # Step 1
         await self.refresh(deadline=deadline)  # Step 2
         some, self._waiting = self._waiting, []
         decided = [(one, record) for one in some if (record := self._decided(one)) is not None]

@@ -29,7 +29,7 @@ _FRAMING = 512
 Headers = list[tuple[str, str | bytes | None]]
 
 
-class Real(msgspec.Struct, frozen=True, gc=False):
+class UserRecord(msgspec.Struct, frozen=True, gc=False):
     """A real message as it is produced."""
 
     topic: str
@@ -39,7 +39,7 @@ class Real(msgspec.Struct, frozen=True, gc=False):
     headers: Headers
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False):
+class InternalRecord(msgspec.Struct, frozen=True, gc=False):
     """A record of an internal topic; None as value is a tombstone."""
 
     value: bytes | None
@@ -50,10 +50,10 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     """All records of one write; the internal ones have the id as key and the shard as partition."""
 
     key: bytes
-    real: list[Real]
-    op: Kept | None
-    half: Kept | None
-    parked: Kept | None
+    real: list[UserRecord]
+    op: InternalRecord | None
+    half: InternalRecord | None
+    parked: InternalRecord | None
 
 
 def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
@@ -64,15 +64,15 @@ def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
     group, state = write.group, write.state
     op = half = parked = None
     if write.op is not None:
-        op = Kept(_op_value(write.op, config.op_record_bytes), record_headers(KIND_OP, group, state))
+        op = InternalRecord(_op_value(write.op, config.op_record_bytes), record_headers(KIND_OP, group, state))
     if write.half is not None:
         if isinstance(write.half, Tombstone):
-            half = Kept(None, record_headers(KIND_HALF, group, state))
+            half = InternalRecord(None, record_headers(KIND_HALF, group, state))
         else:
-            half = Kept(encode_half(write.half), half_headers(write.half, state))
+            half = InternalRecord(encode_half(write.half), half_headers(write.half, state))
     if write.parked is not None:
         value = None if isinstance(write.parked, Tombstone) else encode_parked(write.parked)
-        parked = Kept(value, record_headers(KIND_PARKED, group, state))
+        parked = InternalRecord(value, record_headers(KIND_PARKED, group, state))
     key = write.id.encode()
     real = _real_messages(write, key, config.prefix_header) if write.messages else []
     return Encoded(key, real, op, half, parked)
@@ -97,12 +97,12 @@ def _op_value(op: Op, most: int) -> bytes:
     return encode_op(msgspec.structs.replace(op, messages=()))
 
 
-def _real_messages(write: LaneWrite, key: bytes, prefix: tuple[str, bytes]) -> list[Real]:
+def _real_messages(write: LaneWrite, key: bytes, prefix: tuple[str, bytes]) -> list[UserRecord]:
     """Return the messages of a commit; `halfway-message: i/n`, i from 1, makes each one unique."""
     total = len(write.messages)
     prepared_at = b"%d" % write.prepared_at
     return [
-        Real(
+        UserRecord(
             message.topic,
             message.value,
             message.key,
@@ -136,10 +136,10 @@ def oversized(size: int, encoded: Encoded, config: KafkaConfig, largest: int) ->
     return next((message.topic for message in encoded.real if _size(message) > limit), None)
 
 
-def _is_above(kept: Kept | None, limit: int) -> bool:
-    return kept is not None and kept.value is not None and len(kept.value) > limit
+def _is_above(record: InternalRecord | None, limit: int) -> bool:
+    return record is not None and record.value is not None and len(record.value) > limit
 
 
-def _size(message: Real) -> int:
+def _size(message: UserRecord) -> int:
     size = len(message.value or b"") + len(message.key or b"")
     return size + sum(len(name) + len(content or b"") + 16 for name, content in message.headers)

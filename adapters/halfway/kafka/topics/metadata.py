@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.topics.partition_availability import Openings, Standing
+from halfway.kafka.topics.partition_availability import PartitionHealth, WritablePartitions
 from halfway.service.ports import TopicFacts
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ _UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_
 _UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 _MAY_WRITE: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
-Partitions = Standing | None | HalfwayError
+Partitions = PartitionHealth | None | HalfwayError
 """A topic's description: its partitions, None if there is no such topic, or why it is not known."""
 Described = TopicFacts | None | HalfwayError
 
@@ -47,7 +47,7 @@ Described = TopicFacts | None | HalfwayError
 @dataclass(frozen=True, slots=True)
 class _Existence:
     asked_at: float
-    standing: Standing | None
+    health: PartitionHealth | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class TopicMetadata:
         partitions = self._partitions(names, EXISTENCE_S)
         counted: dict[str, int] = {}
         for name, answer in partitions.items():
-            standing = await asyncio.shield(asyncio.wrap_future(answer))
-            if isinstance(standing, HalfwayError):
-                raise standing
-            if standing is not None:
-                counted[name] = standing.partitions
+            health = await asyncio.shield(asyncio.wrap_future(answer))
+            if isinstance(health, HalfwayError):
+                raise health
+            if health is not None:
+                counted[name] = health.partitions
         configured = self._configure(counted)
         found: dict[str, TopicFacts | None] = dict.fromkeys(names)
         for name, told in configured.items():
@@ -134,7 +134,7 @@ class TopicMetadata:
 
     # --- on any thread
 
-    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         """Return where in each topic messages may go, None if it does not exist; blocks for `timeout` seconds.
 
         That is as known at most a second ago, but for `min.insync.replicas`: 30 s, and asked for only where a replica
@@ -147,27 +147,27 @@ class TopicMetadata:
 
         """
         until = time.monotonic() + timeout
-        found: dict[str, Openings | None] = dict.fromkeys(names)
+        found: dict[str, WritablePartitions | None] = dict.fromkeys(names)
         wanted = [name for name in found if possible(name)]
         answers = self._partitions(wanted, EXISTENCE_S)
         self._partitions(wanted, _REFRESH_S)
         _, late = wait(answers.values(), timeout)
         if late:
             raise KafkaUnavailableError("Kafka did not describe the topics of a batch in time")
-        short: dict[str, Standing] = {}
+        short: dict[str, PartitionHealth] = {}
         for name, answer in answers.items():
-            standing = answer.result()
-            if isinstance(standing, HalfwayError):
-                raise standing
-            if standing is not None and standing.short:
-                short[name] = standing
-            elif standing is not None:
-                found[name] = standing.openings(name, 1)
+            health = answer.result()
+            if isinstance(health, HalfwayError):
+                raise health
+            if health is not None and health.short:
+                short[name] = health
+            elif health is not None:
+                found[name] = health.writable(name, 1)
         if short:
-            self._demand_facts({name: standing.partitions for name, standing in short.items()}, until)
-            for name, standing in short.items():
+            self._demand_facts({name: health.partitions for name, health in short.items()}, until)
+            for name, health in short.items():
                 known = self._facts.get(name)
-                found[name] = standing.openings(name, 1 if known is None else known.min_insync)
+                found[name] = health.writable(name, 1 if known is None else known.min_insync)
         return found
 
     def _demand_facts(self, counted: Mapping[str, int], until: float) -> None:
@@ -194,7 +194,7 @@ class TopicMetadata:
             for name in names:
                 known, running = self._existence.get(name), self._describing.get(name)
                 if known is not None and now < known.asked_at + oldest:
-                    answers[name] = _done(known.standing)
+                    answers[name] = _done(known.health)
                 elif running is not None and now < running[0] + oldest:
                     answers[name] = running[1]
                 else:
@@ -219,7 +219,7 @@ class TopicMetadata:
         self._admin().poll(0)
 
     def _counted(self, name: str, asked_at: float, answer: Future[Partitions], done: Future[Any]) -> None:
-        self._described(name, asked_at, answer, _standing(name, done))
+        self._described(name, asked_at, answer, _health(name, done))
 
     def _described(self, name: str, asked_at: float, answer: Future[Partitions], result: Partitions) -> None:
         with self._lock:
@@ -313,7 +313,7 @@ def possible(name: str) -> bool:
     return _NAME.match(name) is not None and name not in (".", "..")
 
 
-def _standing(name: str, done: Future[Any]) -> Partitions:
+def _health(name: str, done: Future[Any]) -> Partitions:
     try:
         topic = done.result()
         allowed = topic.authorized_operations
@@ -322,7 +322,7 @@ def _standing(name: str, done: Future[Any]) -> Partitions:
             return NotAuthorisedError(
                 f"Kafka does not let halfway write to topic {name!r}: allow Write on it", topic=name, operation="Write"
             )
-        return Standing.of(topic.partitions)
+        return PartitionHealth.of(topic.partitions)
     except KafkaException as exception:
         return _failure(name, "Describe", exception.args[0])
     except Exception as error:  # noqa: BLE001 - as in _send

@@ -16,7 +16,7 @@ from halfway.domain.ids import partition_for_key
 
 
 @dataclass(frozen=True, slots=True)
-class Openings:
+class WritablePartitions:
     """Where messages for a topic may go now."""
 
     topic: str
@@ -50,7 +50,7 @@ class Openings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class PartitionHealth:
     """The partitions of a topic, from one description of it."""
 
     partitions: int
@@ -59,7 +59,7 @@ class Standing:
     """Partitions with a replica out of sync: how many are in sync, of how many."""
 
     @classmethod
-    def of(cls, described: Sequence[Any]) -> Standing:
+    def of(cls, described: Sequence[Any]) -> PartitionHealth:
         """Read confluent-kafka's `TopicPartitionInfo`s."""
         return cls(
             partitions=len(described),
@@ -67,11 +67,11 @@ class Standing:
             short={one.id: (len(one.isr), len(one.replicas)) for one in described if len(one.isr) < len(one.replicas)},
         )
 
-    def openings(self, topic: str, min_insync: int) -> Openings:
+    def writable(self, topic: str, min_insync: int) -> WritablePartitions:
         """Return where messages may go; `min_insync` is asked only of partitions with a replica out of sync."""
         closed: dict[int, str] = {}
         for partition, (in_sync, replicas) in self.short.items():
             needed = min(min_insync, replicas)  # a broker does not demand more than there are
             if in_sync < needed:
                 closed[partition] = f"has {in_sync} replicas in sync, and min.insync.replicas asks for {needed}"
-        return Openings(topic, self.partitions, closed | dict.fromkeys(self.leaderless, "has no leader"))
+        return WritablePartitions(topic, self.partitions, closed | dict.fromkeys(self.leaderless, "has no leader"))

@@ -21,7 +21,7 @@ from halfway.kafka.clients.transactional_producer import (
     initialised,
 )
 from halfway.kafka.lane.rehearsal import Rehearsal
-from halfway.kafka.records.lane_records import ANY_PARTITION, Real
+from halfway.kafka.records.lane_records import ANY_PARTITION, UserRecord
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
 SOON_S = 45.0
@@ -164,7 +164,7 @@ def test_a_producer_that_was_fenced_says_so_even_before_it_is_asked_for_anything
 def test_a_rehearsal_whose_client_has_failed_goes_on_with_another(scripted: type[ScriptedProducer]) -> None:
     """The lane of suspects has nothing to do with it: in use it is a verdict on the topic, idle it is nothing."""
     rehearsal = Rehearsal(CONFIG, "rehearsal.r")
-    messages = [Real("orders", b"tried", None, ANY_PARTITION, [])]
+    messages = [UserRecord("orders", b"tried", None, ANY_PARTITION, [])]
     assert rehearsal.attempt("orders", messages) is None
     scripted.fenced = True
     rehearsal.idle()

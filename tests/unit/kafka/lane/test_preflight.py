@@ -23,7 +23,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Answer
 from halfway.kafka.lane.preflight import LaneContext, admit
 from halfway.kafka.lane.queue import Submission
-from halfway.kafka.topics.partition_availability import Openings
+from halfway.kafka.topics.partition_availability import WritablePartitions
 from halfway.service.ports import LaneWrite, Written
 
 SLOW_S = 2.0
@@ -39,7 +39,7 @@ class SlowDestinations:
     def monotonic(self) -> float:
         return self.now
 
-    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         self.granted.append(self.now + timeout)
         asked = sorted(names)
         for name in asked:
@@ -49,16 +49,16 @@ class SlowDestinations:
                     raise KafkaUnavailableError("not in time")
                 self.now += SLOW_S
                 raise NotAuthorisedError("hidden", topic=name)
-        return {name: Openings(name, 1) for name in asked}
+        return {name: WritablePartitions(name, 1) for name in asked}
 
 
 class Told:
     """Tells what a test puts down."""
 
-    def __init__(self, *openings: Openings) -> None:
+    def __init__(self, *openings: WritablePartitions) -> None:
         self.openings = {one.topic: one for one in openings}
 
-    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, Openings | None]:
+    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         assert timeout > 0
         return {name: self.openings.get(name) for name in names}
 
@@ -112,7 +112,7 @@ def refusals(answers: list[Answer]) -> list[str]:
 
 async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing() -> None:
     """Its ends are refused and stay pending; ends to the other partitions of the topic, and to others, are written."""
-    half_closed = Openings("orders", 2, {partition_for_key(b"shut", 2): "has no leader"})
+    half_closed = WritablePartitions("orders", 2, {partition_for_key(b"shut", 2): "has no leader"})
     open_key = next(key for key in (b"%d" % n for n in range(9)) if partition_for_key(key, 2) not in half_closed.closed)
     batch = [
         submission("shut", Message(topic="points", value=b"v"), Message(topic="orders", key=b"shut", value=b"v")),
@@ -121,7 +121,7 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
         submission("named", Message(topic="orders", partition=next(iter(half_closed.closed)), value=b"v")),
     ]
     answers: list[Answer] = []
-    admitted = admit(context_with(Told(half_closed, Openings("points", 1))), batch, answers, shown)
+    admitted = admit(context_with(Told(half_closed, WritablePartitions("points", 1))), batch, answers, shown)
     assert [work.write.id for work, _ in admitted] == ["open", "elsewhere"]
     assert all("orders" in detail and "has no leader" in detail for detail in refusals(answers))
     assert [future for future, _ in answers] == [batch[0].reply, batch[3].reply]
@@ -129,8 +129,8 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
 
 async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
     """It is refused only where every partition is closed."""
-    some = Openings("orders", 3, {0: "has no leader", 2: "has no leader"})
-    none = Openings("points", 1, {0: "has no leader"})
+    some = WritablePartitions("orders", 3, {0: "has no leader", 2: "has no leader"})
+    none = WritablePartitions("points", 1, {0: "has no leader"})
     batch = [
         submission(f"{topic}-{n}", Message(topic=topic, value=b"v")) for topic in ("orders", "points") for n in range(9)
     ]
@@ -148,7 +148,7 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_begins()
         submission("there", Message(topic="orders", partition=1, value=b"v")),
     ]
     answers: list[Answer] = []
-    told = Told(Openings("orders", 2), Openings("points", 2))
+    told = Told(WritablePartitions("orders", 2), WritablePartitions("points", 2))
     admitted = admit(context_with(told), batch, answers, lambda topic, _partitions: topic != "points")
     assert [work.write.id for work, _ in admitted] == ["there"]
     lost, unshown = refusals(answers)
@@ -160,7 +160,9 @@ async def test_a_write_that_cannot_be_encoded_fails_at_once_and_alone() -> None:
     """It would fail the same way again: NotWrittenError would have it repeated until its deadline."""
     batch = [submission("bad\udcff"), submission("good")]
     answers: list[Answer] = []
-    admitted = admit(context_with(Told(Openings("bad\udcff", 1), Openings("good", 1))), batch, answers, shown)
+    admitted = admit(
+        context_with(Told(WritablePartitions("bad\udcff", 1), WritablePartitions("good", 1))), batch, answers, shown
+    )
     assert [work.write.id for work, _ in admitted] == ["good"]
     [(future, error)] = answers
     assert future is batch[0].reply

@@ -76,7 +76,7 @@ def test_a_write_without_messages_is_not_held_up_by_what_a_message_is_blamed_for
 
 def test_a_write_without_messages_whose_records_are_blamed_is_refused(quarantine: Quarantine) -> None:
     """What halfway keeps itself could not be written: every write of the id has the back-off."""
-    kept = Blame(refusal=TopicUnavailableError, topic="_halfway.op", detail="not written", of_the_records_kept=True)
+    kept = Blame(refusal=TopicUnavailableError, topic="_halfway.op", detail="not written", of_internal_records=True)
     quarantine.blame_id("a", kept, 0)
     assert isinstance(quarantine.route("a", {}, 0.5), TopicUnavailableError)
     assert quarantine.route("a", {}, FIRST_BACKOFF_S) is Route.SUSPECT

@@ -248,7 +248,7 @@ async def test_an_append_while_the_producer_is_replaced_is_not_stored(make_bench
 
 async def test_records_in_flight_are_bounded(make_bench: Callable[..., Bench]) -> None:
     """One more than the bound is refused at once, and taken again after a delivery."""
-    bench = make_bench(half_in_flight=2)
+    bench = make_bench(writer_in_flight=2)
     first, second = bench.append(), bench.append()
     await until(lambda: len(bench.producers[0].held) == 2)
     with pytest.raises(OverloadedError):
@@ -263,7 +263,7 @@ async def test_records_in_flight_are_bounded(make_bench: Callable[..., Bench]) -
 
 async def test_bytes_in_flight_are_bounded_but_one_record_always_fits(make_bench: Callable[..., Bench]) -> None:
     """A record above the bound is taken when nothing else is in flight."""
-    bench = make_bench(half_in_flight_bytes=100)
+    bench = make_bench(writer_in_flight_bytes=100)
     large = bench.append(size=150)
     await until(lambda: len(bench.producers[0].held) == 1)
     with pytest.raises(OverloadedError):

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.kafka.topics.partition_availability import Openings
+from halfway.kafka.topics.partition_availability import WritablePartitions
 
 LONG_S = 30.0
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
@@ -86,7 +86,7 @@ def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
         destinations.fresh(["orders"], LONG_S)
     assert caught.value.fields["topic"] == "orders"
     admin.shape = sound
-    assert destinations.fresh(["orders"], LONG_S) == {"orders": Openings("orders", 2)}
+    assert destinations.fresh(["orders"], LONG_S) == {"orders": WritablePartitions("orders", 2)}
 
 
 @pytest.mark.parametrize("settings", [RuntimeError("scripted"), {}, SOUND | {"cleanup.policy": None}])
@@ -110,7 +110,7 @@ def test_a_topic_that_may_be_written_is_there(
 ) -> None:
     """Also where the broker tells of no operation at all, as it has no access control."""
     admin.shape.authorized_operations = allowed
-    assert destinations.fresh(["orders"], LONG_S) == {"orders": Openings("orders", 2)}
+    assert destinations.fresh(["orders"], LONG_S) == {"orders": WritablePartitions("orders", 2)}
 
 
 def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
@@ -168,5 +168,5 @@ def test_a_controller_that_does_not_answer_is_looked_for_anew(
         assert time.monotonic() < until
         time.sleep(0.01)
     admin.shape = sound
-    assert destinations.fresh(["orders"], LONG_S) == {"orders": Openings("orders", 2)}
+    assert destinations.fresh(["orders"], LONG_S) == {"orders": WritablePartitions("orders", 2)}
     assert set(admin.looked_up) == {CONFIG.owners_topic}
