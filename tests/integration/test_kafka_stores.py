@@ -13,6 +13,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined] # publi
 from confluent_kafka.cimpl import Consumer
 
 from halfway.domain.errors import ForbiddenError, KafkaUnavailableError
+from halfway.domain.keys import Key
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group
 from halfway.kafka.clients.config import KafkaConfig
@@ -20,6 +21,7 @@ from halfway.kafka.clients.transactional_producer import ProducerFailedError, Tr
 from halfway.kafka.log.audit_trail import KafkaAuditTrail, read_events
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.group_registry import KafkaGroups
+from halfway.kafka.log.key_registry import KafkaKeys
 from halfway.kafka.records.codec import encode_group
 from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import TopicMetadata
@@ -30,7 +32,7 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
 from tests.support.ownership.cluster_harness import create_topics
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
-from tests.support.records.samples import AUDIT_EVENT
+from tests.support.records.samples import AUDIT_EVENT, RECORDS
 
 
 def patience() -> float:
@@ -93,6 +95,22 @@ async def test_a_group_is_there_when_put_returns_and_gone_when_delete_returns(co
         assert groups.get("orders") == group("orders", updated_at=2)
         await remove(groups, "orders", deadline=patience())
         assert groups.get("orders") is None
+
+
+async def test_a_key_is_there_when_put_returns_and_gone_when_delete_returns(config: KafkaConfig) -> None:
+    """Its own writer runs while the table does."""
+    key = RECORDS["key"]
+    assert isinstance(key, Key)
+    create_topics(config, {config.topic("keys"): 1})
+    keys = KafkaKeys(config, SkippedRecords().observer)
+    try:
+        await keys.start(deadline=patience())
+        await keys.put(key, deadline=patience())
+        assert keys.table.get(key.id) == key
+        await keys.delete(key.id, deadline=patience())
+        assert keys.table.get(key.id) is None
+    finally:
+        await keys.stop()
 
 
 async def test_groups_are_there_after_a_restart_and_on_other_instances(config: KafkaConfig) -> None:

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
 
-from halfway.domain.errors import KafkaUnavailableError, RetryableError
+from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
-from halfway.kafka.log.appender import RecordWriter
 from halfway.kafka.log.end_offsets import PartitionEnds
-from halfway.kafka.records.codec import Headers, UndecodableError
+from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.validation import note_skipped
 from halfway.service.ports import Observer
 
@@ -44,7 +43,6 @@ class CompactedTable(ABC, Generic[T]):
         self._config = config
         self._topic = config.topic(kind)
         self._observer = observer
-        self._writer = RecordWriter(config, name=kind)
         # Not past a Kafka transaction that is open: whoever died in one must not hold up those who read.
         self._ends = PartitionEnds(config, self._topic, isolation=IsolationLevel.READ_COMMITTED)
         self._thread = threading.Thread(target=self._run, name=f"halfway-{kind}-tail", daemon=True)
@@ -69,14 +67,12 @@ class CompactedTable(ABC, Generic[T]):
 
         """
         self._loop = Loop(asyncio.get_running_loop())
-        self._writer.start()
         self._thread.start()
         await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
 
     async def stop(self) -> None:
-        """End the threads."""
+        """End the thread and the consumers."""
         self._stopping.set()
-        await self._writer.stop()
         await self._ends.stop()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
@@ -84,16 +80,6 @@ class CompactedTable(ABC, Generic[T]):
     async def refresh(self, *, deadline: float) -> None:
         """Return once every earlier write is read; KafkaUnavailableError past the deadline."""
         await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
-
-    async def _write(self, name: str, value: bytes | None, headers: Headers, *, deadline: float) -> None:
-        """Write a record and return once it is read back; KafkaUnavailableError past the deadline."""
-        try:
-            offset = await self._writer.append_one(
-                self._topic, 0, key=name.encode(), value=value, headers=headers, deadline=deadline
-            )
-        except RetryableError as error:
-            raise KafkaUnavailableError(f"{name!r} could not be written to {self._topic}: {error.detail}") from error
-        await self._read_up_to(offset + 1, deadline)
 
     async def _read_up_to(self, position: int, deadline: float) -> None:
         if self._position >= position:
