@@ -165,7 +165,7 @@ def main(folder: Path) -> None:
         ledger_folder, audit_folder = Folder(spark, str(folder / "ledger")), Folder(spark, str(folder / "audit"))
         # As Spark's stream would name itself.
         ledger_folder.write(json.dumps({"id": "page"}), ledger.CHECKPOINT, "metadata")
-        tables = ledger.Tables(spark, ledger_folder, PREFIX, ledger.LedgerOptions(), lambda _: None)
+        tables = ledger.Tables(ledger_folder, PREFIX, ledger.LedgerOptions(), lambda _: None)
         tables.write(source.committed([PREFIX + kind for kind in ledger.KINDS]), 0)
         audit.run(SparkEngine(spark), source, audit_folder, audit.AuditOptions())
         sources = report.Sources(ledger=ledger_folder, audit=audit_folder)

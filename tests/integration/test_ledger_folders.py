@@ -68,7 +68,7 @@ def test_a_ledger_in_parquet_is_refused(spark: "SparkSession", tmp_path: Path, t
     """Rows of one table never stand in two formats, of which a reader sees one."""
     (tmp_path / table / "batch=0").mkdir(parents=True)
     with pytest.raises(SourceError, match="as an earlier release wrote it: take another folder"):
-        ledger.Tables(spark, Folder(spark, str(tmp_path)), "_halfway.", LedgerOptions(), lambda _: None)
+        ledger.Tables(Folder(spark, str(tmp_path)), "_halfway.", LedgerOptions(), lambda _: None)
 
 
 def test_days_are_folders_and_files_tell_the_bounds_of_times(

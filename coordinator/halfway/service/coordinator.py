@@ -112,7 +112,7 @@ class Coordinator:
     ) -> None:
         """Wire the parts together; nothing is started. Without `owners` and `peers` nothing is forwarded."""
         self.limits = limits
-        self._shards = ShardTable(limits, clock, observer)
+        self._shards = ShardTable(limits, clock)
         self.authority = authority
         self.now_ms = clock.now_ms
         self.auditor = Auditor(audit_trail or LogOnly(), clock, instance)

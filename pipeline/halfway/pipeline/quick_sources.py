@@ -350,10 +350,3 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
         )
         pins.append(cleanup.pin(name, now, partitions))
     return pins
-
-
-def demand_local(folder: str) -> None:
-    """Raise SourceError where a folder is not one of this machine."""
-    scheme, sign, _ = folder.partition("://")
-    if sign and scheme != "file":
-        raise SourceError(f"{folder!r} is not a folder of this machine: give --engine spark")

@@ -45,7 +45,6 @@ from halfway.service.ports import Cursors
 log = structlog.get_logger()
 
 _ASK_S: Final = 10.0
-_LOOK_S: Final = 0.5
 _SKEW_MS: Final = 60_000
 """The clocks of instances may differ by this much: op is read from so much before the horizon."""
 # A fetch that waits for one partition's next record holds up partitions that have just been added; and several

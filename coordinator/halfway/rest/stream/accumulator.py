@@ -27,8 +27,6 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_Numbered = tuple[int, *tuple[Any, ...]]
-
 _AT_ONCE: Final = 250
 """Operations of one kind that are handed over before other work of the event loop goes on."""
 

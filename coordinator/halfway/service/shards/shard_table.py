@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from halfway.domain.records import Foreign, Half, Op
     from halfway.domain.shard import ShardState
-    from halfway.service.ports import Clock, LaneWrite, Observer
+    from halfway.service.ports import Clock, LaneWrite
     from halfway.service.requests import ServiceLimits
 
 log = structlog.get_logger(__name__)
@@ -163,7 +163,7 @@ class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
 class ShardTable:
     """The served shards by number. It is the `ShardListener` that the membership tells of every change."""
 
-    def __init__(self, limits: ServiceLimits, clock: Clock, observer: Observer) -> None:
+    def __init__(self, limits: ServiceLimits, clock: Clock) -> None:
         """Start with no shard."""
         self.payloads = PayloadCache(limits.payload_cache_bytes)
         self.claims: dict[str, Claim] = {}
@@ -171,7 +171,6 @@ class ShardTable:
         """By id; policy resolves none of these."""
         self._limits = limits
         self._clock = clock
-        self._observer = observer
         self._served: dict[int, Shard] = {}
         self._taking: list[int] = []
         """The numbers of those that are not being given up."""

@@ -80,7 +80,7 @@ def start(
         SourceError: the folder's tables cannot be gone on with, or a topic is not there.
 
     """
-    tables = Tables(spark, output, access.prefix, options, done)
+    tables = Tables(output, access.prefix, options, done)
     topics = [access.topic(kind) for kind in KINDS]
     source = KafkaSource(spark, access)
     source.pin(topics)
@@ -108,7 +108,6 @@ class Tables:
 
     def __init__(
         self,
-        spark: SparkSession,
         output: Folder,
         prefix: str,
         options: LedgerOptions,
@@ -121,7 +120,6 @@ class Tables:
                 together, or is one where Delta tables cannot be.
 
         """
-        self._spark = spark
         self._output = output
         self._prefix = prefix
         self._horizon_ms = options.horizon_ms

@@ -5,7 +5,7 @@ import msgspec
 from halfway.domain.records import FOREIGN, OpKind
 from halfway.domain.shard import Pending, ShardState
 from halfway.domain.transaction import State
-from halfway.memory.surroundings import ManualClock, RecordingObserver
+from halfway.memory.surroundings import ManualClock
 from halfway.service.requests import ServiceLimits
 from halfway.service.resolve.lane_writes import buried
 from halfway.service.shards.shard_table import Claim, ShardTable
@@ -22,7 +22,7 @@ async def test_a_stray_is_not_buried_once_its_id_is_prepared_again() -> None:
     state.apply_op(0, ended)
     state.apply_half(4, ID, None)
     state.apply_half(5, ID, FOREIGN)
-    table = ShardTable(ServiceLimits(shards=1), ManualClock(), RecordingObserver())
+    table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, state)
     table.claims[ID] = Claim()
     stray = buried(0, ID, "shop", State.COMMITTED, A.prepared_at, deadline=0)
