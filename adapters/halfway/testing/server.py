@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from halfway.checkback import LOOPBACK_NETWORKS
 from halfway.client.consumer import Record
-from halfway.rest.console import Console, with_console
+from halfway.rest.console import Console
 from halfway.rest.server.api import Api, ApiLimits
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.metrics import Metrics
@@ -113,7 +113,7 @@ class Server(ABC):
             observer=self._metrics,
             limits=ApiLimits(request_timeout_s=self._settings.request_timeout_s),
         )
-        server = HttpServer(with_console(Console(), api))
+        server = HttpServer(api, console=Console())
         await server.start(_HOST, 0)
         self.url = f"http://{_HOST}:{server.port}"
 

@@ -21,13 +21,12 @@ from aiohttp import web
 
 from halfway.domain.errors import ConfigurationError, ShardUnavailableError
 from halfway.domain.principal import Permission
-from halfway.rest.console import Console, with_console
+from halfway.rest.console import Console
 from halfway.rest.handlers.calls import refusal
-from halfway.rest.requests.browsers import AllowedHosts
+from halfway.rest.requests.authentication import AllowedHosts, caller_of
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import Api, ApiLimits
-from halfway.rest.server.authentication import caller_of
 from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
@@ -160,7 +159,8 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         console_here = settings.console == "health"
         unsent = Unsent()
         health = HttpServer(
-            with_console(console if console_here else None, health_port),
+            health_port,
+            console=console if console_here else None,
             max_connections=HEALTH_CONNECTIONS + (CONSOLE_CONNECTIONS if console_here else 0),
             unsent=unsent,
         )
@@ -171,7 +171,8 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         health_tls = tls if settings.health_tls else None
         await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT", health_tls)
         server = HttpServer(
-            with_console(console if settings.console == "api" else None, stage),
+            stage,
+            console=console if settings.console == "api" else None,
             max_connections=connections_to_hold(),
             unsent=unsent,
         )

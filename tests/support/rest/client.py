@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 
 from halfway.memory import Memory
-from halfway.rest.console import Console, with_console
+from halfway.rest.console import Console
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import Api, ApiLimits
 from halfway.rest.server.server import HttpServer
@@ -82,7 +82,7 @@ class RestWorld:
         self.api = Api(
             self.coordinator, internal_prefix="_halfway.", observer=self.requests, limits=limits, unsent=unsent
         )
-        self._server = HttpServer(with_console(_CONSOLE, self.api), unsent=unsent)
+        self._server = HttpServer(self.api, console=_CONSOLE, unsent=unsent)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:

@@ -1,5 +1,5 @@
 """The console: the files of a browser application, and the handler that serves them beside the API."""
 
-from halfway.rest.console.console import Console, with_console
+from halfway.rest.console.console import Console
 
-__all__ = ["Console", "with_console"]
+__all__ = ["Console"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,10 +16,8 @@ from halfway.rest.handlers.calls import refusal
 from halfway.rest.responses.errors import MethodNotAllowedError, UnknownPathError
 from halfway.rest.responses.problems import CONTENT_TYPE
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 ROOT: Final = "/console"
-_INDEX: Final = f"{ROOT}/"
+INDEX: Final = f"{ROOT}/"
 _METHODS: Final = ("GET", "HEAD")
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -59,7 +57,7 @@ class Console:
     def __init__(self) -> None:
         """Read the files of the package."""
         self.files = {f"{ROOT}/{path}": _loaded(path, file) for path, file in _walk(files(__package__) / "static")}
-        self.files[_INDEX] = self.files.pop(f"{ROOT}/index.html")
+        self.files[INDEX] = self.files.pop(f"{ROOT}/index.html")
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer with a file, 304 if the browser has it, or a problem."""
@@ -71,7 +69,7 @@ class Console:
             return web.Response(status=308, headers={**HEADERS, "Location": "console/"})
         file = self.files.get(path)
         if file is None:
-            return _refused(UnknownPathError(f"the console has no such file: it begins at {_INDEX}"))
+            return _refused(UnknownPathError(f"the console has no such file: it begins at {INDEX}"))
         packs = "gzip" in request.headers.get("Accept-Encoding", "")
         etag = f'"{file.etag}{"-gzip" if packs else ""}"'
         headers = {**HEADERS, "ETag": etag}
@@ -81,20 +79,6 @@ class Console:
             headers["Content-Encoding"] = "gzip"
         headers["Content-Type"] = file.content_type
         return web.Response(body=file.packed if packs else file.plain, headers=headers)
-
-
-def with_console(console: Console | None, other: Handler) -> Handler:
-    """Return a handler that serves the console (None: no console) at its path, and has `other` answer all else."""
-    if console is None:
-        return other
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        path = request.rel_url.raw_path
-        if path == ROOT or path.startswith(_INDEX):
-            return await console(request)
-        return await other(request)
-
-    return handle
 
 
 def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from halfway.rest.handlers.calls import SUBPROTOCOL, Answer, answer, nothing_in, something_in
 from halfway.rest.requests import convert, models
-from halfway.rest.requests.browsers import demand_same_origin
+from halfway.rest.requests.authentication import demand_same_origin
 from halfway.rest.requests.validation import parameters, path_parameter
 from halfway.rest.responses.errors import UpgradeRequiredError
 

@@ -1,1 +1,1 @@
-"""Reads bodies, validates them by the models and their schemas, and converts them. May import responses."""
+"""Authenticates callers, admits requests, and reads, validates and converts bodies. May import responses."""

@@ -29,29 +29,20 @@ class WholeResponse(web.StreamResponse):
         super().__init__(status=status)
         self._whole = body
         self._fields = headers
-        self._keeps = True
-
-    def force_close(self) -> None:
-        """Close the connection behind it."""
-        self._keeps = False
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the connection stays open."""
-        return self._keeps
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Build the bytes; `write_eof` sends them."""
         if self._payload_writer is not None:
             return self._payload_writer
         self._payload_writer = request.writer
-        self._keeps = self._keeps and request.keep_alive
+        if self._keep_alive is None:
+            self._keep_alive = request.keep_alive
         parts = [_STATUS_LINES[self.status], *[f"{name}: {value}\r\n" for name, value in self._fields]]
         parts.append(f"Date: {_date(int(time.time()))}\r\n")
         body = self._whole
         if self.status != HTTPStatus.NO_CONTENT:
             parts.append(f"Content-Length: {len(body or b'')}\r\n")
-        if not self._keeps:
+        if not self._keep_alive:
             parts.append("Connection: close\r\n")
         elif request.version == HttpVersion10:
             parts.append("Connection: keep-alive\r\n")

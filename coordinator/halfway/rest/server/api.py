@@ -31,6 +31,7 @@ from halfway.rest.handlers.operation import Operation, Routes
 from halfway.rest.handlers.routes import OPERATIONS
 from halfway.rest.requests import bodies
 from halfway.rest.requests.admission import Admission, HeldRefusals, Places
+from halfway.rest.requests.authentication import caller_of
 from halfway.rest.requests.bodies import JSON, Bodies
 from halfway.rest.requests.structure import demand_few_members
 from halfway.rest.requests.validation import Validation
@@ -38,7 +39,6 @@ from halfway.rest.responses.errors import InternalError, MethodNotAllowedError, 
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.responses.whole import WholeResponse
-from halfway.rest.server.authentication import caller_of
 from halfway.rest.server.events import Events
 from halfway.rest.server.server import cancelled_when_lost, told_of_data
 from halfway.rest.stream.accumulator import OperationAccumulator, StreamObserver

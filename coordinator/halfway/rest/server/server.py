@@ -13,11 +13,12 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from halfway.rest.console.console import INDEX, ROOT, Console
 from halfway.rest.handlers.calls import refusal
 from halfway.rest.responses.errors import BadHttpError, InternalError
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.tls import ServerTls, names_in
+from halfway.rest.server.tls import ServerTls
 from halfway.rest.server.tls_acceptor import HANDSHAKE_S, TlsAcceptor
 
 log = structlog.get_logger(__name__)
@@ -49,8 +50,6 @@ class _Connection(RequestHandler):
         """The task to cancel if the connection is lost."""
         self.arrived: Callable[[int], bool] | None = None
         """Told how much arrives; the connection is cut if it returns False."""
-        self.client_names: tuple[str, ...] = ()
-        """What the client's certificate calls it."""
 
     @property
     def idle(self) -> bool:
@@ -59,7 +58,6 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.client_names = names_in(transport.get_extra_info("peercert"))
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock = transport.get_extra_info("socket")
             with suppress(OSError):
@@ -84,7 +82,8 @@ class _Connection(RequestHandler):
             await super().start()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._unsent.end(self)
+        if self.writing_paused:
+            self._unsent.end(self)
         super().connection_lost(exc)
         if self.waiting is not None:
             self.waiting.cancel()
@@ -120,8 +119,12 @@ class _Connection(RequestHandler):
 class _Server(web.Server):
     """Makes connections, up to the limit; of a TLS port, handshakes under way count too."""
 
-    def __init__(self, handler: Handler, *, max_connections: int, unsent: Unsent, **options: Any) -> None:
-        super().__init__(handler, **options)
+    def __init__(
+        self, handler: Handler, console: Console | None, *, max_connections: int, unsent: Unsent, **options: Any
+    ) -> None:
+        super().__init__(handler if console is None else self._chosen, **options)
+        self._handler = handler
+        self._console = console
         self.unsent = unsent
         self.acceptor: TlsAcceptor | None = None
         self._options = options
@@ -129,6 +132,13 @@ class _Server(web.Server):
 
     def __call__(self) -> _Connection:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+    def _chosen(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """Have the console answer at its path, and the handler at any other."""
+        path = request.rel_url.raw_path
+        if self._console is not None and (path == ROOT or path.startswith(INDEX)):
+            return self._console(request)
+        return self._handler(request)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -148,12 +158,6 @@ class _Server(web.Server):
         if idle is not None:
             idle.give_way()
         return idle is not None
-
-
-def client_names(request: web.BaseRequest) -> tuple[str, ...]:
-    """Return what the certificate of a request's client calls it; nothing if it showed none."""
-    connection = request.protocol
-    return connection.client_names if isinstance(connection, _Connection) else ()
 
 
 @contextmanager
@@ -193,17 +197,19 @@ class HttpServer:
         self,
         handler: Handler,
         *,
+        console: Console | None = None,
         max_connections: int = MAX_CONNECTIONS,
         unsent: Unsent | None = None,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        """Keep the handler; nothing is opened.
+        """Keep the handler, and the console that answers at its own path; nothing is opened.
 
         For a connection too many, the oldest idle connection is closed instead, else the oldest one that only waits for
         an event, else the new one itself. A TLS handshake that is under way counts as a connection; it ends after
         `handshake_s`, and the oldest one ends sooner if they are a quarter of all.
         """
         self._handler = handler
+        self._console = console
         self._unsent = unsent or Unsent()
         self._max_connections = max_connections
         self._handshake_s = handshake_s
@@ -215,6 +221,7 @@ class HttpServer:
         """Listen and return the port, a free one for 0; OSError if it is taken or not permitted."""
         server = _Server(
             self._handler,
+            self._console,
             max_connections=self._max_connections,
             unsent=self._unsent,
             access_log=None,

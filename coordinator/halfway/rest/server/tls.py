@@ -1,34 +1,21 @@
-"""TLS on a listening port: certificates that are read again when their files change, and the names in clients' own."""
+"""TLS on a listening port: certificates that are read again when their files change."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from halfway.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 log = structlog.get_logger(__name__)
 
 _LOOK_EVERY_S: Final = 2.0
-_SHORT: Final = {
-    "commonName": "CN",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "countryName": "C",
-    "stateOrProvinceName": "ST",
-    "localityName": "L",
-    "domainComponent": "DC",
-    "userId": "UID",
-    "streetAddress": "street",
-}
-_ALTERNATIVE: Final = ("DNS", "URI", "email")
 
 
 class ServerTls:
@@ -91,24 +78,3 @@ class ServerTls:
             return
         self._seen = seen
         log.info("certificate_read", certificate=str(self._certificate))
-
-
-def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return what a certificate calls its holder: `DNS:…`, `URI:…`, `email:…`, and `subject:…` as in RFC 2253."""
-    if not certificate:
-        return ()
-    alternative = [f"{kind}:{value}" for kind, value in certificate.get("subjectAltName", ()) if kind in _ALTERNATIVE]
-    subject = ",".join(_relative_names(certificate.get("subject", ())))
-    return (*alternative, f"subject:{subject}") if subject else tuple(alternative)
-
-
-def _relative_names(subject: Any) -> Iterator[str]:
-    for relative in reversed(subject):
-        yield "+".join(f"{_SHORT.get(name, name)}={_escaped(value)}" for name, value in relative)
-
-
-def _escaped(value: str) -> str:
-    escaped = "".join(f"\\{char}" if char in ',+"\\<>;' else char for char in value)
-    if escaped.startswith(("#", " ")):
-        escaped = "\\" + escaped
-    return f"{escaped[:-1]}\\ " if value.endswith(" ") and len(value) > 1 else escaped

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.rest.console import Console, with_console
+from halfway.rest.console import Console
 from halfway.rest.handlers.routes import OPERATIONS
 from halfway.rest.server.health_port import HealthPort
 from halfway.rest.server.peer_port import PATH, PeerPort
@@ -49,7 +49,7 @@ async def ports(both: Guarded) -> AsyncIterator[dict[str, str]]:
         longest_s=15,
     )
     health = HealthPort(reasons=list, not_acquired=list, metrics=Metrics().render, demand_reader=stage.demand_reader)
-    servers = {"api": HttpServer(with_console(Console(), stage)), "health": HttpServer(health)}
+    servers = {"api": HttpServer(stage, console=Console()), "health": HttpServer(health)}
     try:
         yield {name: f"http://{HOST}:{await server.start(HOST, 0)}" for name, server in servers.items()}
     finally:

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from halfway.rest.console import Console, with_console
+from halfway.rest.console import Console
 from halfway.rest.console.console import TYPES
 from halfway.rest.server.server import HttpServer
 from tests.support.rest.client import HOST, RestWorld
@@ -124,7 +124,7 @@ def test_every_kind_of_file_has_its_type() -> None:
 
 async def test_without_a_console_nothing_is_at_its_path(world: RestWorld) -> None:
     """As with HALFWAY_CONSOLE=off."""
-    server = HttpServer(with_console(None, world.api))
+    server = HttpServer(world.api)
     port = await server.start(HOST, 0)
     try:
         async with world.session.get(f"http://{HOST}:{port}/console/") as answer:

@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.rest.console import Console, with_console
+from halfway.rest.console import Console
 from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.liveness import LoopPauses
@@ -47,7 +47,7 @@ async def test_a_console_on_this_port_finds_the_api_here_with_its_keys() -> None
     """Everything else stays as it is; without it the API is not here."""
     async with guarded() as world:
         port = HealthPort(reasons=list, not_acquired=list, metrics=Metrics().render, api=world.here.api)
-        server = HttpServer(with_console(Console(), port))
+        server = HttpServer(port, console=Console())
         number = await server.start(HOST, 0)
         try:
             assert (await ask(number, "/console/"))[:2] == (200, "text/html")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from halfway.rest.server.tls import ServerTls, names_in
+from halfway.rest.requests.authentication import names_in
+from halfway.rest.server.tls import ServerTls
 from tests.support.certificates import Authority
 from tests.support.waiting import GENEROUS_S
 

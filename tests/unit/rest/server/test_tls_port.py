@@ -12,7 +12,8 @@ import pytest
 from halfway.domain.errors import ConfigurationError
 from halfway.domain.principal import PrincipalKind
 from halfway.memory import Memory
-from halfway.rest.server.tls import ServerTls, names_in
+from halfway.rest.requests.authentication import names_in
+from halfway.rest.server.tls import ServerTls
 from halfway.service.keys import KeySpec
 from tests.support.certificates import Authority
 from tests.support.rest.client import RestWorld
