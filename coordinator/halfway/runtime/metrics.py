@@ -295,8 +295,8 @@ class _Gauges(Collector):
         ):
             yield CounterMetricFamily(name, text, value=count)
         yield _gauge("halfway_resolving", "Ids that wait for the lane or are in it", len(self._shards.claims))
-        yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.places.taken)
-        yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", self._api.bodies.bytes)
+        yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight.taken)
+        yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", self._api.in_flight.bytes)
         yield _gauge("halfway_streams", "Streams that are open", len(self._api.streams))
         yield _gauge("halfway_event_listeners", "Listeners to events", len(self._api.events))
         yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", self._api.admission.waiting)

@@ -1,6 +1,7 @@
-"""Decides which operations are served now, and which prepares wait for a place or are refused.
+"""Decides which requests and operations of streams are served now, and how much of their bodies is held.
 
-A transaction that was begun must be ended, or the work was wasted: only prepares are held up here, never ends.
+Bodies are read here: headers first, then the bytes, with bounds on size and on slowness. A transaction that was begun
+must be ended, or the work was wasted: only prepares are held up here, never ends.
 """
 
 from __future__ import annotations
@@ -8,21 +9,134 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from typing import Final
+
+from aiohttp import web
 
 from halfway.domain.errors import OverloadedError, ShuttingDownError
+from halfway.rest.requests.structure import demand_few_members
+from halfway.rest.responses.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MalformedJsonError,
+    UnsupportedMediaTypeError,
+)
+
+JSON: Final = "application/json"
+SMALL_BYTES: Final = 16 * 1024
+"""A body of up to this size is never refused because of other bodies."""
+MIN_BYTES: Final = 80 * 1024
+MIN_BYTES_IN_S: Final = 5.0
+"""At least this much of a body, or all of it, has to arrive in this time."""
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Places:
-    """Bounds requests that are wholly received, and operations of streams, until they are answered."""
+class InFlight:
+    """Requests and operations of streams until they are answered: how many there are, and the bytes of their bodies.
 
-    def __init__(self, most: int) -> None:
-        """Take the bound."""
-        self.most = most
+    Only what is wholly received takes a place. Only bytes that have arrived count, not announced ones.
+    """
+
+    def __init__(self, *, most: int, max_bytes: int, max_bytes_in_flight: int, timeout_s: float) -> None:
+        """Take the bounds on their number, on one body, on all bodies, and on the time of one body."""
+        self._most = most
+        self._max_bytes = max_bytes
+        self._max_in_flight = max_bytes_in_flight
+        self._timeout_s = timeout_s
         self.taken = 0
+        """Places that are taken."""
+        self.bytes = 0
+        self.arriving = 0
+        """Bytes of frames that are not complete, or not read yet."""
+
+    # --- requests
+
+    async def receive(self, request: web.BaseRequest, deadline: float, *, reads: bool, expected: bool) -> bytes:
+        """Return the body of a request, which has a place from then until `answered`; one that is refused has none.
+
+        A body is not read unless the call `reads` one. If it is `expected`, it must have a Content-Type.
+        """
+        if self.taken >= self._most:
+            raise self.refusal()
+        body = await self._read(request, deadline, expected=expected) if reads else b""
+        if len(body) > SMALL_BYTES:
+            try:
+                await demand_few_members(body)
+            except BaseException:
+                self.bytes -= len(body)
+                raise
+        if self.taken >= self._most:
+            self.bytes -= len(body)
+            raise self.refusal()
+        self.taken += 1
+        return body
+
+    def answered(self, body: bytes) -> None:
+        """Free the place of a request, and stop counting its body."""
+        self.taken -= 1
+        self.bytes -= len(body)
+
+    async def _read(self, request: web.BaseRequest, deadline: float, *, expected: bool) -> bytes:
+        """Return a body, which counts; a refused one does not."""
+        self._judge_head(request, expected=expected)
+        if not request.body_exists:
+            return b""
+        content = request.content
+        if content.is_eof() and content.exception() is None:
+            self.hold(content.total_bytes)  # a small body arrives with its headers: no wait
+            return content.read_nowait()
+        body = bytearray()
+        try:
+            await self._receive(request, body, deadline)
+        except BaseException as error:
+            self.bytes -= len(body)
+            if isinstance(error, TimeoutError):
+                raise BodyTimeoutError(
+                    f"the body did not arrive within {self._timeout_s:g} s, or less than {MIN_BYTES // 1024} KiB of it "
+                    f"in {MIN_BYTES_IN_S:g} s: send it again"
+                ) from None
+            if isinstance(error, web.RequestPayloadError):
+                raise MalformedJsonError("the body is not sent as its headers say") from None
+            raise
+        return bytes(body)
+
+    async def _receive(self, request: web.BaseRequest, body: bytearray, deadline: float) -> None:
+        """Append the bytes that arrive to `body`, and count them."""
+        loop = asyncio.get_running_loop()
+        content = request.content
+        wanted = MIN_BYTES
+        async with asyncio.timeout_at(min(deadline, loop.time() + MIN_BYTES_IN_S)) as patience:
+            if request.headers.get("Expect", "").lower() == "100-continue" and not content.total_bytes:
+                await request.writer.write(_CONTINUE)
+                request.writer.output_size = 0
+            while chunk := await content.readany():
+                body += chunk
+                self.bytes += len(chunk)
+                self._demand_fitting(len(body), self.bytes)
+                if len(body) >= wanted:
+                    wanted = len(body) + MIN_BYTES
+                    patience.reschedule(min(deadline, loop.time() + MIN_BYTES_IN_S))
+
+    def _judge_head(self, request: web.BaseRequest, *, expected: bool) -> None:
+        """Refuse a body by its headers, before it is read."""
+        headers = request.headers
+        self._demand_fitting(request.content_length or 0, self.bytes)
+        if not request.body_exists:
+            return
+        media_type = headers.get("Content-Type")
+        if media_type is None:
+            if expected:
+                raise UnsupportedMediaTypeError(f"the body has no Content-Type: send it as {JSON}")
+        elif media_type != JSON and media_type.partition(";")[0].strip().lower() != JSON:
+            raise UnsupportedMediaTypeError(f"Content-Type {media_type[:100]!r} is not taken: send {JSON}")
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise UnsupportedMediaTypeError("compressed bodies are not taken: send it as it is")
+
+    # --- operations of streams, and their frames
 
     def take(self, wanted: int) -> int:
         """Take as many places as are free, and return how many; `leave` frees them."""
-        granted = min(wanted, self.most - self.taken)
+        granted = min(wanted, self._most - self.taken)
         self.taken += granted
         return granted
 
@@ -33,6 +147,31 @@ class Places:
     def refusal(self) -> OverloadedError:
         """Return the error of what finds no place."""
         return OverloadedError(f"{self.taken} requests are in flight here already: try again later")
+
+    def hold(self, size: int) -> None:
+        """Count the bytes of a frame, until `free`; OverloadedError if all are too many."""
+        self._demand_fitting(size, self.bytes + size)
+        self.bytes += size
+
+    def arrive(self, size: int, by: int) -> bool:
+        """Count bytes of a frame that arrives, `size` of it by now, until `arrived`; False if all are too large."""
+        self.arriving += by
+        return size <= SMALL_BYTES or self.arriving <= self._max_in_flight
+
+    def arrived(self, size: int) -> None:
+        """Stop counting a frame that has arrived, or never will."""
+        self.arriving -= size
+
+    def free(self, size: int) -> None:
+        """Stop counting a frame."""
+        self.bytes -= size
+
+    def _demand_fitting(self, size: int, in_flight: int) -> None:
+        """Refuse a body if its size, or what has arrived of it, is too large, or all bodies together are."""
+        if size > self._max_bytes:
+            raise BodyTooLargeError(self._max_bytes)
+        if size > SMALL_BYTES and in_flight > self._max_in_flight:
+            raise OverloadedError(f"{in_flight} bytes of bodies are in flight here already: try again later")
 
 
 class Admission:

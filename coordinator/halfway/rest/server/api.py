@@ -29,11 +29,8 @@ from halfway.rest.handlers import openapi
 from halfway.rest.handlers.calls import Answer, Call, Site, refusal
 from halfway.rest.handlers.operation import Operation, Routes
 from halfway.rest.handlers.routes import OPERATIONS
-from halfway.rest.requests import bodies
-from halfway.rest.requests.admission import Admission, HeldRefusals, Places
+from halfway.rest.requests.admission import JSON, Admission, HeldRefusals, InFlight
 from halfway.rest.requests.authentication import caller_of
-from halfway.rest.requests.bodies import JSON, Bodies
-from halfway.rest.requests.structure import demand_few_members
 from halfway.rest.requests.validation import Validation
 from halfway.rest.responses.errors import InternalError, MethodNotAllowedError, UpgradeRequiredError
 from halfway.rest.responses.problems import CONTENT_TYPE
@@ -118,16 +115,16 @@ class Api:
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self.places = Places(self._limits.max_requests)
-        self.admission = Admission(max_requests=self._limits.max_requests, wait_s=self._limits.prepare_wait_s)
-        self._refusals = HeldRefusals(wait_s=self._limits.prepare_wait_s, most=max(1, self._limits.max_requests // 16))
-        self._open: set[asyncio.Task[Any]] = set()
-        self._abandoning = False
-        self.bodies = Bodies(
+        self.in_flight = InFlight(
+            most=self._limits.max_requests,
             max_bytes=self._limits.max_body_bytes,
             max_bytes_in_flight=self._limits.max_body_bytes_in_flight,
             timeout_s=self._limits.request_timeout_s,
         )
+        self.admission = Admission(max_requests=self._limits.max_requests, wait_s=self._limits.prepare_wait_s)
+        self._refusals = HeldRefusals(wait_s=self._limits.prepare_wait_s, most=max(1, self._limits.max_requests // 16))
+        self._open: set[asyncio.Task[Any]] = set()
+        self._abandoning = False
         self.streams = self._streams(coordinator)
         self.events = Events(coordinator)
 
@@ -135,16 +132,15 @@ class Api:
         limits = self._limits
         accumulator = OperationAccumulator(
             coordinator,
-            places=self.places,
+            in_flight=self.in_flight,
             admission=self.admission,
-            bodies=self.bodies,
             timeout_s=limits.request_timeout_s,
             hold_s=limits.prepare_wait_s,
             observer=self._observer,
         )
         return Streams(
             accumulator,
-            self.bodies,
+            self.in_flight,
             StreamLimits(
                 max_streams=limits.max_streams,
                 max_in_flight=min(limits.max_stream_operations, limits.max_requests),
@@ -240,18 +236,33 @@ class Api:
             raise ShuttingDownError
         if operation.waits:
             with cancelled_when_lost(call.request):
-                return await self._answer(operation, call)
-        self._demand_place()
-        if operation.body is None and not operation.takes_body:
-            return await self._placed(operation, call)
-        body = call.body = await self.bodies.read(call.request, call.deadline, expected=operation.body is not None)
+                return await operation.handler(call)
+        expected = operation.body is not None
+        call.body = await self.in_flight.receive(
+            call.request, call.deadline, reads=expected or operation.takes_body, expected=expected
+        )
         try:
-            if len(body) > bodies.SMALL_BYTES:
-                await demand_few_members(body)
-            self._demand_place()
-            return await self._placed(operation, call)
+            given = await (self._begun(operation, call) if operation.begins else operation.handler(call))
         finally:
-            self.bodies.release(body)
+            self.in_flight.answered(call.body)
+        size = len(given.body or b"")
+        if operation.method == HTTPMethod.GET and size > LARGE_BYTES and not self._site.unsent.has_room(size):
+            raise OverloadedError("clients here do not read what they were answered: try again later")
+        return given
+
+    async def _begun(self, operation: Operation, call: Call) -> Answer:
+        """Answer a call that begins transactions."""
+        try:
+            await self.admission.enter()
+            try:
+                if call.request.transport is None:
+                    raise ConnectionResetError  # nobody would end a transaction that begins now
+                return await operation.handler(call)
+            finally:
+                self.admission.leave()
+        except GroupLimitedError as error:
+            await self._refusals.hold(str(error.fields["group"]))
+            raise
 
     async def _upgraded(self, operation: Operation, call: Call, request_id: str) -> web.StreamResponse:
         """Accept a handshake, and serve the stream to its end."""
@@ -274,41 +285,6 @@ class Api:
         self._observer.answered(operation.id, HTTPStatus.OK, 0.0)
         with cancelled_when_lost(call.request):
             return await self.events.serve(call, request_id)
-
-    def _demand_place(self) -> None:
-        if self.places.taken >= self.places.most:
-            raise self.places.refusal()
-
-    async def _placed(self, operation: Operation, call: Call) -> Answer:
-        """Answer a request that is wholly received; only such a request takes a place."""
-        if not self.places.take(1):
-            raise self.places.refusal()
-        try:
-            given = await self._answer(operation, call)
-        finally:
-            self.places.leave(1)
-        size = len(given.body or b"")
-        if operation.method == HTTPMethod.GET and size > LARGE_BYTES and not self._site.unsent.has_room(size):
-            raise OverloadedError("clients here do not read what they were answered: try again later")
-        return given
-
-    async def _answer(self, operation: Operation, call: Call) -> Answer:
-        if not operation.begins:
-            return await operation.handler(call)
-        try:
-            return await self._begun(operation, call)
-        except GroupLimitedError as error:
-            await self._refusals.hold(str(error.fields["group"]))
-            raise
-
-    async def _begun(self, operation: Operation, call: Call) -> Answer:
-        await self.admission.enter()
-        try:
-            if call.request.transport is None:
-                raise ConnectionResetError  # nobody would end a transaction that begins now
-            return await operation.handler(call)
-        finally:
-            self.admission.leave()
 
     def _request_id(self, request: web.BaseRequest) -> str:
         given = request.headers.get("X-Request-Id")

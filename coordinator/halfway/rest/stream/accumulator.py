@@ -16,8 +16,7 @@ from halfway.rest.stream import frames
 
 if TYPE_CHECKING:
     from halfway.domain.principal import Principal
-    from halfway.rest.requests.admission import Admission, Places
-    from halfway.rest.requests.bodies import Bodies
+    from halfway.rest.requests.admission import Admission, InFlight
     from halfway.rest.stream.frames import Answer, Asked
     from halfway.service.answers import Answers
     from halfway.service.coordinator import Coordinator
@@ -87,9 +86,8 @@ class OperationAccumulator:
         self,
         coordinator: Coordinator,
         *,
-        places: Places,
+        in_flight: InFlight,
         admission: Admission,
-        bodies: Bodies,
         timeout_s: float,
         hold_s: float,
         observer: StreamObserver,
@@ -99,9 +97,8 @@ class OperationAccumulator:
         A refusal of a group at its limit is held back for up to `hold_s`.
         """
         self._coordinator = coordinator
-        self._places = places
+        self._in_flight = in_flight
         self._admission = admission
-        self._bodies = bodies
         self._timeout_s = timeout_s
         self._hold_s = hold_s
         self._observer = observer
@@ -116,18 +113,18 @@ class OperationAccumulator:
         self._refuse(asker, asked)
         wanted = len(asked.ends) + len(asked.prepares)
         try:
-            self._bodies.hold(size)
+            self._in_flight.hold(size)
         except HalfwayError as error:
             self._refuse_all(asker, asked.ends, "end", error)
             self._refuse_all(asker, asked.prepares, "prepare", error)
             return
-        granted = self._places.take(wanted)
+        granted = self._in_flight.take(wanted)
         frame = _Frame(size, granted)
         if not granted:
-            self._bodies.free(size)
+            self._in_flight.free(size)
         ends, prepares = asked.ends[:granted], asked.prepares[: max(0, granted - len(asked.ends))]
         if granted < wanted:
-            refusal = self._places.refusal()
+            refusal = self._in_flight.refusal()
             self._refuse_all(asker, asked.ends[len(ends) :], "end", refusal)
             self._refuse_all(asker, asked.prepares[len(prepares) :], "prepare", refusal)
         self._ends += [_Operation(asker, frame, "end", n, end, confirm=confirm) for n, end, confirm in ends]
@@ -224,13 +221,13 @@ class OperationAccumulator:
         frame = operation.frame
         frame.left -= 1
         if not frame.left:
-            self._bodies.free(frame.size)
+            self._in_flight.free(frame.size)
 
     def _done(self, count: int) -> None:
-        self._places.leave(count)
+        self._in_flight.leave(count)
 
     def _prepared(self, count: int) -> None:
-        self._places.leave(count)
+        self._in_flight.leave(count)
         for _ in range(count):
             self._admission.leave()
 
@@ -254,7 +251,7 @@ class OperationAccumulator:
             await self._admission.enter()
         except BaseException as error:
             self._finish(operation)
-            self._places.leave(1)
+            self._in_flight.leave(1)
             if not isinstance(error, HalfwayError):
                 raise
             self._refuse_all(operation.asker, [(operation.n,)], operation.kind, error)

@@ -16,7 +16,7 @@ from halfway.domain.errors import (
     UnauthenticatedError,
 )
 from halfway.domain.principal import Permission
-from halfway.rest.requests.bodies import SMALL_BYTES
+from halfway.rest.requests.admission import SMALL_BYTES
 from halfway.rest.requests.structure import demand_few_members
 from halfway.rest.responses.errors import invalid
 from halfway.rest.stream import frames

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from halfway.domain.principal import Principal
     from halfway.rest.handlers.calls import Call
-    from halfway.rest.requests.bodies import Bodies
+    from halfway.rest.requests.admission import InFlight
     from halfway.rest.stream.accumulator import OperationAccumulator
 
 log = structlog.get_logger(__name__)
@@ -29,10 +29,10 @@ _CLOSE_S: Final = 2.0
 class Streams:
     """Every open stream of this instance."""
 
-    def __init__(self, accumulator: OperationAccumulator, bodies: Bodies, limits: StreamLimits) -> None:
+    def __init__(self, accumulator: OperationAccumulator, in_flight: InFlight, limits: StreamLimits) -> None:
         """Take what does the operations of all streams, and what counts their bytes; nothing is open."""
         self._accumulator = accumulator
-        self._bodies = bodies
+        self._in_flight = in_flight
         self._limits = limits
         self._open: dict[Stream, None] = {}
 
@@ -92,15 +92,15 @@ class Streams:
     def received(self, stream: Stream, size: int) -> bool:
         """Count what has arrived for a stream, and return whether it may go on: False if all frames are too large."""
         stream.unread_bytes += size
-        if self._bodies.arrive(stream.unread_bytes, size):
+        if self._in_flight.arrive(stream.unread_bytes, size):
             return True
-        log.warning("stream_cut_off", unread_bytes=stream.unread_bytes, of_all=self._bodies.arriving)
+        log.warning("stream_cut_off", unread_bytes=stream.unread_bytes, of_all=self._in_flight.arriving)
         self.read(stream)
         return False
 
     def read(self, stream: Stream) -> None:
         """Note that a stream has read what has arrived."""
-        self._bodies.arrived(stream.unread_bytes)
+        self._in_flight.arrived(stream.unread_bytes)
         stream.unread_bytes = 0
 
     def stop(self) -> None:

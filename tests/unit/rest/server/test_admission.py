@@ -148,9 +148,9 @@ async def test_a_body_that_is_slow_to_come_keeps_nobody_out(patient: RestWorld) 
     async with connected(patient, 2) as [(slow_reader, slow), (reader, writer)]:
         slow.write(PREPARE[:-1])
         async with asyncio.timeout(30):
-            while not patient.api.bodies.bytes:  # noqa: ASYNC110  nothing tells when the request has come
+            while not patient.api.in_flight.bytes:  # noqa: ASYNC110  nothing tells when the request has come
                 await asyncio.sleep(0.01)
-        assert patient.api.places.taken == 0, "only what has wholly come takes a place"
+        assert patient.api.in_flight.taken == 0, "only what has wholly come takes a place"
         writer.write(PREPARE)
         assert (await answer(reader))[0] == 201
         slow.write(PREPARE[-1:])

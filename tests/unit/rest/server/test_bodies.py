@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from structlog.testing import capture_logs
 
-from halfway.rest.requests import bodies
+from halfway.rest.requests import admission
 from halfway.rest.server.api import ApiLimits
 from halfway.rest.server.server import HttpServer
 from tests.support.loop_time import LoopTime
@@ -61,7 +61,7 @@ async def test_bodies_that_are_only_announced_hold_up_nobody(new_world: NewWorld
         for writer in silent:
             writer.write(POST + b"Content-Length: 100000\r\n\r\n")
         await until(lambda: len(world.api._open) == len(silent))
-        assert world.api.bodies.bytes == 0
+        assert world.api.in_flight.bytes == 0
         large = BODY + b" " * (90_000 - len(BODY))
         for body in (BODY, large):
             assert (await world.call("POST", "/v1/transactions", raw=body)).status == 201
@@ -79,7 +79,7 @@ async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> Non
     try:
         for number, writer in enumerate(slow, 1):
             writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 49_999)
-            await until(lambda number=number: world.api.bodies.bytes == number * 49_999)  # type: ignore[misc]
+            await until(lambda number=number: world.api.in_flight.bytes == number * 49_999)  # type: ignore[misc]
         large = await world.call("POST", "/v1/transactions", raw=BODY + b" " * 20_000)
         assert (large.status, large.error_code) == (429, "overloaded")
         assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
@@ -87,13 +87,13 @@ async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> Non
     finally:
         for writer in slow:
             writer.close()
-    await until(lambda: world.api.bodies.bytes == 0)
+    await until(lambda: world.api.in_flight.bytes == 0)
 
 
 async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_more_time(
     new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 0.2)
+    monkeypatch.setattr(admission, "MIN_BYTES_IN_S", 0.2)
     world = await new_world(ApiLimits(request_timeout_s=1000))
     reader, writer = await asyncio.open_connection(HOST, world.port)
 
@@ -112,23 +112,23 @@ async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_mo
         trickling.cancel()
         writer.close()
     assert head.startswith(b"HTTP/1.1 408 ")
-    await until(lambda: world.api.bodies.bytes == 0)
+    await until(lambda: world.api.in_flight.bytes == 0)
 
 
 async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slowly, but fast enough: longer than the time for its first part."""
-    monkeypatch.setattr(bodies, "MIN_BYTES_IN_S", 100.0)
+    monkeypatch.setattr(admission, "MIN_BYTES_IN_S", 100.0)
     world = await new_world(ApiLimits(request_timeout_s=1000))
     await world.put_shop()
     time = LoopTime()
     reader, writer = await asyncio.open_connection(HOST, world.port)
     try:
-        whole = BODY + b" " * (4 * bodies.MIN_BYTES)
+        whole = BODY + b" " * (4 * admission.MIN_BYTES)
         writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(whole))
-        for at in range(0, len(whole), bodies.MIN_BYTES):
-            await until(lambda at=at: world.api.bodies.bytes == at)  # type: ignore[misc]
+        for at in range(0, len(whole), admission.MIN_BYTES):
+            await until(lambda at=at: world.api.in_flight.bytes == at)  # type: ignore[misc]
             time.advance(50)
-            writer.write(whole[at : at + bodies.MIN_BYTES])
+            writer.write(whole[at : at + admission.MIN_BYTES])
         async with asyncio.timeout(20):
             assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")
     finally:

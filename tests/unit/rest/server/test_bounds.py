@@ -34,7 +34,7 @@ async def test_more_requests_than_may_be_in_flight_are_429(
     assert poll.status == 404, "a poll takes no place"
     go_on.set()
     assert (await in_flight).status == 201
-    await until(lambda: not world.api.places.taken)
+    await until(lambda: not world.api.in_flight.taken)
     assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
 
 

@@ -41,9 +41,9 @@ async def test_a_connection_with_too_many_operations_in_flight_is_not_read(
     with world.memory.faults.lane_held():
         for number in range(20):
             await raw.send(json.dumps({"end": [{"n": number, "id": f"t-{number}", "outcome": "commit"}]}))
-        await until(lambda: world.api.places.taken == 4)
+        await until(lambda: world.api.in_flight.taken == 4)
         await asyncio.sleep(0.05)
-        assert world.api.places.taken == 4
+        assert world.api.in_flight.taken == 4
     answered: set[int] = set()
     while len(answered) < 20:
         answered.update(answer["n"] for answer in (await raw.frame())["answers"] if answer["status"] == 200)
@@ -53,9 +53,9 @@ async def test_ends_without_confirmation_count_until_they_are_written(new_world:
     world, stream = await with_prepared(new_world, opened, ApiLimits(max_stream_operations=2), 4)
     with world.memory.faults.lane_held():
         ending = [asyncio.create_task(stream.end(f"t-{n}", "commit", confirm=False)) for n in range(4)]
-        await until(lambda: world.api.places.taken == 2)
+        await until(lambda: world.api.in_flight.taken == 2)
         await asyncio.sleep(0.05)
-        assert world.api.places.taken == 2
+        assert world.api.in_flight.taken == 2
     assert [(await one).status for one in ending] == [202] * 4
     await until(lambda: len(world.memory.records("orders")) == 4)
 
@@ -66,7 +66,7 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
     other = await opened(world)
     with world.memory.faults.lane_held():
         ending = [asyncio.create_task(stream.end(f"t-{n}", "commit")) for n in range(3)]
-        await until(lambda: world.api.places.taken == 3)
+        await until(lambda: world.api.in_flight.taken == 3)
         late, refused = await asyncio.gather(
             *(asyncio.wait_for(one, 20) for one in (other.end("nobody", "commit"), other.prepare("shop", MESSAGE)))
         )
@@ -74,11 +74,11 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
         assert (refused.status, refused.document["error_code"]) == (429, "overloaded")
         assert refused.document["retry_after_s"] >= 1
         ending.append(asyncio.create_task(stream.end("t-3", "commit")))
-        await until(lambda: world.api.places.taken == 4)
+        await until(lambda: world.api.in_flight.taken == 4)
         assert (await world.show("t-0")).status == 429
         assert (await other.end("t-0", "commit")).status == 429
     assert [(await one).status for one in ending] == [200] * 4
-    assert world.api.places.taken == 0
+    assert world.api.in_flight.taken == 0
 
 
 async def test_prepares_wait_for_a_place_as_in_rest(new_world: NewWorld, opened: Opens) -> None:
@@ -89,7 +89,7 @@ async def test_prepares_wait_for_a_place_as_in_rest(new_world: NewWorld, opened:
     answers = await asyncio.gather(*(stream.prepare("shop", MESSAGE) for _ in range(100)))
     assert {answer.status for answer in answers} <= {201, 429}
     assert sum(answer.status == 201 for answer in answers) >= 25
-    assert world.api.places.taken == world.api.admission.prepares == world.api.admission.waiting == 0
+    assert world.api.in_flight.taken == world.api.admission.prepares == world.api.admission.waiting == 0
 
 
 async def test_prepares_that_wait_are_given_up_with_their_connection(new_world: NewWorld, opened: Opens) -> None:
@@ -100,7 +100,7 @@ async def test_prepares_that_wait_are_given_up_with_their_connection(new_world: 
     waiting = asyncio.gather(*(stream.prepare("shop", MESSAGE) for _ in range(4)), return_exceptions=True)
     await until(lambda: world.api.admission.waiting == 4)
     await stream.abort()
-    await until(lambda: world.api.admission.waiting == world.api.places.taken == world.api.bodies.bytes == 0)
+    await until(lambda: world.api.admission.waiting == world.api.in_flight.taken == world.api.in_flight.bytes == 0)
     await waiting
 
 
@@ -111,18 +111,18 @@ async def test_bytes_of_frames_count_until_they_are_answered(new_world: NewWorld
     await world.put_shop()
     stream = await opened(world)
     assert (await stream.prepare("shop", {**MESSAGE, "value": "x" * 30_000})).status == 201
-    world.api.bodies.hold(40_000)
+    world.api.in_flight.hold(40_000)
     answers = await asyncio.gather(
         stream.prepare("shop", {**MESSAGE, "value": "x" * 9_000}),
         stream.prepare("shop", {**MESSAGE, "value": "x" * 9_000}),
     )
     assert [answer.document.get("error_code") for answer in answers] == ["overloaded", "overloaded"]
     assert (await stream.prepare("shop", MESSAGE)).status == 201
-    assert world.api.bodies.bytes == 40_000
+    assert world.api.in_flight.bytes == 40_000
 
 
 def _arriving(world: RestWorld, size: int) -> bool:
-    return world.api.bodies.arriving == size
+    return world.api.in_flight.arriving == size
 
 
 async def test_frames_that_never_end_are_cut_off_above_the_bound_of_all(
@@ -139,7 +139,7 @@ async def test_frames_that_never_end_are_cut_off_above_the_bound_of_all(
     for raw in raws:
         raw.socket._writer.transport.abort()
     await until(lambda: not world.api.streams)
-    assert world.api.bodies.arriving == 0
+    assert world.api.in_flight.arriving == 0
 
 
 async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> None:
@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> No
         await until(lambda: len(world.api.streams) == 0)
         flooding.cancel()
         await asyncio.wait([flooding])
-        await until(lambda: world.api.places.taken == world.api.bodies.bytes == 0)
+        await until(lambda: world.api.in_flight.taken == world.api.in_flight.bytes == 0)
     finally:
         writer.close()
 

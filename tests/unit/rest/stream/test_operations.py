@@ -87,7 +87,7 @@ class TestAnswers:
         before = world.memory.observer.count("lane_committed")
         with world.memory.faults.lane_held():
             ending = [asyncio.create_task(streams[n % 3].end(f"t-{n}", "commit")) for n in range(30)]
-            await until(lambda: world.api.places.taken == 30)
+            await until(lambda: world.api.in_flight.taken == 30)
         assert [(await one).status for one in ending] == [200] * 30
         assert world.memory.observer.count("lane_committed") == before + 1
 
@@ -179,7 +179,7 @@ class TestFrames:
         )
         (answer,) = (await raw.frame())["answers"]
         assert (answer["n"], answer["status"]) == (9007199254740991, 201)
-        assert world.api.places.taken == world.api.bodies.bytes == 0
+        assert world.api.in_flight.taken == world.api.in_flight.bytes == 0
 
 
 class TestOneWay:
@@ -191,9 +191,9 @@ class TestOneWay:
             answer = await stream.end("t-1", "commit", confirm=False)
             assert (answer.status, answer.document) == (202, None)
             assert not world.memory.records("orders")
-            assert world.api.places.taken == 1
+            assert world.api.in_flight.taken == 1
         await until(lambda: world.memory.records("orders"))
-        await until(lambda: world.api.places.taken == 0)
+        await until(lambda: world.api.in_flight.taken == 0)
 
     async def test_an_error_that_is_known_at_once_is_answered_instead(self, stream: StreamClient) -> None:
         await prepared(stream, "t-1")
@@ -211,7 +211,7 @@ class TestOneWay:
         await prepared(stream, "t-1")
         world.memory.faults.lose_next_batch(written=written)
         assert (await stream.end("t-1", "commit", confirm=False)).status == 202
-        await until(lambda: len(world.coordinator.shards.served) == 2 and world.api.places.taken == 0)
+        await until(lambda: len(world.coordinator.shards.served) == 2 and world.api.in_flight.taken == 0)
         world.memory.clock.advance(6)
         for shard in world.coordinator.shards.served:
             await world.coordinator.scan(shard, world.memory.clock.now_ms())
@@ -230,11 +230,11 @@ class TestResumption:
         await prepared(first, "t-1")
         with world.memory.faults.lane_held():
             ending = asyncio.create_task(first.end("t-1", "commit"))
-            await until(lambda: world.api.places.taken == 1)
+            await until(lambda: world.api.in_flight.taken == 1)
             await first.abort()
             with pytest.raises(StreamLostError):
                 await ending
-        await until(lambda: world.memory.records("orders") and world.api.places.taken == 0)
+        await until(lambda: world.memory.records("orders") and world.api.in_flight.taken == 0)
         again = await second.prepare("shop", MESSAGE, id="t-1")
         assert (again.status, again.document["state"]) == (200, "committed")
         assert (await second.end("t-1", "commit")).document == {"id": "t-1", "state": "committed", "changed": False}
@@ -246,11 +246,11 @@ class TestResumption:
         await prepared(stream, "t-1")
         with world.memory.faults.lane_held():
             ending = asyncio.create_task(stream.end("t-1", "commit"))
-            await until(lambda: world.api.places.taken == 1)
+            await until(lambda: world.api.in_flight.taken == 1)
             await stream.abort()
             await until(lambda: not world.api.streams)
-            assert world.api.places.taken == 1
-        await until(lambda: world.api.places.taken == world.api.bodies.bytes == world.api.admission.prepares == 0)
+            assert world.api.in_flight.taken == 1
+        await until(lambda: world.api.in_flight.taken == world.api.in_flight.bytes == world.api.admission.prepares == 0)
         assert len(world.memory.records("orders")) == 1
         with pytest.raises(StreamLostError):
             await ending
