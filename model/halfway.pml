@@ -13,7 +13,7 @@
  *   UNRAISED        step 3: a lane id whose transaction is decided is not waited for, though its epoch was not raised
  *   NO_BARRIER      step 5: the fold takes what is visible for the end
  *   ONE_BARRIER     step 5: the fold waits for its barrier in half, and takes what is visible of op
- *   UNBURIED        step 3: a lane id of this very process is not waited for, though its client still commits
+ *   UNCLOSED        step 3: a lane id of this very process is not waited for, though its client still commits
  *   LATE_RELEASE    an incarnation acquires again while it does not know what became of its release
  *   UNFINISHED      an incarnation gives a shard up with an end of it under way, and may acquire it again
  *   UNSURE_RELEASE  an incarnation releases a claim of which it does not know whether it stands
@@ -613,7 +613,7 @@ end:
         :: id[l].state == OPEN -> decide(l)
         :: else
         fi } }
-#ifdef UNBURIED
+#ifdef UNCLOSED
     :: atomic { id[l].state == OPEN && id[l].record && ((id[l].first & id[l].second & (1 << id[l].tx)) || \
         id[l].outcome != COMMIT) -> d_step { decide(l) } }
 #endif

@@ -25,7 +25,7 @@ async def test_the_tail_brings_what_others_append(instance: Instance, backend: B
     assert instance.states[1].half_tail > offset
 
 
-async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_can_be_buried(
+async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_gets_a_tombstone(
     instance: Instance, backend: Backend
 ) -> None:
     half = half_of(new_id())
@@ -36,7 +36,9 @@ async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_can_be_burie
     assert state_of(instance.states[0], half.id) is State.COMMITTED
     assert (half.id, late) in instance.states[0].strays()
     await instance.write(
-        lane_writes.buried(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
+        lane_writes.tombstone_again(
+            0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline()
+        )
     )
     assert half.id not in {name for name, _ in instance.states[0].strays()}
 

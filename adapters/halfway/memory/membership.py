@@ -116,7 +116,7 @@ class MemoryMembership:
             horizon_ms=self._horizon_ms,
         )
         state.advance_tail(position)
-        state.settle()
+        state.complete_fold()
         incarnation.shards.add(shard)
         listener.acquired(shard, state)
         self._tails[shard] = _Tail(log, position, lambda: self._tail(shard, incarnation))

@@ -281,7 +281,7 @@ class HttpPeers:
                 for frame in reader.feed(chunk):
                     if not 0 <= frame.index < len(batch):
                         raise ValueError("an answer to nothing")
-                    _settle(batch[frame.index], frame)
+                    _answer_call(batch[frame.index], frame)
                     left -= 1
                 if left <= 0:
                     break
@@ -322,7 +322,7 @@ def _not_sent(batch: list[_Asked]) -> None:
         asked.sent = False
 
 
-def _settle(asked: _Asked, frame: Any) -> None:
+def _answer_call(asked: _Asked, frame: Any) -> None:
     if asked.answer.done():
         return
     try:

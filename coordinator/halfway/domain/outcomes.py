@@ -113,7 +113,7 @@ class Outcomes:
         self._places.add(hash(ended.id), place)
         self._count += 1
 
-    def bury(self, transaction_id: str, tombstone: int) -> bool:
+    def note_tombstone(self, transaction_id: str, tombstone: int) -> bool:
         """Note the offset of the last tombstone of an outcome's half; False if the id has no outcome."""
         found = self._find(transaction_id)
         if found is None:

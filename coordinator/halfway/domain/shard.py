@@ -46,7 +46,7 @@ class ShardState:
         self._note_offsets = IndexedHeap()
         self.group_counts: dict[str, tuple[int, int]] = {}
         """Counts of pending and parked by group, of groups that have any."""
-        self._settled = False
+        self._complete = False
         self.half_tail = 0
         """The contiguous position of the tail in half[s]."""
         self.op_tail = 0
@@ -139,8 +139,8 @@ class ShardState:
 
     def _foreign_half(self, offset: int, transaction_id: str) -> None:
         held = self._halves.get(transaction_id)
-        # Until all three are read to one point, op or parked may still hold the state of this id: see `settle`.
-        known = not self._settled or self._knows(transaction_id)
+        # Until all three are read to one point, op or parked may still hold the state of this id: see `complete_fold`.
+        known = not self._complete or self._knows(transaction_id)
         if known and (held is None or held.offset < offset):
             self._stray(transaction_id, offset)
 
@@ -151,7 +151,7 @@ class ShardState:
         return -1 if ended[1] is None else ended[1]
 
     def _half_tombstone(self, offset: int, transaction_id: str) -> None:
-        if not self._ended.bury(transaction_id, offset) and offset > self._tombstones.get(transaction_id, -1):
+        if not self._ended.note_tombstone(transaction_id, offset) and offset > self._tombstones.get(transaction_id, -1):
             self._tombstones[transaction_id] = offset
         held = self._halves.get(transaction_id)
         if held is not None and held.offset < offset:
@@ -292,14 +292,14 @@ class ShardState:
         """Note that half[s] has been read without a gap up to `position`."""
         self.half_tail = max(self.half_tail, position)
 
-    def settle(self) -> None:
+    def complete_fold(self) -> None:
         """Forget what mattered only while the three partitions were read at different speeds.
 
         Call it when all three have been read to one point, such as the barrier of an acquisition. If the
         tombstone of an outcome was not read by then, it lies before the half cursor: it is written together with the
         outcome, or earlier, when the transaction is parked.
         """
-        self._settled = True
+        self._complete = True
         # New tables, because the old ones keep the memory of their largest size.
         self._notes = {key: note for key, note in self._notes.items() if self._knows(key)}
         self._tombstones = {key: offset for key, offset in self._tombstones.items() if self._knows(key)}
@@ -320,8 +320,8 @@ class ShardState:
         for transaction_id, at, tombstone in self._ended.ages():
             if len(gone) == limit or (at >= before and len(gone) >= surplus):
                 break
-            # An unknown tombstone stands before the start of this fold: see `settle`.
-            passed = self._settled if tombstone is None else tombstone < self.half_tail
+            # An unknown tombstone stands before the start of this fold: see `complete_fold`.
+            passed = self._complete if tombstone is None else tombstone < self.half_tail
             if passed and transaction_id not in self._strays:
                 gone.append(transaction_id)
         for transaction_id in gone:

@@ -33,7 +33,7 @@ class Reply(Protocol[R_contra]):
         """Answer with an error."""
 
 
-def settle(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
+def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
     """Give replies their results or errors; those that are done or cancelled are left alone."""
     for reply, result in answers:
         if reply.done():
@@ -75,4 +75,4 @@ class Deadlines:
 
     def _expire(self, tick: int) -> None:
         del self._timers[tick]
-        settle((reply, late()) for reply, late in self._watched.pop(tick).items())
+        answer_all((reply, late()) for reply, late in self._watched.pop(tick).items())

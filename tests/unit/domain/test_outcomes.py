@@ -40,7 +40,7 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Bury:
+class NoteTombstone:
     id: str
     tombstone: int
 
@@ -49,22 +49,22 @@ steps = st.lists(
     st.one_of(
         endings,
         st.builds(Discard, st.sampled_from(IDS)),
-        st.builds(Bury, st.sampled_from(IDS), offsets),
+        st.builds(NoteTombstone, st.sampled_from(IDS), offsets),
     ),
     max_size=40,
 )
 
 
 @given(steps)
-def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | Bury]) -> None:
+def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | NoteTombstone]) -> None:
     outcomes, model = Outcomes(SHARD), dict[str, Ended]()
     for step in history:
         before = model.get(step.id)
         if isinstance(step, Discard):
             outcomes.discard(step.id)
             model.pop(step.id, None)
-        elif isinstance(step, Bury):
-            assert outcomes.bury(step.id, step.tombstone) == (before is not None)
+        elif isinstance(step, NoteTombstone):
+            assert outcomes.note_tombstone(step.id, step.tombstone) == (before is not None)
             if before is not None:
                 model[step.id] = replaced(before, max(step.tombstone, before.tombstone or 0))
         elif before is None:

@@ -71,7 +71,7 @@ def test_the_fold_is_the_same_however_the_partitions_are_interleaved_and_read_ag
         reader.move(partition, records)
     reader.finish()
     agrees(reader.state, world.logs)
-    reader.state.settle()
+    reader.state.complete_fold()
     agrees(reader.state, world.logs)
 
 

@@ -56,7 +56,7 @@ class TestForgetting:
         state.apply_op(0, op(OpKind.COMMITTED))
         state.advance_tail(500)
         assert state.forget(10_000) == 0
-        state.settle()
+        state.complete_fold()
         assert state.forget(4_000) == 0
         assert state.forget(10_000) == 1
 
@@ -65,7 +65,7 @@ class TestForgetting:
     ) -> None:
         state.apply_parked(0, ID, parked_of(A))
         state.advance_tail(500)
-        state.settle()
+        state.complete_fold()
         state.apply_op(0, op(OpKind.COMMITTED, half_offset=-1))
         state.apply_parked(1, ID, None)
         assert state.forget(10_000) == 1
@@ -93,6 +93,6 @@ class TestSettling:
             state.apply_half(number + 1, f"t{number}", None)
             state.apply_op(number, op(OpKind.CHECKED, f"t{number}"))
             state.apply_parked(number, f"t{number}", None)
-        state.settle()
+        state.complete_fold()
         kept = [table for name, table in vars(state).items() if isinstance(table, dict) and name != "group_counts"]
         assert {key for table in kept for key in table} == {ID}

@@ -79,7 +79,7 @@ def test_a_fold_over_all_the_lives_of_an_id_knows_the_last(history: list[Step], 
             reader.move(partition, records)
     reader.finish()
     agrees(reader.state, world)
-    reader.state.settle()
+    reader.state.complete_fold()
     agrees(reader.state, world)
 
 
@@ -112,7 +112,7 @@ def recovered(logs: Logs, half_cursor: int, *, half_first: bool) -> ShardState:
         state.apply_op(*record)
     if not half_first:
         read_half()
-    state.settle()
+    state.complete_fold()
     return state
 
 

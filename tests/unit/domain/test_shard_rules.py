@@ -20,13 +20,13 @@ class TestForeignRecords:
     """Something that halfway did not write stands in half under an id."""
 
     def test_over_an_unknown_id_it_is_nothing(self, state: ShardState) -> None:
-        state.settle()
+        state.complete_fold()
         state.apply_half(3, ID, FOREIGN)
         assert (state.find(ID), state.strays()) == (None, [])
 
     def test_over_an_id_that_nothing_tells_of_it_is_nothing_once_all_is_read(self, state: ShardState) -> None:
         state.apply_half(3, ID, FOREIGN)
-        state.settle()
+        state.complete_fold()
         assert (state.find(ID), state.strays()) == (None, [])
 
     def test_what_it_stands_over_may_be_read_after_it(self, state: ShardState) -> None:
@@ -35,7 +35,7 @@ class TestForeignRecords:
         state.apply_half(4, ID, None)
         state.apply_half(5, ID, FOREIGN)
         state.apply_op(0, op(OpKind.COMMITTED, half_offset=3))
-        state.settle()
+        state.complete_fold()
         assert (state_of(state, ID), state.strays()) == (State.COMMITTED, [(ID, 5)])
 
     def test_before_a_prepare_it_is_nothing(self, state: ShardState) -> None:
@@ -137,7 +137,7 @@ class TestOutcomes:
         state.apply_op(1, op(OpKind.ROLLED_BACK))
         assert state_of(state, ID) is State.COMMITTED
 
-    def test_a_late_prepare_does_not_bring_it_back_and_is_buried(self, state: ShardState) -> None:
+    def test_a_late_prepare_does_not_bring_it_back_and_gets_a_tombstone(self, state: ShardState) -> None:
         state.apply_half(0, ID, A)
         state.apply_op(0, op(OpKind.ROLLED_BACK))
         state.apply_half(1, ID, None)

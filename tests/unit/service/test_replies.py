@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from halfway.domain.errors import EndUnconfirmedError
-from halfway.service.replies import Deadlines, settle
+from halfway.service.replies import Deadlines, answer_all
 
 
 def late() -> EndUnconfirmedError:
@@ -61,5 +61,5 @@ async def test_one_that_raises_costs_no_other_its_error() -> None:
 
 async def test_one_that_raises_costs_no_other_its_answer() -> None:
     future = asyncio.get_running_loop().create_future()
-    settle([(Broken(), 1), (future, 2)])
+    answer_all([(Broken(), 1), (future, 2)])
     assert await future == 2

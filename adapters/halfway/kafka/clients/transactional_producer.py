@@ -28,9 +28,9 @@ _LOOK_S: Final = 1.0
 _KEPT: Final = 10_000
 """Topics of which a producer remembers how many partitions it knows."""
 _SETTLE_S: Final = 1.0
-_BURY_S: Final = 5.0
+_PURGE_S: Final = 5.0
 _REMEMBERED: Final = 10_000
-"""Ids of former incarnations of this process that it knows to be buried."""
+"""Ids of former incarnations of this process that it knows to be closed."""
 _PARALLEL: Final = 8
 _MARGIN_MS: Final = 5_000
 UNSETTLED: Final = KafkaError.CONCURRENT_TRANSACTIONS
@@ -95,7 +95,7 @@ class TransactionalProducer:
     ) -> None:
         """Make the client; nothing is asked of Kafka yet. A message times out before its transaction does.
 
-        `of_a_lane`: this is the one producer that ever writes with its id, which is buried once it has ended.
+        `of_a_lane`: this is the one producer that ever writes with its id, which is closed once it has ended.
         """
         self.transactional_id = transactional_id
         self._of_a_lane = of_a_lane
@@ -273,25 +273,25 @@ class TransactionalProducer:
         producer, self._producer = self._producer, None
         self.produce = _refuse
         if producer is not None:
-            _UNDERTAKER.take(producer, self.transactional_id if self._of_a_lane else None)
+            _CLOSER.take(producer, self.transactional_id if self._of_a_lane else None)
 
 
 def _refuse(*_args: object, **_fields: object) -> None:
     raise ProducerFailedError("produce", "the producer was abandoned")
 
 
-class _Undertaker:
+class _ClientCloser:
     """Ends abandoned clients on a thread of its own, which lives while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[tuple[Producer, str | None]] = queue.SimpleQueue()
         self._running = False
-        self._buried: dict[str, None] = {}
+        self._closed: dict[str, None] = {}
 
-    def has_buried(self, transactional_id: str) -> bool:
+    def has_closed(self, transactional_id: str) -> bool:
         """Return whether the only producer with this id was of this process and sends nothing any more."""
-        return transactional_id in self._buried
+        return transactional_id in self._closed
 
     def take(self, producer: Producer, transactional_id: str | None) -> None:
         """End a client; pass the id only if nobody else has written with it."""
@@ -300,7 +300,7 @@ class _Undertaker:
             if self._running:
                 return
             self._running = True
-        threading.Thread(target=self._run, name="halfway-undertaker", daemon=True).start()
+        threading.Thread(target=self._run, name="halfway-closer", daemon=True).start()
 
     def _run(self) -> None:
         while True:
@@ -319,9 +319,9 @@ class _Undertaker:
                 ended = False
             del producer  # if it was not ended, librdkafka ends its threads with the last reference
             if ended and transactional_id is not None:
-                while len(self._buried) >= _REMEMBERED:
-                    del self._buried[next(iter(self._buried))]
-                self._buried[transactional_id] = None
+                while len(self._closed) >= _REMEMBERED:
+                    del self._closed[next(iter(self._closed))]
+                self._closed[transactional_id] = None
 
     def _end(self, producer: Producer, *, known: bool) -> bool:
         """Purge the client's queues; if `known`, end its threads and connections and return whether they have ended.
@@ -336,7 +336,7 @@ class _Undertaker:
             log.debug("abandoned_producer_not_purged", error=error.args[0].str())
         if not known:
             return False
-        if producer.flush(_BURY_S):
+        if producer.flush(_PURGE_S):
             log.warning("abandoned_producer_not_purged", left=len(producer))
             return False
         try:
@@ -348,7 +348,7 @@ class _Undertaker:
             return False
 
 
-_UNDERTAKER: Final = _Undertaker()
+_CLOSER: Final = _ClientCloser()
 
 
 def initialised(
@@ -380,18 +380,18 @@ def fence(
 ) -> None:
     """Fence the users of these ids: their open transactions are settled, and they can write nothing more.
 
-    A buried id is waited for only for a short time: docs/fencing.md says why that is enough.
+    A closed id is waited for only for a short time: docs/fencing.md says why that is enough.
     """
 
     def take(transactional_id: str) -> None:
-        def buried() -> bool:
-            return _UNDERTAKER.has_buried(transactional_id)
+        def closed() -> bool:
+            return _CLOSER.has_closed(transactional_id)
 
         producer = TransactionalProducer(config, transactional_id)
         try:
-            producer.initialise(deadline, cancelled, optional=buried)
+            producer.initialise(deadline, cancelled, optional=closed)
         except ProducerFailedError as error:
-            if error.code != UNSETTLED or not buried():
+            if error.code != UNSETTLED or not closed():
                 raise
             log.warning("former_owner_not_settled", transactional_id=transactional_id, error=str(error))
         finally:

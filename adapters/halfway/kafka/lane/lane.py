@@ -22,7 +22,7 @@ from halfway.kafka.records.lane_records import Encoded
 from halfway.kafka.records.validation import owner_key
 from halfway.service.figures import Quarantined
 from halfway.service.ports import LaneWrite, Written
-from halfway.service.replies import Reply, settle
+from halfway.service.replies import Reply, answer_all
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ class LaneThread:
         producer = self._producers[self._turn]
         admitted = self._admitted(producer, self._trusted(batch, refused), refused)
         if refused:
-            self._context.loop.post(settle, refused)
+            self._context.loop.post(answer_all, refused)
         if not admitted:
             return
         started = time.monotonic()
@@ -143,7 +143,7 @@ class LaneThread:
 
     def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
         """Answer the callers, on the loop's thread, after the commit of step 5."""
-        settle(answers)
+        answer_all(answers)
         self._context.observer.lane_committed(ends, size, seconds)
 
     def _trusted(self, batch: Sequence[Submission], answers: list[Answer]) -> Sequence[Submission]:
@@ -173,10 +173,10 @@ class LaneThread:
                 return admit(self._context, batch, answers, producer.shows)
             except KafkaUnavailableError as error:
                 if self.queue.closed or time.monotonic() - started > self._context.config.lane_stall_s:
-                    self._context.loop.post(settle, answers)
+                    self._context.loop.post(answer_all, answers)
                     raise ProducerFailedError("metadata", str(error)) from error
                 if answers:
-                    self._context.loop.post(settle, list(answers))
+                    self._context.loop.post(answer_all, list(answers))
                     answers.clear()
                 time.sleep(_METADATA_PAUSE_S)
 
@@ -253,4 +253,4 @@ class KafkaLane:
                 taken.append(Submission.of(write, reply, loop.monotonic(write.deadline)))
         if thread is not None and taken:
             refused += [(submission.reply, error) for submission, error in thread.queue.put_all(taken)]
-        settle(refused)
+        answer_all(refused)

@@ -136,14 +136,14 @@ class Rehearsal:
                 )
             except Exception as error:  # noqa: BLE001 - confluent-kafka raises many kinds, and each is a failure
                 failed = ProducerFailedError.of("produce", error)
-                self._settle(producer)
+                self._abort_failed(producer)
                 return RehearsalFailure(topic, failed.code, str(failed))
         delivered = producer.flush(time.monotonic() + _DELIVERY_S, lambda: bool(errors))
         if errors:
-            self._settle(producer)
+            self._abort_failed(producer)
             return RehearsalFailure(topic, errors[0].code(), f"{errors[0].name()}: {errors[0].str()}")
         if not delivered:
-            self._settle(producer)
+            self._abort_failed(producer)
             return RehearsalFailure(topic, None, f"no acknowledgement in {_DELIVERY_S:g} s")
         producer.abort(_ABORT_S)
         if len(taken) < len(messages):
@@ -151,7 +151,7 @@ class Rehearsal:
             return RehearsalFailure(topic, None, "Kafka refuses it in a transaction")
         return None
 
-    def _settle(self, producer: TransactionalProducer) -> None:
+    def _abort_failed(self, producer: TransactionalProducer) -> None:
         """Abort what failed; if the abort fails, the next producer's `init_transactions` or the time-out aborts it."""
         try:
             producer.abort(_ABORT_S)

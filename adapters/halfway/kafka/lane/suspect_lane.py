@@ -28,7 +28,7 @@ from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
 from halfway.kafka.lane.rehearsal import Rehearsal, RehearsalFailure
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.lane_records import Encoded, UserRecord
-from halfway.service.replies import settle
+from halfway.service.replies import answer_all
 
 log = structlog.get_logger()
 
@@ -137,7 +137,7 @@ class SuspectLane:
         wanted = {id(submission) for submission in still_wanted(self._context, [work[0] for work in good], refused)}
         works = [work for work in good if id(work[0]) in wanted]
         if refused:
-            self._context.loop.post(settle, refused)
+            self._context.loop.post(answer_all, refused)
         if works:
             self._commit(works)
 
@@ -172,7 +172,7 @@ class SuspectLane:
         self._context.loop.post(self._answer, answers, len(works), size, time.monotonic() - started)
 
     def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
-        settle(answers)
+        answer_all(answers)
         self._context.observer.lane_committed(ends, size, seconds)
 
     def _rehearsed(self, works: Sequence[Work], refused: list[Answer]) -> list[Work]:

@@ -17,7 +17,7 @@ from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, Ove
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import Headers
-from halfway.service.replies import Deadlines, Reply, settle
+from halfway.service.replies import Deadlines, Reply, answer_all
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ class _List:
     def set_exception(self, _: BaseException) -> None:
         """Answer those that are late, each with an error of its own."""
         self.is_late = True
-        settle([(record.reply, self._late()) for record in self.waiting.values()])
+        answer_all([(record.reply, self._late()) for record in self.waiting.values()])
 
     def delivered(self, error: KafkaError | None, message: Message) -> None:
         """Hear of a record's delivery, on the polling thread."""
@@ -170,7 +170,7 @@ class RecordWriter:
             self._lists.add(one)
             self._empty.clear()
             self._deadlines.watch(one, deadline, late)
-        settle(refused)
+        answer_all(refused)
 
     def append_one(
         self, topic: str, partition: int, *, key: bytes, value: bytes | None, headers: Headers, deadline: float
@@ -258,7 +258,7 @@ class RecordWriter:
             client.producer.poll(timeout)
         if self._results and self._loop is not None:
             results, self._results = self._results, []
-            self._loop.post(self._settle, results)
+            self._loop.post(self._finish_records, results)
 
     def _replace(self, failed: _Client, reason: str) -> None:
         try:
@@ -291,7 +291,7 @@ class RecordWriter:
 
     # --- the loop's thread again
 
-    def _settle(self, results: Iterable[tuple[_List, bytes, int | Exception]]) -> None:
+    def _finish_records(self, results: Iterable[tuple[_List, bytes, int | Exception]]) -> None:
         answers: list[tuple[Reply[int], int | Exception]] = []
         for one, key, result in results:
             record = one.waiting.pop(key)
@@ -301,7 +301,7 @@ class RecordWriter:
                 self._forget(one)
             if not one.is_late:
                 answers.append((record.reply, result))
-        settle(answers)
+        answer_all(answers)
 
 
 def _not_in_time(topic: str) -> OutcomeUnknownError:

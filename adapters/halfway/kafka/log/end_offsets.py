@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.partition_reader import LEADER_MOVES
-from halfway.service.replies import settle
+from halfway.service.replies import answer_all
 
 _ASK_AGAIN_S: Final = 0.1
 
@@ -79,7 +79,7 @@ class PartitionEnds:
                 except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
                     ends = dict.fromkeys(asked, _unavailable(self._topic, str(error)))
                 for partition, futures in asked.items():
-                    settle((future, ends[partition]) for future in futures)
+                    answer_all((future, ends[partition]) for future in futures)
         finally:
             self._running = None
 

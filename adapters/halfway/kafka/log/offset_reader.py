@@ -19,7 +19,7 @@ from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.validation import note_skipped
 from halfway.service.ports import Observer
-from halfway.service.replies import settle
+from halfway.service.replies import answer_all
 
 log = structlog.get_logger(__name__)
 
@@ -169,12 +169,12 @@ class RecordReader:
         except KafkaException as exception:
             log.warning("readback_failed", error=exception.args[0].str())
             for row in rows.values():
-                self._settle(row, KafkaUnavailableError(f"Kafka cannot be read: {exception.args[0].str()}"))
+                self._answer_row(row, KafkaUnavailableError(f"Kafka cannot be read: {exception.args[0].str()}"))
         except Exception:
             # The thread must go on serving the others.
             log.exception("readback_failed")
             for row in rows.values():
-                self._settle(row, KafkaUnavailableError("a record could not be read"))
+                self._answer_row(row, KafkaUnavailableError("a record could not be read"))
         # The callers of all that is left have given up.
 
     def _put_back(self, rows: dict[Place, list[_Wanted]]) -> None:
@@ -190,14 +190,14 @@ class RecordReader:
             return
         if error is not None and error.code() != _EOF:
             if not error.retriable():
-                self._settle(row, KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
+                self._answer_row(row, KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
                 del rows[place]
             return
         passed = list(_passed(row, offset))
-        self._settle(passed, KafkaUnavailableError(f"nothing stands at {place[0]}[{place[1]}] any more"))
+        self._answer_row(passed, KafkaUnavailableError(f"nothing stands at {place[0]}[{place[1]}] any more"))
         if error is None:
             for wanted in _passed(row, offset + 1):
-                self._settle([wanted], self._decoded(wanted, message))
+                self._answer_row([wanted], self._decoded(wanted, message))
         if not row:
             del rows[place]
             consumer.incremental_unassign([TopicPartition(*place)])
@@ -213,9 +213,9 @@ class RecordReader:
             note_skipped(message, error, self._observer.skipped_record)
             return KafkaUnavailableError(f"the record at {_at(wanted.place, wanted.offset)} cannot be decoded")
 
-    def _settle(self, row: list[_Wanted], result: Any) -> None:
+    def _answer_row(self, row: list[_Wanted], result: Any) -> None:
         if row and self._loop is not None:
-            self._loop.post(settle, [(wanted.future, result) for wanted in row])
+            self._loop.post(answer_all, [(wanted.future, result) for wanted in row])
 
 
 def _passed(row: list[_Wanted], offset: int) -> Iterator[_Wanted]:

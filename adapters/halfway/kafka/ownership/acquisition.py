@@ -124,7 +124,7 @@ class Acquisition:
                 until=self.deadline, stall_s=self.stall_s, reader=reader, cancelled=self.cancelled
             )
             self._acquisition_deadline.check("fencing other acquirers")
-            self._settle_former_owners(reader)
+            self._fence_former_owners(reader)
             self._acquisition_deadline.check("fencing the former owner")
             barriers = self._claim(producer)
             # A fold may take long, and many may run at once.
@@ -160,7 +160,7 @@ class Acquisition:
 
     # --- steps 2 and 3
 
-    def _settle_former_owners(self, reader: PartitionReader) -> None:
+    def _fence_former_owners(self, reader: PartitionReader) -> None:
         FormerOwners(
             config=self.config,
             reader=reader,
@@ -168,7 +168,7 @@ class Acquisition:
             count=self.skipped,
             released=self.released,
             fences=self.fences,
-        ).settle([self.shard])
+        ).fence_all([self.shard])
 
     # --- step 4
 
@@ -232,7 +232,7 @@ class Acquisition:
         state.advance_tail(barriers[config.half_topic] + 1)
         # If op had nothing to read, its cursor must not go back to the beginning.
         state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
-        state.settle()
+        state.complete_fold()
         return Acquired(
             shard=shard, state=state, barrier=barriers[config.half_topic], released_at=self.released.get(shard)
         )

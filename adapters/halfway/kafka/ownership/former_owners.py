@@ -80,7 +80,7 @@ class FormerOwners:
     """When each shard was released, in ms, if its last owner record says so."""
     fences: FencedOwners
 
-    def settle(self, shards: Sequence[int]) -> None:
+    def fence_all(self, shards: Sequence[int]) -> None:
         """Return once nobody can write for these shards any more; FormerOwnerUnknownError if that is not certain."""
         config = self.config
         admin = AdminClient(config.admin())

@@ -27,7 +27,7 @@ from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.log.tail import OnAppended, Tail
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.service.ports import Observer
-from halfway.service.replies import settle
+from halfway.service.replies import answer_all
 
 log = structlog.get_logger()
 
@@ -178,13 +178,13 @@ class Incarnation:
             self._observer.lane_failed("fenced" if error.fenced else error.step)
             self._on_failed(self, error)
         lost = (*submissions, *left, *self.lane.under_way, *self._suspects.under_way)
-        settle((submission.reply, LaneLostError(f"the lane ended: {error}")) for submission in lost)
+        answer_all((submission.reply, LaneLostError(f"the lane ended: {error}")) for submission in lost)
 
     def close(self) -> None:
         """End the incarnation in good order: each thread ends after its current work."""
         self._closed = True
         left = self._close_queues()
-        settle((submission.reply, LaneLostError("the lane was closed")) for submission in left)
+        answer_all((submission.reply, LaneLostError("the lane was closed")) for submission in left)
 
     def join(self, deadline: float) -> bool:
         """Wait for the threads until `deadline` (monotonic); return whether all have ended. Blocks."""

@@ -283,7 +283,7 @@ class CheckDispatcher:
             failed = error
             log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
         if reply.outcome is Outcome.COMMIT:
-            self.verdicts.settle(transaction_id, failed)
+            self.verdicts.take_commit_result(transaction_id, failed)
 
     async def note(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
         """Write the op CHECKED of a check that was sent; if it cannot be written, the check is not counted."""

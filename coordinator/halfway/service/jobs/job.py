@@ -174,13 +174,15 @@ class Job:
                     continue
                 item.error_code, item.detail = error.code, error.detail
                 item.state = _state_in(error)
-                self._settle(item, ItemResult.REPLACED if isinstance(error, IdReplacedError) else ItemResult.FAILED)
+                self._note_result(
+                    item, ItemResult.REPLACED if isinstance(error, IdReplacedError) else ItemResult.FAILED
+                )
             else:
                 item.state = acted.state
-                self._settle(item, ItemResult.DONE if acted.changed else ItemResult.UNCHANGED)
+                self._note_result(item, ItemResult.DONE if acted.changed else ItemResult.UNCHANGED)
             return
 
-    def _settle(self, item: JobItem, result: ItemResult) -> None:
+    def _note_result(self, item: JobItem, result: ItemResult) -> None:
         item.result, item.at = result, self._clock.now_ms()
         self.results[result.value] += 1
 

@@ -13,7 +13,7 @@ from halfway.domain.records import Half, fingerprint
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import State
 from halfway.service.prepare import rules
-from halfway.service.replies import settle
+from halfway.service.replies import answer_all
 from halfway.service.requests import Prepare, Prepared
 from halfway.service.shards.check_schedule import check_at, look_at
 
@@ -196,7 +196,7 @@ class Preparer:
         rules.require_topics_take_messages(request, facts)
         rules.require_room(unresolved, self._limits)
         if transaction_id is not None and transaction_id in self._ambiguous:
-            return self._settled(transaction_id, asked.deadline)
+            return self._folded_to_end(transaction_id, asked.deadline)
         self._store(shard, asked)
         return None
 
@@ -215,7 +215,7 @@ class Preparer:
         names = list(dict.fromkeys(message.topic for message in asked.request.messages))
         asked.facts = await self._topics.describe(names, deadline=asked.deadline)
 
-    async def _settled(self, transaction_id: str, deadline: float) -> None:
+    async def _folded_to_end(self, transaction_id: str, deadline: float) -> None:
         """Wait until the fold has reached the end of the log: an earlier prepare of this id may stand there."""
         number, mark = self._owner(transaction_id).number, self._ambiguous.get(transaction_id)
         end = await self._half_log.half_end(number, deadline=deadline)
@@ -273,7 +273,7 @@ class Preparer:
             try:
                 self._half_log.append(number, halves, deadline=deadline)
             except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
-                settle((asked, error) for _, asked in halves)
+                answer_all((asked, error) for _, asked in halves)
 
     def stored(self, asked: _Asked, outcome: int | BaseException) -> None:
         """Apply what was stored at an offset, as the tail would, and answer; or answer with the error."""

@@ -164,7 +164,7 @@ class CallerRequests:
         """Count an end, and record the commit verdict of a fetched check if its commit was not written."""
         request = ended.request
         if ended.said_commit:
-            self._verdicts.settle(request.id, error)
+            self._verdicts.take_commit_result(request.id, error)
         if ended.by is not None and counted == "changed":
             event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
             self._tally.activity.acted(request.id, event.value, ended.by)

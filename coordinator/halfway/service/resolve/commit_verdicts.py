@@ -64,7 +64,7 @@ class CommitVerdicts:
         later = entry.prepared_at >= asked.prepared_at + self._horizon_ms
         return later or entry.fingerprint != asked.fingerprint
 
-    def settle(self, transaction_id: str, error: BaseException | None) -> None:
+    def take_commit_result(self, transaction_id: str, error: BaseException | None) -> None:
         """Take the result of the commit; if it was not written, record the verdict instead."""
         if error is None or isinstance(error, _OVER):
             self._shards.said_commit.pop(transaction_id, None)

@@ -37,7 +37,7 @@ class Change(Protocol):
     def needs_whole_payload(self) -> bool:
         """Whether it cannot be written if the payload cannot be read."""
 
-    def settled(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
+    def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
         """Return the answer if nothing is to be written, None if something is; raise if the state forbids it.
 
         `tried` are the times (ms since the epoch) of writes of this very change whose lane was lost: an outcome that
@@ -74,7 +74,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """One that cannot be read any more must not keep a rollback from ending."""
         return self.action is not Action.ROLLBACK
 
-    def settled(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
+    def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
         """Judge by the transitions of docs/protocol.md."""
         demand_same(entry, self.prepared_at)
         state = entry.state
@@ -126,7 +126,7 @@ class Reanchor(msgspec.Struct, frozen=True, gc=False):
     needs_payload: ClassVar[bool] = True
     needs_whole_payload: ClassVar[bool] = True
 
-    def settled(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
+    def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
         """Leave what is prepared no longer."""
         return None if isinstance(entry, Pending) else EndResult(id=entry.id, state=entry.state, changed=False)
 
@@ -137,19 +137,21 @@ class Reanchor(msgspec.Struct, frozen=True, gc=False):
         return lane_writes.written_again(shard, entry, half, deadline=deadline)
 
 
-class Bury(msgspec.Struct, frozen=True, gc=False):
+class WriteTombstone(msgspec.Struct, frozen=True, gc=False):
     """Write the tombstone of a stray half of a transaction that is parked or ended."""
 
     needs_payload: ClassVar[bool] = False
     needs_whole_payload: ClassVar[bool] = False
 
-    def settled(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
+    def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
         """Leave what is prepared: its half is no stray."""
         return EndResult(id=entry.id, state=entry.state, changed=False) if isinstance(entry, Pending) else None
 
     def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
         """Return the tombstone."""
-        return lane_writes.buried(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
+        return lane_writes.tombstone_again(
+            shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline
+        )
 
 
 def demand_same(entry: Entry, prepared_at: int | None) -> None:

@@ -127,7 +127,7 @@ def written_again(shard: int, entry: Pending, half: Half, *, deadline: float) ->
     )
 
 
-def buried(
+def tombstone_again(
     shard: int, transaction_id: str, group: str, state: State, prepared_at: int, *, deadline: float
 ) -> LaneWrite:
     """The correction of a stray of an id that is ended or parked: its half tombstone again."""

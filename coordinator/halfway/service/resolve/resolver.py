@@ -24,9 +24,9 @@ from halfway.domain.records import Half
 from halfway.domain.shard import Ended, Entry, Pending
 from halfway.domain.transaction import Action, State
 from halfway.service.ports import LaneWrite, Tombstone, Written
-from halfway.service.replies import Deadlines, Reply, settle
+from halfway.service.replies import Deadlines, Reply, answer_all
 from halfway.service.requests import EndResult
-from halfway.service.resolve.effects import Bury, Change, Reanchor, note_error, unconfirmed
+from halfway.service.resolve.effects import Change, Reanchor, WriteTombstone, note_error, unconfirmed
 from halfway.service.shards.shard_table import Claim
 
 if TYPE_CHECKING:
@@ -137,7 +137,9 @@ class Resolver:
     async def correct(self, transaction_id: str, *, deadline: float) -> None:
         """Put right a stray half: the first content again if it is pending, a tombstone if it is parked or ended."""
         shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-        await self._unless_claimed(shard, entry, Reanchor() if isinstance(entry, Pending) else Bury(), deadline)
+        await self._unless_claimed(
+            shard, entry, Reanchor() if isinstance(entry, Pending) else WriteTombstone(), deadline
+        )
 
     async def _unless_claimed(self, shard: Shard, entry: Entry, change: Change, deadline: float) -> None:
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
@@ -156,9 +158,9 @@ class Resolver:
         claims = self._shards.claims
         if entry.id in claims:
             return False
-        settled = change.settled(entry, ())
-        if settled is not None:
-            reply.set_result(settled)
+        answer = change.answer_without_write(entry, ())
+        if answer is not None:
+            reply.set_result(answer)
             return True
         resolution = claims[entry.id] = Resolution(entry.id, shard.number, change, deadline, reply)
         self._deadlines.watch(reply, deadline, partial(unconfirmed, entry.id))
@@ -195,7 +197,7 @@ class Resolver:
         try:
             self._lane.submit(outgoing)
         except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
-            settle((attempt, error) for _, attempt in outgoing)
+            answer_all((attempt, error) for _, attempt in outgoing)
 
     def written(self, attempt: _Attempt, written: Written) -> None:
         """Apply what the lane wrote, and answer."""
@@ -233,7 +235,7 @@ class Resolver:
             self._tally.activity.refused(transaction_id, topic, error.code, error.detail, again_s)
 
     async def _look_again(self, resolution: Resolution, pause_s: float = 0.0) -> None:
-        """Judge by what stands now, and write unless that settles it.
+        """Judge by what stands now, and write unless no write is needed.
 
         After a lane was lost, the fold shows whether the write stands.
         """
@@ -244,8 +246,8 @@ class Resolver:
             entry = shard.state.find(resolution.id)
             if entry is None:
                 self._finish(resolution, unconfirmed(resolution.id))
-            elif (settled := resolution.change.settled(entry, resolution.tried)) is not None:
-                self._finish(resolution, settled)
+            elif (answer := resolution.change.answer_without_write(entry, resolution.tried)) is not None:
+                self._finish(resolution, answer)
             else:
                 half = await self._payload(shard, entry, resolution)
                 if self._shards.find(resolution.shard) is shard:

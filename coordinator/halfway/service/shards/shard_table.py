@@ -304,8 +304,8 @@ class ShardTable:
     def current(self, write: LaneWrite) -> bool:
         """Whether a write's id is still claimed and, if the write resolves it, pending or parked.
 
-        An act of policy is no longer current once a check has said commit. A tombstone alone buries a stray: it is no
-        longer current once the id is prepared again, as it would bury the new transaction.
+        An act of policy is no longer current once a check has said commit. A tombstone alone is that of a stray: it is
+        no longer current once the id is prepared again, as it would remove the new transaction.
         """
         served = self._served.get(write.shard)
         if served is None or write.id not in self.claims:
