@@ -12,9 +12,10 @@ import msgspec
 import structlog
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest.handlers.calls import Answer, answer, something_in
+from halfway.rest.handlers.calls import Answer, answer
 from halfway.rest.requests import convert, models
-from halfway.rest.requests.validation import ExplanationBudget
+from halfway.rest.requests.explain import ExplanationBudget
+from halfway.rest.requests.validation import cause_of, to_batch_end
 from halfway.rest.responses.errors import InternalError, invalid
 from halfway.rest.responses.problems import encoded, standing_alone
 from halfway.service.requests import End, EndResult, Prepare, Prepared
@@ -58,8 +59,8 @@ async def batch(call: Call) -> Answer:
 
     Every end is handed to the service before the first is waited for, so that they share Kafka transactions.
     """
-    coordinator, cause = call.site.coordinator, call.cause
-    prepares, ends = await _wanted(call, something_in(call.body), cause)
+    coordinator, cause = call.site.coordinator, cause_of(call.request.headers)
+    prepares, ends = await _wanted(call, cause)
     begun: list[Answers[Any]] = []
     try:
         ended = await _begun(call, ends, coordinator.begin_ends, begun)
@@ -77,11 +78,10 @@ Wanted = list[T | HalfwayError]
 """The items of a request; in place of one that is wrong there is its error."""
 
 
-async def _wanted(call: Call, body: bytes, cause: Cause) -> tuple[Wanted[Prepare], Wanted[End]]:
+async def _wanted(call: Call, cause: Cause) -> tuple[Wanted[Prepare], Wanted[End]]:
     """Read all items at once, or one by one if one of them is wrong."""
     validation, limit = call.site.validation, call.site.max_batch_items
-    to_prepare = partial(convert.prepare, internal_prefix=validation.internal_prefix)
-    to_end = partial(convert.batch_end, cause=cause)
+    to_prepare, to_end = validation.to_prepare, partial(to_batch_end, cause=cause)
 
     def few(request: B) -> B:
         count = len(request.prepare) + len(request.end)
@@ -93,10 +93,10 @@ async def _wanted(call: Call, body: bytes, cause: Cause) -> tuple[Wanted[Prepare
         few(request)
         return [to_prepare(one) for one in request.prepare], [to_end(one) for one in request.end]
 
-    whole = validation.read_whole(models.WholeBatch, body, converted)
+    whole = validation.read_whole(models.WholeBatch, call.body, converted)
     if whole is not None:
         return whole
-    outline: models.BatchRequest = validation.read(models.BatchRequest, body, few)
+    outline: models.BatchRequest = validation.read(models.BatchRequest, call.body, few)
     budget = ExplanationBudget()
     prepares = await _each(
         partial(validation.read, models.PrepareRequest, explaining=budget), outline.prepare, to_prepare

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from halfway.domain.errors import UnauthenticatedError
-from halfway.domain.transaction import Cause
-from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, invalid
+from halfway.rest.responses.errors import MalformedJsonError, invalid
 from halfway.rest.responses.problems import encoded, problem, retry_after
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from halfway.service.coordinator import Coordinator
 
 ENCODER = msgspec.json.Encoder()
-CAUSE_HEADER = "Halfway-Cause"
 SUBPROTOCOL = "halfway.stream.v1"
 """Of the WebSocket (docs/stream.md#connect)."""
 _NOTHING_BYTES = 1024
@@ -55,16 +53,6 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
         """Whether the client is still connected and reads answers."""
         transport = self.request.transport
         return transport is not None and not transport.is_closing() and self.site.unsent.has_room()
-
-    @property
-    def cause(self) -> Cause:
-        """The cause of an end by this caller: the producer, unless the header says the operator."""
-        value = self.request.headers.get(CAUSE_HEADER)
-        if value is None or value == Cause.PRODUCER:
-            return Cause.PRODUCER
-        if value == Cause.OPERATOR:
-            return Cause.OPERATOR
-        raise invalid([(CAUSE_HEADER, "the header is neither producer nor operator")])
 
     @property
     def query(self) -> tuple[Mapping[str, str], list[str]]:
@@ -117,10 +105,3 @@ def nothing_in(body: bytes) -> None:
         raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
     if document != {}:
         raise invalid([("", "this call takes no fields: send no body, or {}")])
-
-
-def something_in(body: bytes) -> bytes:
-    """Return the body, which must not be empty."""
-    if not body:
-        raise EmptyBodyError
-    return body

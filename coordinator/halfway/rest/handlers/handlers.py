@@ -6,10 +6,10 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from halfway.rest.handlers.calls import SUBPROTOCOL, Answer, answer, nothing_in, something_in
+from halfway.rest.handlers.calls import SUBPROTOCOL, Answer, answer, nothing_in
 from halfway.rest.requests import convert, models
 from halfway.rest.requests.authentication import demand_same_origin
-from halfway.rest.requests.validation import parameters, path_parameter
+from halfway.rest.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
 from halfway.rest.responses.errors import UpgradeRequiredError
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ async def put_group(call: Call) -> Answer:
     """Register a group or change it."""
     validation = call.site.validation
     name = path_parameter("group", call.parameter, models.NewGroupName)
-    to_spec = partial(convert.group, name=name, internal_prefix=validation.internal_prefix)
-    spec = validation.read(models.GroupRequest, something_in(call.body), to_spec)
+    spec = validation.read(models.GroupRequest, call.body, partial(validation.to_group, name=name))
     view = await call.site.coordinator.put_group(spec, deadline=call.deadline, principal=call.principal)
     shown = convert.group_shown(view)
     if view.created:
@@ -79,8 +78,7 @@ async def fetch_checks(call: Call) -> Answer:
 async def prepare(call: Call) -> Answer:
     """Prepare a transaction."""
     validation = call.site.validation
-    to_prepare = partial(convert.prepare, internal_prefix=validation.internal_prefix)
-    wanted = validation.read(models.PrepareRequest, something_in(call.body), to_prepare)
+    wanted = validation.read(models.PrepareRequest, call.body, validation.to_prepare)
     done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, principal=call.principal)
     location = ("Location", f"/v1/transactions/{done.id}")
     return answer(HTTPStatus.CREATED if done.created else HTTPStatus.OK, convert.prepared(done), location)
@@ -89,8 +87,8 @@ async def prepare(call: Call) -> Answer:
 async def end(call: Call) -> Answer:
     """Commit, roll back, or leave it to check-back."""
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
-    to_end = partial(convert.end, transaction_id=transaction_id, cause=call.cause)
-    wanted = call.site.validation.read(models.EndRequest, something_in(call.body), to_end)
+    convert_end = partial(to_end, transaction_id=transaction_id, cause=cause_of(call.request.headers))
+    wanted = call.site.validation.read(models.EndRequest, call.body, convert_end)
     done = await call.site.coordinator.end(wanted, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, models.EndResponse(id=done.id, state=done.state, changed=done.changed))
 
@@ -104,7 +102,7 @@ async def get_transaction(call: Call) -> Answer:
 
 async def list_transactions(call: Call) -> Answer:
     """List transactions."""
-    query = convert.list_query(parameters(models.ListParameters, *call.query), call.site.coordinator.now_ms())
+    query = to_list_query(parameters(models.ListParameters, *call.query), call.site.coordinator.now_ms())
     page = await call.site.coordinator.list(query, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, convert.page(page))
 

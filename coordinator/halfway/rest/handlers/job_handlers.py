@@ -12,7 +12,7 @@ import msgspec
 from halfway.domain.message_json import rfc3339
 from halfway.domain.principal import Permission
 from halfway.domain.transaction import State
-from halfway.rest.handlers.calls import Answer, answer, nothing_in, something_in
+from halfway.rest.handlers.calls import Answer, answer, nothing_in
 from halfway.rest.handlers.statistics_handlers import AWAY
 from halfway.rest.requests import convert, schemas
 from halfway.rest.requests import job_models as models
@@ -36,7 +36,7 @@ class _Wanted:
 
 async def start_job(call: Call) -> Answer:
     """Accept a job, or show what it would act on."""
-    wanted = call.site.validation.read(models.JobRequest, something_in(call.body), _wanted)
+    wanted = call.site.validation.read(models.JobRequest, call.body, _wanted)
     spec, jobs = wanted.spec, call.site.coordinator.jobs
     if wanted.preview:
         count, sample = await jobs.preview(spec, sample=models.SAMPLE, deadline=call.deadline, principal=call.principal)

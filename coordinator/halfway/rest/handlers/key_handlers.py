@@ -10,7 +10,7 @@ from halfway.domain.audit_trail import Audited
 from halfway.domain.errors import AccessControlOffError
 from halfway.domain.message_json import rfc3339
 from halfway.domain.principal import PrincipalKind
-from halfway.rest.handlers.calls import Answer, answer, something_in
+from halfway.rest.handlers.calls import Answer, answer
 from halfway.rest.requests import key_models as models
 from halfway.rest.requests.data import rfc3339_or_none
 from halfway.rest.requests.validation import parameters, path_parameter
@@ -29,7 +29,7 @@ T = TypeVar("T")
 async def create_key(call: Call) -> Answer:
     """Make a key, or bind a certificate."""
     keys = _keys(call)
-    wanted = call.site.validation.read(models.KeyRequest, something_in(call.body), _same)
+    wanted = call.site.validation.read(models.KeyRequest, call.body, _same)
     spec = KeySpec(
         kind=PrincipalKind(wanted.kind),
         name=wanted.name,

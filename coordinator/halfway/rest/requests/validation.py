@@ -1,43 +1,35 @@
-"""The one place where bodies and parameters are validated.
+"""The one place where bodies and parameters are validated and converted to the service's requests.
 
-The good path is one pass of msgspec. Only a refused body is validated again, by the JSON schema that OpenAPI serves, so
-that every wrong field is named.
+The good path is one pass of msgspec, the conversion, and a count of quotes that shows that no name is given twice. Only
+a refused body is validated again (`explain`), so that every wrong field is named.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import jsonschema
 import msgspec
-from jsonschema.exceptions import ValidationError as SchemaError
 
-from halfway.domain.errors import InvalidRequestError
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode
+from halfway.domain.records import Message as Payload
+from halfway.domain.transaction import Cause
+from halfway.domain.urls import url_refusal
 from halfway.rest.requests import job_models, key_models, models, schemas
-from halfway.rest.requests.explain import SHOWN, short, told
-from halfway.rest.requests.repeats import repeated, suspicious
-from halfway.rest.requests.structure import weight
+from halfway.rest.requests.data import Data, TypedData, to_bytes
+from halfway.rest.requests.explain import MAX_ERRORS, SHOWN, Explainer, ExplanationBudget, demand_single, located, short
 from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, invalid
+from halfway.service.requests import End, GroupSpec, ListQuery, Prepare
 
-MAX_ERRORS: Final = 50
-MAX_EXPLAINED_BYTES: Final = 64 * 1024
-MAX_EXPLAINED_WEIGHT: Final = 500
-"""Of wrong bodies in one request: beyond it only the first wrong field is named."""
-MAX_DETAIL: Final = 500
-"""Characters of the message about the first wrong field, which may name it."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from halfway.domain.errors import InvalidRequestError
+
+CAUSE_HEADER: Final = "Halfway-Cause"
 MAX_COMPARED_BYTES: Final = 1024 * 1024
-MAX_COMPARED_WEIGHT: Final = 20_000
-"""A larger body, or one with more fields and items, is not searched for repeated names."""
-
-_NAMED: Final = re.compile(r"Object (?:contains unknown|missing required) field `([^`]{1,60})`")
-
-_ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
+"""A larger body is not searched for repeated names."""
+_OF_END: Final = (b"outcome", b"id", b"remark", b"check_id", b"n", b"confirm")
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -60,8 +52,6 @@ _BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
 )
 _READ_ONE_BY_ONE: Final = (models.BatchRequest, models.StreamFrame)
 """Bodies whose items are read for themselves."""
-
-
 _WHOLE: Final[tuple[type[msgspec.Struct], ...]] = (models.WholeBatch,)
 """Of many items that are read at once."""
 
@@ -76,48 +66,16 @@ class FieldRefusedError(Exception):
         self.detail = detail
 
 
-class ExplanationBudget:
-    """How much of one request may still be explained, which takes much longer than reading it."""
-
-    def __init__(self) -> None:
-        """Start with the budget of one request."""
-        self._bytes = MAX_EXPLAINED_BYTES
-        self._weight = MAX_EXPLAINED_WEIGHT
-
-    def affords(self, body: bytes) -> bool:
-        """Whether a body may be explained; if so, it is deducted."""
-        if len(body) > self._bytes or (wanted := weight(body)) > self._weight:
-            return False
-        self._bytes -= len(body)
-        self._weight -= wanted
-        return True
-
-
-@cache
-def _described() -> dict[str, Any]:
-    """Return the schemas of all bodies; nothing may change them."""
-    return schemas.components(_BODIES)
-
-
 class Validation:
-    """Reads bodies and parameters."""
+    """Reads bodies."""
 
     def __init__(self, *, internal_prefix: str) -> None:
         """Make decoders and schemas; topics that begin with `internal_prefix` are refused."""
-        self.internal_prefix = internal_prefix
+        self._internal_prefix = internal_prefix
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {
             model: msgspec.json.Decoder(model) for model in (*_BODIES, *_WHOLE)
         }
-        checker = jsonschema.FormatChecker(formats=())
-        for name, holds in schemas.formats(internal_prefix).items():
-            checker.checks(name)(_of_strings(holds))
-        components = {"components": {"schemas": _described()}}
-        self._judges: dict[type, jsonschema.Draft202012Validator] = {
-            model: jsonschema.Draft202012Validator(
-                {"$ref": schemas.REFERENCE.format(name=model.__name__), **components}, format_checker=checker
-            )
-            for model in _BODIES
-        }
+        self._explainer = Explainer(_BODIES, internal_prefix)
 
     def read(
         self,
@@ -138,10 +96,10 @@ class Validation:
             request = self._decoders[model].decode(body)
             converted = convert(request)
             data = bytes(body)
-            if len(data) <= MAX_COMPARED_BYTES and suspicious(request, data):
-                _demand_single(data, within=model not in _READ_ONE_BY_ONE)
+            if len(data) <= MAX_COMPARED_BYTES and _suspicious(request, data):
+                demand_single(data, within=model not in _READ_ONE_BY_ONE)
         except msgspec.ValidationError as error:
-            first = _located(error)
+            first = located(error)
         except FieldRefusedError as error:
             first = error.field, error.detail
         except msgspec.DecodeError as error:
@@ -154,11 +112,7 @@ class Validation:
             raise MalformedJsonError("the body is not UTF-8") from None
         else:
             return converted
-        text = bytes(body)
-        if (explaining or ExplanationBudget()).affords(text):
-            raise invalid(self._explained(model, text) or [first])
-        _demand_json(text)
-        raise invalid([first])
+        raise self._explainer.refusal(model, bytes(body), first, explaining or ExplanationBudget())
 
     def read_whole(self, model: type[M], body: bytes, convert: Callable[[M], R]) -> R | None:
         """Return what `convert` makes of the many items of a body.
@@ -170,35 +124,80 @@ class Validation:
             converted = convert(request)
         except (msgspec.MsgspecError, FieldRefusedError, RecursionError, UnicodeDecodeError):
             return None
-        return None if suspicious(request, body) else converted
+        return None if _suspicious(request, body) else converted
 
-    def _explained(self, model: type[Any], body: bytes) -> Sequence[tuple[str, str]]:
-        try:
-            document = json.loads(body, parse_constant=_no_constant, parse_int=_integer)
-            return list(islice(_distinct(self._judges[model].iter_errors(document)), MAX_ERRORS))
-        except RecursionError:
-            raise MalformedJsonError("the body is nested too deep") from None
-        except ValueError as error:
-            raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+    def to_prepare(self, request: models.PrepareRequest) -> Prepare:
+        """Return the service's form of a prepare."""
+        after, prefix = request.check_after_s, self._internal_prefix
+        return Prepare(
+            group=request.group,
+            messages=tuple([_payload(number, message, prefix) for number, message in enumerate(request.messages)]),
+            id=request.id,
+            check_after_ms=None if after is None else round(after * 1000),
+        )
+
+    def to_group(self, request: models.GroupRequest, name: str) -> GroupSpec:
+        """Return the service's form of a group."""
+        check = request.check
+        if check.mode == "pull" and check.urls:
+            raise FieldRefusedError("check", "mode pull fetches its checks: leave out urls, or the mode")
+        if check.mode != "pull" and not check.urls:
+            raise FieldRefusedError("check", 'give urls, or "mode": "pull"')
+        for number, url in enumerate(check.urls or ()):
+            refusal = url_refusal(url)
+            if refusal is not None:
+                raise FieldRefusedError(f"check.urls[{number}]", refusal)
+        for number, topic in enumerate(request.topics):
+            refusal = schemas.topic_refusal(topic, self._internal_prefix)
+            if refusal is not None:
+                raise FieldRefusedError(f"topics[{number}]", refusal)
+        return GroupSpec(
+            name=name,
+            mode=CheckMode.PULL if check.mode == "pull" else CheckMode.PUSH,
+            urls=tuple(dict.fromkeys(check.urls or ())),
+            topics=tuple(dict.fromkeys(request.topics)),
+            policy=request.policy or PolicyOverrides(),
+        )
 
 
-def _demand_json(body: bytes) -> None:
-    """Raise MalformedJsonError if a body is not JSON after its first wrong field."""
+def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End:
+    """Return the service's form of an end."""
+    if request.remark is not None and not schemas.remark_fits(request.remark):
+        raise FieldRefusedError("remark", f"larger than {models.MAX_REMARK_BYTES} bytes")
+    return End(
+        id=transaction_id, outcome=request.outcome, remark=request.remark, check_id=request.check_id, cause=cause
+    )
+
+
+def to_batch_end(request: models.BatchEnd, cause: Cause) -> End:
+    """Return the service's form of one end of a batch."""
+    return to_end(request, request.id, cause)
+
+
+def to_list_query(given: models.ListParameters, now: int) -> ListQuery:
+    """Return the service's form of a list's filters; `now` in ms since the epoch."""
+    return ListQuery(
+        state=given.state,
+        group=given.group,
+        topic=given.topic,
+        key=None if given.key is None else given.key.encode(),
+        limit=given.limit,
+        cursor=given.cursor,
+        id=given.id,
+        prepared_from=None if given.younger_than_s is None else now - round(given.younger_than_s * 1000),
+        prepared_until=None if given.older_than_s is None else now - round(given.older_than_s * 1000),
+        cause=given.cause,
+        error=given.error,
+    )
+
+
+def path_parameter(name: str, value: str, kind: Any) -> str:
+    """Return a part of the path that satisfies the pattern of its type; InvalidRequestError otherwise."""
     try:
-        _ANYTHING.decode(body)
-    except RecursionError:
-        raise MalformedJsonError("the body is nested too deep") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
-
-
-def _demand_single(body: bytes, *, within: bool) -> None:
-    """Refuse repeated names; a body too large to be searched is accepted as it was read."""
-    if weight(body) > MAX_COMPARED_WEIGHT:
-        return
-    errors = list(islice(repeated(body, within=within), MAX_ERRORS))
-    if errors:
-        raise invalid(errors)
+        accepted: str = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise refused(name, f"{short(value)} is not {_meta(kind).description}") from None
+    return accepted
 
 
 def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str] = ()) -> P:
@@ -221,13 +220,14 @@ def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str]
     return model(**values)
 
 
-def path_parameter(name: str, value: str, kind: Any) -> str:
-    """Return a part of the path that satisfies the pattern of its type; InvalidRequestError otherwise."""
-    try:
-        accepted: str = msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        raise refused(name, f"{short(value)} is not {_meta(kind).description}") from None
-    return accepted
+def cause_of(headers: Mapping[str, str]) -> Cause:
+    """Return the cause of ends by a caller: the producer, unless a header says the operator."""
+    value = headers.get(CAUSE_HEADER)
+    if value is None or value == Cause.PRODUCER:
+        return Cause.PRODUCER
+    if value == Cause.OPERATOR:
+        return Cause.OPERATOR
+    raise invalid([(CAUSE_HEADER, "the header is neither producer nor operator")])
 
 
 def refused(field: str, detail: str) -> InvalidRequestError:
@@ -240,34 +240,134 @@ def _meta(kind: Any) -> msgspec.Meta:
     return meta
 
 
-def _distinct(errors: Iterable[SchemaError]) -> Iterator[tuple[str, str]]:
-    seen = set()
-    for error in errors:
-        for one in told(error):
-            if one not in seen:
-                seen.add(one)
-                yield one
+def _payload(number: int, message: models.Message, internal_prefix: str) -> Payload:
+    topic = message.topic
+    refusal = schemas.topic_refusal(topic, internal_prefix)
+    if refusal is not None:
+        raise FieldRefusedError(f"messages[{number}].topic", refusal)
+    headers = message.headers
+    return Payload(
+        topic=topic,
+        key=_bytes(message.key, number, "key"),
+        value=_bytes(message.value, number, "value"),
+        headers=tuple([(header.name, _bytes(header.value, number, "headers")) for header in headers])
+        if headers
+        else (),
+        partition=message.partition,
+    )
 
 
-def _of_strings(holds: Callable[[str], bool]) -> Callable[[object], bool]:
-    return lambda value: not isinstance(value, str) or holds(value)
+def _bytes(data: Data, number: int, field: str) -> bytes | None:
+    try:
+        return to_bytes(data)
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, msgspec.ValidationError) as error:
+        raise FieldRefusedError(f"messages[{number}].{field}", f"the data does not fit its type: {error}") from None
 
 
-def _integer(digits: str) -> float:
-    """Return a number; an integer with more digits than Python reads is out of every bound as a float, too."""
-    return int(digits) if len(digits) <= sys.int_info.default_max_str_digits else float(digits)
+# --- names that may be given twice
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def _suspicious(request: msgspec.Struct, body: bytes) -> bool:
+    """Whether a body that was read as `request` may repeat a name; on the path of every request."""
+    if b"\\\\" not in body and _quotes_in(body) == _quotes_for(request):
+        return False
+    # A letter or an underscore of a name may be written as an escape.
+    if b"\\u00" in body and (b"\\u005" in body or b"\\u006" in body or b"\\u007" in body):
+        return True
+    count = body.count
+    if isinstance(request, models.PrepareRequest):
+        return (
+            count(b'"group"') > 1
+            or count(b'"messages"') > 1
+            or count(b'"id"') > 1
+            or count(b'"check_after_s"') > 1
+            or count(b'"n"') > 1
+            or _messages_suspicious(request.messages, body)
+        )
+    if isinstance(request, models.EndRequest):
+        return any(count(b'"%b"' % name) > 1 for name in _OF_END)
+    if isinstance(request, models.BatchRequest | models.StreamFrame):
+        return count(b'"prepare"') > 1 or count(b'"end"') > 1 or count(b'"checks"') > 1
+    return True
 
 
-def _located(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Split msgspec's message into the field and what is wrong with it."""
-    detail, _, place = str(error).rpartition(" - at `$")
-    field = place.rstrip("`").lstrip(".") if detail else ""
-    told = detail or str(error)
-    named = _NAMED.match(told)
-    if named is not None:
-        field = f"{field}.{named[1]}" if field else named[1]
-    return field[:MAX_DETAIL], told[:MAX_DETAIL].encode(errors="backslashreplace").decode()
+def _quotes_in(body: bytes) -> int:
+    """Count the quotes that begin or end a string, in JSON that escapes no backslash."""
+    return body.count(b'"') - body.count(b'\\"')
+
+
+def _quotes_for(request: msgspec.Struct) -> int:
+    """Return how many such quotes a request has at least: two for each name and each string."""
+    if isinstance(request, models.PrepareRequest):
+        return _quotes_for_prepare(request)
+    if isinstance(request, models.EndRequest):
+        return _quotes_for_end(request)
+    if isinstance(request, models.StreamChecks):
+        return 8
+    if isinstance(request, models.WholeBatch):
+        return _quotes_for_each(request.prepare) + _quotes_for_each(request.end)
+    if isinstance(request, models.WholeStreamFrame):
+        items = (request.prepare, request.end, request.checks)
+        return sum(_quotes_for_each(each) for each in items)
+    return -1
+
+
+def _quotes_for_prepare(request: models.PrepareRequest) -> int:
+    quotes = 6 + 4 * (request.id is not None) + 2 * (request.check_after_s is not None)
+    for message in request.messages:
+        quotes += 6 + _quotes_for_data(message.value) + 2 * (message.partition is not None)
+        if message.key is not None:
+            quotes += 2 + _quotes_for_data(message.key)
+        if message.headers:
+            quotes += 2
+            for header in message.headers:
+                quotes += 4 if header.value is None else 6 + _quotes_for_data(header.value)
+    return quotes + 2 * isinstance(request, models.StreamPrepare)
+
+
+def _quotes_for_end(request: models.EndRequest) -> int:
+    quotes = 4 + 4 * (request.remark is not None) + 4 * (request.check_id is not None)
+    if isinstance(request, models.StreamEnd):
+        quotes += 2 + 2 * (request.confirm is not None)
+    return quotes + 4 * isinstance(request, models.BatchEnd)
+
+
+def _quotes_for_each(items: Sequence[msgspec.Struct]) -> int:
+    """Do as `_quotes_for` for a list and its name; an empty one that is given needs a second look."""
+    return sum(map(_quotes_for, items), 2 if items else 0)
+
+
+def _quotes_for_data(data: Data) -> int:
+    if data.__class__ is str:
+        return 2
+    return 6 + _quotes_in(bytes(data.data)) if isinstance(data, TypedData) else 0
+
+
+def _messages_suspicious(messages: list[models.Message], body: bytes) -> bool:
+    each = len(messages)
+    values, keys, partitions, lists, names, typed = each, 0, 0, 0, 0, 0
+    for message in messages:
+        if message.key is not None:
+            keys += 1
+            typed += message.key.__class__ is TypedData
+        typed += message.value.__class__ is TypedData
+        partitions += message.partition is not None
+        if message.headers:
+            lists += 1
+            names += len(message.headers)
+            for header in message.headers:
+                values += header.value is not None
+                typed += header.value.__class__ is TypedData
+    count = body.count
+    return (
+        count(b'"topic"') > each
+        or count(b'"value"') > values
+        or count(b'"key"') > keys
+        or count(b'"partition"') > partitions
+        or count(b'"headers"') > lists
+        or count(b'"name"') > names
+        or count(b'"type"') > typed
+        or count(b'"data"') > typed
+    )

@@ -12,7 +12,8 @@ import msgspec
 from halfway.domain.errors import HalfwayError
 from halfway.rest.handlers.calls import ENCODER
 from halfway.rest.requests import convert, models
-from halfway.rest.requests.validation import ExplanationBudget
+from halfway.rest.requests.explain import ExplanationBudget
+from halfway.rest.requests.validation import to_batch_end
 from halfway.rest.responses.errors import MalformedJsonError, invalid
 from halfway.rest.responses.problems import encoded, standing_alone
 
@@ -65,7 +66,7 @@ class FrameReader:
         """Bound the operations in a frame."""
         self._validation = validation
         self._max_operations = max_operations
-        self._to_prepare = partial(convert.prepare, internal_prefix=validation.internal_prefix)
+        self._to_prepare = validation.to_prepare
 
     def read(self, data: bytes, cause: Cause) -> Asked:
         """Return the operations of a frame; `cause` is that of its ends.
@@ -117,7 +118,7 @@ class FrameReader:
 
 
 def _to_end(one: models.StreamEnd, cause: Cause) -> tuple[int, End, bool]:
-    return one.n, convert.batch_end(one, cause), one.confirm is not False
+    return one.n, to_batch_end(one, cause), one.confirm is not False
 
 
 def _decoded(decoder: msgspec.json.Decoder[M], data: bytes | msgspec.Raw, field: str) -> M:

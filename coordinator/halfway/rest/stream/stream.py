@@ -18,6 +18,7 @@ from halfway.domain.errors import (
 from halfway.domain.principal import Permission
 from halfway.rest.requests.admission import SMALL_BYTES
 from halfway.rest.requests.structure import demand_few_members
+from halfway.rest.requests.validation import cause_of
 from halfway.rest.responses.errors import invalid
 from halfway.rest.stream import frames
 from halfway.rest.stream.frames import ServerFrame
@@ -85,7 +86,7 @@ class Stream:
         self.socket = socket
         self.unread_bytes = 0
         """What has arrived since the last frame was read."""
-        self._cause = call.cause
+        self._cause = cause_of(call.request.headers)
         self._coordinator = call.site.coordinator
         self._authority = call.site.coordinator.authority
         self._has_room = call.site.unsent.has_room

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfway.domain.errors import InvalidRequestError
+from halfway.rest.requests.explain import repeated
 from halfway.rest.requests.models import BatchRequest, EndRequest, PrepareRequest
-from halfway.rest.requests.repeats import repeated
 from halfway.rest.requests.validation import Validation
 
 VALIDATION = Validation(internal_prefix="_halfway.")

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest.requests import convert, models
+from halfway.rest.requests import models
 from halfway.rest.requests.validation import Validation
 from halfway.rest.responses.problems import encoded, problem
 from tests.support.rest.client import SHOP, RestWorld
@@ -260,7 +260,7 @@ def test_whatever_comes_is_accepted_or_told_what_is_wrong(body: object) -> None:
     raw = json.dumps(body).encode()
     told: dict[str, Any] = {}
     try:
-        validation.read(models.PrepareRequest, raw, lambda request: convert.prepare(request, "_halfway."))
+        validation.read(models.PrepareRequest, raw, validation.to_prepare)
     except HalfwayError as error:
         told = json.loads(encoded(problem(error)))
     assert told.get("status", 400) in {400, 422}
