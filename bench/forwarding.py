@@ -29,10 +29,10 @@ from bench.figures import cpu_us
 from bench.wire import split
 from halfway.memory import Memory
 from halfway.peers import HttpPeers, client
-from halfway.rest.handlers.calls import Answer, Call
-from halfway.rest.handlers.operation import Handler, Operation, Routes
+from halfway.rest.handlers.calls import Call, Handler, Operation
 from halfway.rest.handlers.routes import OPERATIONS
-from halfway.rest.server.api import Api
+from halfway.rest.responses.answer import Answer
+from halfway.rest.server.api import Api, Routes
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
 from halfway.service.coordinator import Coordinator

@@ -22,8 +22,8 @@ from aiohttp import web
 from halfway.domain.errors import ConfigurationError, ShardUnavailableError
 from halfway.domain.principal import Permission
 from halfway.rest.console import Console
-from halfway.rest.handlers.calls import refusal
 from halfway.rest.requests.authentication import AllowedHosts, caller_of
+from halfway.rest.responses.answer import refusal
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.api import Api, ApiLimits

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from halfway.rest.handlers.calls import refusal
+from halfway.rest.responses.answer import refusal
 from halfway.rest.responses.errors import MethodNotAllowedError, UnknownPathError
 from halfway.rest.responses.problems import CONTENT_TYPE
 
@@ -105,7 +105,5 @@ def _suffix(name: str) -> str:
 
 def _refused(error: MethodNotAllowedError | UnknownPathError) -> web.Response:
     told = refusal(error)
-    headers = {**HEADERS, "Content-Type": CONTENT_TYPE}
-    if isinstance(error, MethodNotAllowedError):
-        headers["Allow"] = error.allowed
+    headers = {**HEADERS, **dict(told.headers), "Content-Type": CONTENT_TYPE}
     return web.Response(status=told.status, body=told.body, headers=headers)

@@ -12,10 +12,10 @@ import msgspec
 import structlog
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest.handlers.calls import Answer, answer
 from halfway.rest.requests import convert, models
 from halfway.rest.requests.explain import ExplanationBudget
 from halfway.rest.requests.validation import cause_of, to_batch_end
+from halfway.rest.responses.answer import Answer, answer
 from halfway.rest.responses.errors import InternalError, invalid
 from halfway.rest.responses.problems import encoded, standing_alone
 from halfway.service.requests import End, EndResult, Prepare, Prepared

@@ -1,30 +1,76 @@
-"""The calls that handlers take and the answers that they return."""
+"""What the calls of the REST interface are, and what a handler is given of one request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPMethod, HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from halfway.domain.errors import UnauthenticatedError
+from halfway.domain import errors
+from halfway.rest.responses import errors as rest_errors
 from halfway.rest.responses.errors import MalformedJsonError, invalid
-from halfway.rest.responses.problems import encoded, problem, retry_after
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from halfway.domain.errors import HalfwayError
-    from halfway.domain.principal import Principal
+    from halfway.domain.principal import Permission, Principal
     from halfway.rest.requests.validation import Validation
+    from halfway.rest.responses.answer import Answer
     from halfway.rest.responses.unsent import Unsent
     from halfway.service.coordinator import Coordinator
 
-ENCODER = msgspec.json.Encoder()
-SUBPROTOCOL = "halfway.stream.v1"
+SUBPROTOCOL: Final = "halfway.stream.v1"
 """Of the WebSocket (docs/stream.md#connect)."""
-_NOTHING_BYTES = 1024
+_NOTHING_BYTES: Final = 1024
 """A longer body is never an empty object."""
+
+Handler = Callable[["Call"], Awaitable["Answer"]]
+Errors = tuple[type["HalfwayError"], ...]
+
+ALWAYS: Final[Errors] = (
+    rest_errors.BadHttpError,
+    errors.UnauthenticatedError,
+    errors.ForbiddenError,
+    errors.OverloadedError,
+    rest_errors.InternalError,
+    errors.ShuttingDownError,
+    errors.KafkaUnavailableError,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One call: its path, parameters and answers.
+
+    `responses` maps a status to its description and model; `errors` are its own errors, beside `ALWAYS`. `waits` is set
+    if it may wait long for an event, so it takes no place among the requests in flight; its answer must be read, so
+    HEAD is refused. `upgrades` is set if the connection is a stream after a good answer. `begins` is set if it begins a
+    transaction, so it is held up first under overload.
+    """
+
+    id: str
+    method: HTTPMethod
+    path: str
+    summary: str
+    handler: Handler
+    access: Permission
+    """What the caller must be allowed to do; there is no default, so that none is forgotten."""
+    responses: Mapping[HTTPStatus, tuple[str, Any]]
+    errors: Errors = ()
+    parameter: tuple[str, Any] | None = None
+    query: Any = None
+    body: Any = None
+    takes_body: bool = False
+    headers: Sequence[str] = ()
+    waits: bool = False
+    upgrades: bool = False
+    begins: bool = False
+    listens: bool = False
+    """Whether its answer is a stream of events, without an end."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +92,8 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     deadline: float
     principal: Principal
     """Who calls: for every item of the request."""
+    id: str
+    """Of the request, as in the header X-Request-Id and in the log."""
     body: bytes = b""
 
     @property
@@ -65,32 +113,6 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
                 repeated.append(name)
             given[name] = value
         return given, repeated
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An answer: a body of JSON, or none."""
-
-    status: int
-    body: bytes | None
-    headers: tuple[tuple[str, str], ...] = ()
-    error_code: str | None = None
-
-
-def answer(status: int, body: Any = None, *headers: tuple[str, str]) -> Answer:
-    """Answer with a model, or with nothing."""
-    return Answer(status=status, body=None if body is None else ENCODER.encode(body), headers=headers)
-
-
-def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
-    """Answer with a problem document."""
-    document = problem(error)
-    if instance is not None:
-        document["instance"] = instance
-    wait = retry_after(error)
-    headers = () if wait is None else (("Retry-After", wait),)
-    if isinstance(error, UnauthenticatedError):
-        headers = (("WWW-Authenticate", 'Bearer realm="halfway"'),)
-    return Answer(status=document["status"], body=encoded(document), headers=headers, error_code=error.code)
 
 
 def nothing_in(body: bytes) -> None:

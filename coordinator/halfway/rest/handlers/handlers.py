@@ -6,10 +6,11 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from halfway.rest.handlers.calls import SUBPROTOCOL, Answer, answer, nothing_in
+from halfway.rest.handlers.calls import SUBPROTOCOL, nothing_in
 from halfway.rest.requests import convert, models
 from halfway.rest.requests.authentication import demand_same_origin
 from halfway.rest.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
+from halfway.rest.responses.answer import Answer, answer
 from halfway.rest.responses.errors import UpgradeRequiredError
 
 if TYPE_CHECKING:

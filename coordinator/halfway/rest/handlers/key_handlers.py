@@ -10,10 +10,10 @@ from halfway.domain.audit_trail import Audited
 from halfway.domain.errors import AccessControlOffError
 from halfway.domain.message_json import rfc3339
 from halfway.domain.principal import PrincipalKind
-from halfway.rest.handlers.calls import Answer, answer
 from halfway.rest.requests import key_models as models
 from halfway.rest.requests.data import rfc3339_or_none
 from halfway.rest.requests.validation import parameters, path_parameter
+from halfway.rest.responses.answer import Answer, answer
 from halfway.service.keys import KeySpec
 
 if TYPE_CHECKING:

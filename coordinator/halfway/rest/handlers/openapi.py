@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
-from halfway.rest.handlers.operation import ALWAYS
+from halfway.rest.handlers.calls import ALWAYS
 from halfway.rest.requests import schemas
 from halfway.rest.requests.validation import CAUSE_HEADER
 from halfway.rest.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
 
 if TYPE_CHECKING:
     from halfway.domain.errors import HalfwayError
-    from halfway.rest.handlers.operation import Operation
+    from halfway.rest.handlers.calls import Operation
 
 _JSON: Final = "application/json"
 _HEADERS: Final = {

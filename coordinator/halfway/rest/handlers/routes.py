@@ -8,7 +8,7 @@ from typing import Any, Final
 from halfway.domain import errors
 from halfway.domain.principal import Permission
 from halfway.rest.handlers import batch, handlers, job_handlers, key_handlers, statistics_handlers
-from halfway.rest.handlers.operation import Errors, Operation
+from halfway.rest.handlers.calls import Errors, Operation
 from halfway.rest.requests import history_models, job_models, key_models, models, statistics_models
 from halfway.rest.requests.validation import CAUSE_HEADER
 from halfway.rest.responses import errors as rest_errors

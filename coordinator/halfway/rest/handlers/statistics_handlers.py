@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from halfway.domain.message_json import rfc3339
-from halfway.rest.handlers.calls import Answer, answer
 from halfway.rest.requests import history_models
 from halfway.rest.requests import statistics_models as models
 from halfway.rest.requests.data import rfc3339_or_none
 from halfway.rest.requests.models import TransactionId
 from halfway.rest.requests.validation import parameters, path_parameter
+from halfway.rest.responses.answer import Answer, answer
 from halfway.service.figures import FailingTopic, Quarantined, RefusedWrite, Skipped
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Errors as problem documents, and answers that clients have not read yet. Imports no neighbour."""
+"""Answers, errors as problem documents, and what clients have not read yet. Imports no neighbour."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPMethod, HTTPStatus
 from itertools import count
@@ -25,17 +25,21 @@ from halfway.domain.errors import (
     OverloadedError,
     ShuttingDownError,
 )
+from halfway.domain.principal import RULES
 from halfway.rest.handlers import openapi
-from halfway.rest.handlers.calls import Answer, Call, Site, refusal
-from halfway.rest.handlers.operation import Operation, Routes
+from halfway.rest.handlers.calls import Call, Operation, Site
 from halfway.rest.handlers.routes import OPERATIONS
-from halfway.rest.requests.admission import JSON, Admission, HeldRefusals, InFlight
+from halfway.rest.requests.admission import Admission, HeldRefusals, InFlight
 from halfway.rest.requests.authentication import caller_of
 from halfway.rest.requests.validation import Validation
-from halfway.rest.responses.errors import InternalError, MethodNotAllowedError, UpgradeRequiredError
-from halfway.rest.responses.problems import CONTENT_TYPE
+from halfway.rest.responses.answer import Answer, WholeResponse, refusal
+from halfway.rest.responses.errors import (
+    InternalError,
+    MethodNotAllowedError,
+    UnknownPathError,
+    UpgradeRequiredError,
+)
 from halfway.rest.responses.unsent import Unsent
-from halfway.rest.responses.whole import WholeResponse
 from halfway.rest.server.events import Events
 from halfway.rest.server.server import cancelled_when_lost, told_of_data
 from halfway.rest.stream.accumulator import OperationAccumulator, StreamObserver
@@ -50,6 +54,8 @@ log = structlog.get_logger(__name__)
 _SERVER_ERROR: Final = 500
 LARGE_BYTES: Final = 64 * 1024
 """A smaller answer is never refused."""
+_PARAMETER_AT: Final = 3
+"""The path parameter is always the third part: `/v1/groups/{group}/checks`."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
 
 
@@ -78,6 +84,45 @@ class RequestObserver(StreamObserver, Protocol):
 
 _ABANDON_S: Final = 1.0
 """Time to answer the requests that are not done at the deadline of a stop."""
+
+
+class Routes:
+    """Finds the operation of a request."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        """Index the table by path and method; KeyError if nobody has said who may do one of them."""
+        self._paths: dict[str, dict[str, Operation]] = {}
+        for operation in operations:
+            RULES[operation.access]
+            self._paths.setdefault(_shape(operation.path), {})[operation.method] = operation
+
+    def find(self, method: str, path: str) -> tuple[Operation, str]:
+        """Return the operation and the parameter in its path, still quoted; "" if it has none.
+
+        Raises:
+            UnknownPathError, MethodNotAllowedError: there is none.
+
+        """
+        methods, parameter = self._paths.get(path), ""
+        if methods is None:
+            parts = path.split("/")
+            if len(parts) > _PARAMETER_AT:
+                parameter, parts[_PARAMETER_AT] = parts[_PARAMETER_AT], "{}"
+                methods = self._paths.get("/".join(parts))
+            if methods is None or not parameter:
+                raise UnknownPathError
+        operation = methods.get(method)
+        if operation is None:
+            shown = methods.get(HTTPMethod.GET)
+            if method == HTTPMethod.HEAD and shown is not None and not shown.waits:
+                return shown, parameter
+            raise MethodNotAllowedError(method, sorted(methods))
+        return operation, parameter
+
+
+def _shape(path: str) -> str:
+    parts = path.split("/")
+    return "/".join("{}" if part.startswith("{") else part for part in parts)
 
 
 class Api:
@@ -157,7 +202,6 @@ class Api:
         began = loop.time()
         request_id = self._request_id(request)
         name = "none"
-        allowed = None
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._open.add(task)
         self._idle.clear()
@@ -165,20 +209,9 @@ class Api:
             self._demand_host(request)
             operation, parameter = self._routes.find(request.method, request.rel_url.raw_path)
             name = operation.id
-            call = Call(
-                site=self._site,
-                request=request,
-                parameter=unquote(parameter) if "%" in parameter else parameter,
-                deadline=began + self._limits.request_timeout_s,
-                principal=caller_of(request, operation.access, self._site.coordinator.authority),
-            )
-            if operation.upgrades or operation.listens:
-                open_ended = self._upgraded if operation.upgrades else self._listened
-                return await open_ended(operation, call, request_id)
-            given = await self._admitted(operation, call)
-        except MethodNotAllowedError as error:
-            allowed = error.allowed
-            given = refusal(error, instance=request_id)
+            given = await self._answered(operation, request, parameter, began, request_id)
+            if isinstance(given, web.StreamResponse):
+                return given
         except HalfwayError as error:
             given = refusal(error, instance=request_id)
             if given.status == _SERVER_ERROR:
@@ -200,7 +233,10 @@ class Api:
             log.debug(
                 "request_answered", operation=name, status=int(given.status), request_id=request_id, seconds=seconds
             )
-        return self._response(given, request_id, allowed)
+        response = WholeResponse(given, ("X-Request-Id", request_id))
+        if self._stopping:
+            response.force_close()
+        return response
 
     def _cut_off(self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any]) -> HalfwayError:
         """Return the error for a request that is late, by its own deadline or by the deadline of a stop."""
@@ -231,9 +267,24 @@ class Api:
             if abandoned:
                 await asyncio.wait(abandoned, timeout=_ABANDON_S)
 
-    async def _admitted(self, operation: Operation, call: Call) -> Answer:
+    async def _answered(
+        self, operation: Operation, request: web.BaseRequest, parameter: str, began: float, request_id: str
+    ) -> Answer | web.StreamResponse:
+        """Answer a call of its caller, once it is admitted; a stream or events are answered to their end."""
+        call = Call(
+            site=self._site,
+            request=request,
+            parameter=unquote(parameter) if "%" in parameter else parameter,
+            deadline=began + self._limits.request_timeout_s,
+            principal=caller_of(request, operation.access, self._site.coordinator.authority),
+            id=request_id,
+        )
         if self._stopping:
             raise ShuttingDownError
+        if operation.upgrades:
+            return await self._upgraded(operation, call)
+        if operation.listens:
+            return await self._listened(operation, call)
         if operation.waits:
             with cancelled_when_lost(call.request):
                 return await operation.handler(call)
@@ -264,41 +315,26 @@ class Api:
             await self._refusals.hold(str(error.fields["group"]))
             raise
 
-    async def _upgraded(self, operation: Operation, call: Call, request_id: str) -> web.StreamResponse:
+    async def _upgraded(self, operation: Operation, call: Call) -> web.StreamResponse:
         """Accept a handshake, and serve the stream to its end."""
-        if self._stopping:
-            raise ShuttingDownError
         self.streams.demand_room(call.principal)
         given = await operation.handler(call)
         stream = self.streams.make(call)
         if not stream.socket.can_prepare(call.request):
             raise UpgradeRequiredError("the handshake is not one of WebSocket version 13")
-        stream.socket.headers["X-Request-Id"] = request_id
+        stream.socket.headers["X-Request-Id"] = call.id
         self._observer.answered(operation.id, given.status, 0.0)
         with told_of_data(call.request, partial(self.streams.received, stream)):
             return await self.streams.serve(stream, call.request)
 
-    async def _listened(self, operation: Operation, call: Call, request_id: str) -> web.StreamResponse:
+    async def _listened(self, operation: Operation, call: Call) -> web.StreamResponse:
         """Send events to their end."""
-        if self._stopping:
-            raise ShuttingDownError
         self._observer.answered(operation.id, HTTPStatus.OK, 0.0)
         with cancelled_when_lost(call.request):
-            return await self.events.serve(call, request_id)
+            return await self.events.serve(call)
 
     def _request_id(self, request: web.BaseRequest) -> str:
         given = request.headers.get("X-Request-Id")
         if given is not None and _REQUEST_ID.match(given) is not None:
             return given
         return f"{self._instance}-{next(self._ids):x}"
-
-    def _response(self, given: Answer, request_id: str, allowed: str | None) -> WholeResponse:
-        headers = [*given.headers, ("X-Request-Id", request_id)]
-        if given.body is not None:
-            headers.append(("Content-Type", JSON if given.error_code is None else CONTENT_TYPE))
-        if allowed is not None:
-            headers.append(("Allow", allowed))
-        response = WholeResponse(given.status, given.body, headers)
-        if self._stopping:
-            response.force_close()
-        return response

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from halfway.domain.errors import HalfwayError, OverloadedError, ShuttingDownError
 from halfway.domain.principal import Permission
-from halfway.rest.handlers.calls import ENCODER
 from halfway.rest.handlers.statistics_handlers import shown
 from halfway.rest.requests import statistics_models as models
 from halfway.rest.requests.validation import parameters
+from halfway.rest.responses.answer import ENCODER
 
 if TYPE_CHECKING:
     from halfway.domain.principal import Principal
@@ -81,7 +81,7 @@ class Events:
         for feed in self._feeds.values():
             feed.wake()
 
-    async def serve(self, call: Call, request_id: str) -> web.StreamResponse:
+    async def serve(self, call: Call) -> web.StreamResponse:
         """Send events until the client goes, its key does, or this instance stops.
 
         Raises:
@@ -101,7 +101,7 @@ class Events:
                 "Content-Type": "text/event-stream",
                 "Cache-Control": "no-store",
                 "X-Accel-Buffering": "no",
-                "X-Request-Id": request_id,
+                "X-Request-Id": call.id,
             }
         )
         response.force_close()

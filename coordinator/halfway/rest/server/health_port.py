@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest.handlers.calls import refusal
+from halfway.rest.responses.answer import refusal
 from halfway.rest.responses.errors import MethodNotAllowedError, UnknownPathError
 from halfway.rest.responses.problems import CONTENT_TYPE
 

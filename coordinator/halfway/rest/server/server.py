@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from halfway.rest.console.console import INDEX, ROOT, Console
-from halfway.rest.handlers.calls import refusal
+from halfway.rest.responses.answer import refusal
 from halfway.rest.responses.errors import BadHttpError, InternalError
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent

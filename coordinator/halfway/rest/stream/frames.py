@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from halfway.domain.errors import HalfwayError
-from halfway.rest.handlers.calls import ENCODER
 from halfway.rest.requests import convert, models
 from halfway.rest.requests.explain import ExplanationBudget
 from halfway.rest.requests.validation import to_batch_end
+from halfway.rest.responses.answer import ENCODER
 from halfway.rest.responses.errors import MalformedJsonError, invalid
 from halfway.rest.responses.problems import encoded, standing_alone
 

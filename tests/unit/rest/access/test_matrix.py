@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from halfway.domain.principal import RULES, Permission, PrincipalKind
-from halfway.rest.handlers.operation import Operation, Routes
+from halfway.rest.handlers.calls import Operation
 from halfway.rest.handlers.routes import OPERATIONS
+from halfway.rest.server.api import Routes
 from tests.support.rest.client import SHOP, Answer, RestWorld
 from tests.support.rest.guarded import Guarded, guarded, own_id
 

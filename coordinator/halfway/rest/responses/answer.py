@@ -1,4 +1,4 @@
-"""An answer that is there as a whole, as one piece of bytes."""
+"""What is answered: JSON or a problem document, and how it is written as one piece of bytes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,51 @@ import time
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPMethod, HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from aiohttp import HttpVersion10, web
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from halfway.domain.errors import UnauthenticatedError
+from halfway.rest.responses.errors import MethodNotAllowedError
+from halfway.rest.responses.problems import CONTENT_TYPE, encoded, problem, retry_after
 
+if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
 
+    from halfway.domain.errors import HalfwayError
+
+JSON: Final = "application/json"
+ENCODER: Final = msgspec.json.Encoder()
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An answer: a body of JSON, or none."""
+
+    status: int
+    body: bytes | None
+    headers: tuple[tuple[str, str], ...] = ()
+    error_code: str | None = None
+
+
+def answer(status: int, body: Any = None, *headers: tuple[str, str]) -> Answer:
+    """Answer with a model, or with nothing."""
+    return Answer(status=status, body=None if body is None else ENCODER.encode(body), headers=headers)
+
+
+def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
+    """Answer with a problem document."""
+    document = problem(error)
+    if instance is not None:
+        document["instance"] = instance
+    wait = retry_after(error)
+    headers = () if wait is None else (("Retry-After", wait),)
+    if isinstance(error, UnauthenticatedError):
+        headers = (("WWW-Authenticate", 'Bearer realm="halfway"'),)
+    elif isinstance(error, MethodNotAllowedError):
+        headers = (("Allow", error.allowed),)
+    return Answer(status=document["status"], body=encoded(document), headers=headers, error_code=error.code)
 
 
 class WholeResponse(web.StreamResponse):
@@ -24,11 +59,13 @@ class WholeResponse(web.StreamResponse):
     Names and values of `headers` hold no line breaks: none of them is what a client sent.
     """
 
-    def __init__(self, status: int, body: bytes | None, headers: Iterable[tuple[str, str]]) -> None:
-        """Keep the answer; a body of None is no body."""
-        super().__init__(status=status)
-        self._whole = body
-        self._fields = headers
+    def __init__(self, given: Answer, *headers: tuple[str, str]) -> None:
+        """Keep the answer, with more headers."""
+        super().__init__(status=given.status)
+        self._whole = given.body
+        self._fields = [*given.headers, *headers]
+        if given.body is not None:
+            self._fields.append(("Content-Type", JSON if given.error_code is None else CONTENT_TYPE))
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Build the bytes; `write_eof` sends them."""
