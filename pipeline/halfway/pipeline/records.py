@@ -73,8 +73,7 @@ def messages(engine: Engine, records: Frame, prefix: str, since: int = 0) -> Fra
         try_cast(regexp_extract(place, '{_PLACE}', 2) as int) as total
     from (
         select {d.header("halfway-transaction-id")} as id, {d.header("halfway-message")} as place,
-            least(coalesce({_prepared_at(d, d.header("halfway-transaction-id"))}, {d.millis('"timestamp"')}),
-                {d.millis('"timestamp"')}) as prepared_at,
+            coalesce({_prepared_at(d, d.header("halfway-transaction-id"))}, {d.millis('"timestamp"')}) as prepared_at,
             {d.millis('"timestamp"')} as "at", {key} as key_hash, {value} as value_hash,
             substr({d.sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset"
         from $records

@@ -22,6 +22,7 @@ from halfway.pipeline.sources import nothing
 PREFIX = "_halfway."
 START = 1_700_000_000_000
 HORIZON = 900_000
+SLACK = 5_000
 REAL = ("orders", "mails")
 KINDS = ("half", "op", "parked", "groups", "owners")
 Headers = Sequence[tuple[str, str | bytes | None]]
@@ -29,12 +30,13 @@ Headers = Sequence[tuple[str, str | bytes | None]]
 
 @dataclass
 class Written:
-    """A record, and whether its Kafka transaction is finished."""
+    """A record, when it was written, and when by the clock of its writer."""
 
     topic: str
     key: bytes | None
     value: bytes | None
     at: int
+    told_at: int
     headers: Headers
     offset: int = -1
     gone: bool = False
@@ -47,9 +49,11 @@ class Log:
     records: list[Written] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
     compacted: frozenset[str] = frozenset()
+    ahead: int = 0
+    """By how much the clock of whoever writes is wrong."""
 
     def write(self, topic: str, key: bytes | None, value: bytes | None, at: int, headers: Headers) -> None:
-        self.records.append(Written(topic, key, value, at, headers))
+        self.records.append(Written(topic, key, value, at, at + self.ahead, headers))
 
     def settle(self) -> None:
         """Give every record its offset."""
@@ -100,7 +104,7 @@ class LogSource:
             there = [record for record in self._log.records if record.topic == topic and record.at <= self._at]
             end = sum(record.at <= self._committed_until for record in there)
             start = self._log.starts.get(topic, 0)
-            first = next((record.at for record in there if record.offset >= start), None)
+            first = next((record.told_at for record in there if record.offset >= start), None)
             one = PartitionPin(partition=0, start=min(start, end), end=end, high=len(there), first_at=first)
             pin = TopicPin(topic=topic, at=self._at, partitions=(one,), compacted=topic in self._log.compacted)
             self.pins = replace(self.pins, topics={**self.pins.topics, topic: self._begun.followed_by(pin)})
@@ -135,7 +139,7 @@ class LogSource:
                 "topic": record.topic,
                 "partition": 0,
                 "offset": record.offset,
-                "timestamp": datetime.fromtimestamp(record.at / 1000, UTC),
+                "timestamp": datetime.fromtimestamp(record.told_at / 1000, UTC),
                 "headers": [
                     {"key": name, "value": value.encode() if isinstance(value, str) else value}
                     for name, value in record.headers
@@ -161,9 +165,10 @@ class Writer:
     group: str = "g"
 
     def half(self, name: str, messages: Sequence[Message], at: int, *, prepared_at: int | None = None) -> None:
-        prepared = at if prepared_at is None else prepared_at
+        now = at + self.log.ahead
+        prepared = now if prepared_at is None else prepared_at
         half = Half(
-            id=name, group=self.group, messages=tuple(messages), prepared_at=prepared, since=at, fingerprint=b"f" * 16
+            id=name, group=self.group, messages=tuple(messages), prepared_at=prepared, since=now, fingerprint=b"f" * 16
         )
         self.log.write(
             PREFIX + "half", name.encode(), codec.encode_half(half), at, codec.half_headers(half, "prepared")
@@ -184,8 +189,8 @@ class Writer:
 
     def op(self, name: str, kind: OpKind, messages: Sequence[Message], at: int, prepared_at: int) -> None:
         op = Op(
-            kind=kind, id=name, group=self.group, half_offset=0, cause=Cause.PRODUCER, prepared_at=prepared_at, at=at,
-            messages=tuple(map(MessageDigest.of, messages)),
+            kind=kind, id=name, group=self.group, half_offset=0, cause=Cause.PRODUCER, prepared_at=prepared_at,
+            at=at + self.log.ahead, messages=tuple(map(MessageDigest.of, messages)),
         )  # fmt: skip
         self.raw_op(name, codec.encode_op(op), at, "committed" if kind is OpKind.COMMITTED else "rolled_back")
 
@@ -375,6 +380,28 @@ class RandomLog:
             self._writer.half(name, messages, prepared_at)
             self._writer.commit(name, messages, prepared_at + 9, prepared_at)
             self.expected[name, life] = "committed_ok"
+
+    def way_clock_set(self, name: str) -> None:
+        """Between prepare and end a clock is set, right or wrong."""
+        self.log.ahead, then = self.random.choice(((0, -3 * HORIZON), (0, -60_000), (60_000, 0), (3 * HORIZON, 0)))
+        prepared_at = self._at + self.log.ahead
+        messages, _, at = self._prepared(name)
+        self.log.ahead = then
+        self._writer.commit(name, messages, at, prepared_at)
+        self.log.ahead = 0
+        self.expected[name, 0] = "committed_ok"
+
+    def way_used_again_by_another_clock(self, name: str) -> None:
+        """Whoever prepares it has forgotten it, and is behind by as much as clocks may differ."""
+        name = f"again-{name}"
+        for life in range(2):
+            self.log.ahead = -SLACK * life
+            at = self._at + (HORIZON + 10) * life
+            messages, prepared_at = self._messages(), at + self.log.ahead
+            self._writer.half(name, messages, at)
+            self._writer.commit(name, messages, at + 9, prepared_at)
+            self.expected[name, life] = "committed_ok"
+        self.log.ahead = 0
 
     def compact(self) -> None:
         """Let the cleaner come by: the first use of an id loses its outcome, and contradictions one of theirs."""

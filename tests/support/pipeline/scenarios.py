@@ -11,6 +11,7 @@ from halfway.pipeline.transforms.verdict import verdicts
 HOUR = 3_600_000
 NOW = 1_000 * HOUR
 HORIZON = 900_000
+SLACK = 5_000
 SERVER_MADE = "3-01890a5d-ac96-774b-bcce-b302099a8057"
 
 OPS = (
@@ -178,7 +179,7 @@ def judge(engine: Engine, histories: Sequence[History], facts: Facts) -> list[di
         topics=frame(topics, "topic string, provable_since bigint, compacted boolean"),
         latest_of_keys=keys,
     )
-    limits = Limits(cut=NOW, op_whole_since=dict(facts.op_whole_since))
+    limits = Limits(cut=NOW, op_whole_since=dict(facts.op_whole_since), horizon_ms=HORIZON, slack_ms=SLACK)
     judged = verdicts(engine, evidence, limits)
     return sorted(engine.rows(judged), key=lambda row: (row["id"], row["life"]))
 

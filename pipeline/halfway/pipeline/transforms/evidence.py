@@ -43,6 +43,16 @@ class Limits:
     slack_ms: int = 5_000
     now: int | None = None
 
+    @property
+    def latest(self) -> int:
+        """What is dated later is dated wrongly."""
+        return (self.cut if self.now is None else self.now) + self.slack_ms
+
+    @property
+    def apart_ms(self) -> int:
+        """By how much two uses of an id are apart at least, by clocks that differ: half a horizon in any case."""
+        return max(self.horizon_ms - self.slack_ms, self.horizon_ms // 2)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
@@ -93,7 +103,9 @@ def of_ops(engine: Engine, decoded: Frame) -> tuple[Frame, Frame]:
 def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     """Return what is known of each use of an id, with its number as `life` and whether the id was `used_again` later.
 
-    A new use begins a horizon after everything before it, never for an id that halfway made.
+    A new use begins a horizon after everything before it, never for an id that halfway made. A coordinator whose clock
+    was set back says that it was less: what the lane wrote is of a new use all the same. A half is not: it may be a
+    late repeat, which the coordinator buries.
     """
     made = server_made(engine.dialect)
     # They are used more than once.
@@ -115,8 +127,9 @@ def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
         select *, max(begun) over (partition by id order by begin) as since,
             max(begun) over (partition by id) as last_since
         from (
-            select *, case when until is not null and begin >= before + {limits.horizon_ms} then begin else 0
-                end as begun
+            select *, case when until is not null and begin >= before
+                + case when source in ('half', 'parked') then {limits.horizon_ms} else {limits.apart_ms} end
+                then begin else 0 end as begun
             from (
                 select *, max(until) over (
                     partition by id order by begin range between unbounded preceding and 1 preceding
@@ -151,15 +164,14 @@ def place(d: Dialect, number: str) -> str:
     return d.struct(partition=f"cast(({number} - {offset}) / {_PARTITIONS} as bigint)", offset=offset)
 
 
-def _at(limits: Limits) -> str:
-    """Return the time of a record; one that has not come yet is false, and taken for the cut: nothing hides behind."""
-    now = limits.cut if limits.now is None else limits.now
-    return f'case when "at" > {now + limits.slack_ms} then {limits.cut} else "at" end'
+def _time(limits: Limits, name: str = '"at"') -> str:
+    """Return a time; one that has not come yet is false, and taken for the cut: nothing hides behind."""
+    return f"case when {name} > {limits.latest} then {limits.cut} else {name} end"
 
 
 def _last(engine: Engine, records: Frame, limits: Limits, group: str, *, by: str) -> Frame:
     """Return what the last records say."""
-    at = _at(limits)
+    at = _time(limits)
     return engine.query(
         f"""select id, {group} as "group", max_by(alive, "offset") as alive, max_by({at}, "offset") as "at",
             max_by(coalesce(prepared_at, {at}), "offset") as prepared_at
@@ -172,8 +184,10 @@ def _alone(engine: Engine, messages: Frame, limits: Limits) -> Frame:
     """Return messages as `_copies` does, each by itself."""
     d = engine.dialect
     content, headers = d.number_of("content"), d.number_of("own_headers")
+    prepared_at = _time(limits, "prepared_at")
     return engine.query(
-        f"""select id, topic, slot, prepared_at, prepared_at as until, {_at(limits)} as "at", 1 as found,
+        f"""select id, topic, slot, {prepared_at} as prepared_at, {prepared_at} as until, {_time(limits)} as "at",
+            1 as found,
             {content} as lowest, {content} as highest, {headers} as lowest_headers, {headers} as highest_headers,
             total as least_total, total as most_total, "partition" as least_partition, "partition" as most_partition,
             {_PLACE} as first_place, {_PLACE} as last_place
@@ -183,7 +197,7 @@ def _alone(engine: Engine, messages: Frame, limits: Limits) -> Frame:
 
 
 def _copies(engine: Engine, messages: Frame, condition: str, limits: Limits) -> Frame:
-    """Return the copies of messages together, those of one time of a horizon's length."""
+    """Return the copies of messages together, those of one time in which no two uses of an id can begin."""
     together = ", ".join(
         f'{"min" if name.startswith(("lowest", "least", "first", "prepared")) else "max"}("{name}") as "{name}"'
         for name in ("prepared_at", "until", "at", *_FOUND)
@@ -191,7 +205,7 @@ def _copies(engine: Engine, messages: Frame, condition: str, limits: Limits) -> 
     )
     return engine.query(
         f"""select id, topic, slot, count(*) as found, {together} from $messages
-        where {condition} group by id, topic, slot, floor(prepared_at / {limits.horizon_ms})""",  # noqa: S608
+        where {condition} group by id, topic, slot, floor(prepared_at / {limits.apart_ms})""",  # noqa: S608
         messages=_alone(engine, messages, limits),
     )
 
@@ -205,19 +219,23 @@ _FOUND: Final = (
 def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) -> Frame:
     """Everything that is known of some ids, with the time span that tells which use of the id it is about.
 
-    A tombstone and an unsettled record have no span: they say something about whatever stands there.
+    A tombstone, an unsettled record and one that cannot be read have no span: they say something about whatever stands
+    there, even if their clock says that it was prepared only afterwards.
     """
     d = engine.dialect
-    at = _at(limits)
+    at = _time(limits)
+    about = f"{at} + {limits.slack_ms}"
+    prepared_at = _time(limits, "prepared_at")
     alive = {"group": '"group"', "prepared_at": "prepared_at", "at": '"at"'}
     selects = [
         _event(
-            "op", "$ops", "prepared_at", "greatest(prepared_at, ended_at)", at=at, group='"group"', outcome="outcome",
-            cause="cause", prepared_at="prepared_at", ended_at="ended_at", first_place=_PLACE, last_place=_PLACE,
+            "op", "$ops", prepared_at, _time(limits, "greatest(prepared_at, ended_at)"), at=at, group='"group"',
+            outcome="outcome", cause="cause", prepared_at="prepared_at", ended_at="ended_at", first_place=_PLACE,
+            last_place=_PLACE,
         ) + f" where {condition}",
         _event(
-            "named", "$named", "prepared_at", "until", prepared_at="prepared_at", ended_at="ended_at",
-            at=at.replace('"at"', "op_at"), topic="topic", slot="slot", wanted=d.number_of("content"),
+            "named", "$named", prepared_at, _time(limits, "until"), prepared_at="prepared_at", ended_at="ended_at",
+            at=_time(limits, "op_at"), topic="topic", slot="slot", wanted=d.number_of("content"),
             wanted_headers=d.number_of("own_headers"), wanted_key=d.number_of("key_hash"), wanted_total="total",
             wanted_partition='"partition"',
         ) + f" where {condition}",
@@ -225,11 +243,11 @@ def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) ->
             "message", "$messages", "prepared_at", "until", prepared_at="prepared_at", at='"at"', topic="topic",
             slot="slot", **{name: name for name in _FOUND},
         ) + f" where {condition}",
-        _event("half", "$halves", "prepared_at", "prepared_at", **alive) + f" where alive and {condition}",
-        _event("gone", "$halves", '"at"', "null", at='"at"', group='"group"') + f" where not alive and {condition}",
+        _event("half", "$halves", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
+        _event("gone", "$halves", about, "null", at='"at"', group='"group"') + f" where not alive and {condition}",
         # Of one that cannot be decoded it is not known when it was prepared.
-        _event("parked", "$parked", "prepared_at", "prepared_at", **alive) + f" where alive and {condition}",
-        _event("unsettled", "$unsettled", '"at"', "null", at=at) + f" where {condition}",
+        _event("parked", "$parked", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
+        _event("unsettled", "$unsettled", about, "null", at=at) + f" where {condition}",
     ]  # fmt: skip
     frames = {
         "ops": evidence.ops,
@@ -240,7 +258,7 @@ def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) ->
         "unsettled": evidence.unsettled,
     }
     if evidence.unreadable is not None:
-        selects.append(_event("unreadable", "$unreadable", '"at"', "null", at=at) + f" where {condition}")
+        selects.append(_event("unreadable", "$unreadable", about, "null", at=at) + f" where {condition}")
         frames["unreadable"] = evidence.unreadable
     if evidence.later is not None:
         selects.append(_event("later", "$later", '"at"', '"at"') + f" where {condition}")

@@ -28,14 +28,14 @@ from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.quick import DuckEngine
 from halfway.pipeline.transforms.verdict import ANOMALIES, VERDICTS
 from tests.support.pipeline.archives import verdicts_in, write_records
-from tests.support.pipeline.logs import HORIZON, PREFIX, START, Expected, Log, LogSource, RandomLog, Writer
+from tests.support.pipeline.logs import HORIZON, PREFIX, SLACK, START, Expected, Log, LogSource, RandomLog, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEEDS = int(os.environ.get("HISTORIES", "3"))
 FIRST = int(os.environ.get("FIRST_SEED", "1"))
-OPTIONS = AuditOptions(horizon_ms=HORIZON)
+OPTIONS = AuditOptions(horizon_ms=HORIZON, skew_ms=SLACK)
 MESSAGES = [Message(topic="orders", key=b"k", value=b"v")]
 
 
@@ -234,6 +234,18 @@ def test_a_resume_that_half_has_not_shown_yet_is_pending(engine: DuckEngine, tmp
     source = LogSource(engine, log, START + 60_000, open_since=START + 20_000)
     audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
     assert found_in(tmp_path) == {("resumed", 0): "pending"}
+
+
+def test_a_clock_that_is_set_back_before_a_commit_loses_nothing(engine: DuckEngine, tmp_path: Path) -> None:
+    """The messages' own time lies hours before their prepare then: they are of its use all the same."""
+    log = Log()
+    writer = Writer(log)
+    writer.half("mine", MESSAGES, START)
+    log.ahead = -4 * HORIZON
+    writer.commit("mine", MESSAGES, START + 10_000, START)
+    log.settle()
+    audit.run(engine, LogSource(engine, log, START + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    assert found_in(tmp_path) == {("mine", 0): "committed_ok"}
 
 
 def test_an_outcome_that_a_later_use_has_compacted_away_makes_no_leak(engine: DuckEngine, tmp_path: Path) -> None:

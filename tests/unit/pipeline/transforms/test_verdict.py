@@ -14,6 +14,7 @@ from tests.support.pipeline.scenarios import (
     HOUR,
     NOW,
     SERVER_MADE,
+    SLACK,
     Build,
     Facts,
     History,
@@ -206,6 +207,37 @@ def an_id_that_a_client_uses_again_after_the_horizon_is_another_transaction(hist
     history.op("mine", "rolled_back", at=NOW - 3 * HOUR)
     history.op("mine", "committed", [1], at=NOW - HOUR)
     history.message("mine", 1, 1, at=NOW - HOUR)
+
+
+@scenario([("long", "doubled"), ("mine", "committed_ok"), ("mine", "committed_ok"), ("mine", "rolled_back_ok")])
+def an_id_that_a_clock_set_back_uses_again_is_another_transaction(history: History) -> None:
+    """Whoever prepares it has forgotten the use before, and says that it was less than a horizon ago."""
+    first = NOW - 2 * HOUR + 100
+    for began in (first, first + 10 + HORIZON - SLACK):
+        history.op("mine", "committed", [1], at=began + 10)
+        history.message("mine", 1, 1, at=began + 10, total=1)
+    history.op("mine", "rolled_back", at=NOW - HOUR)
+    # No clock is so wrong.
+    history.op("long", "committed", [1], at=first + 10)
+    history.message("long", 1, 1, at=first + 10)
+    history.message("long", 1, 1, at=first + HORIZON - SLACK, took=1)
+
+
+@scenario([("mine", "committed_ok")])
+def a_late_repeat_that_is_not_buried_yet_is_no_transaction(history: History) -> None:
+    """A prepare again just within the horizon is a stray for the coordinator, whatever clocks may differ by."""
+    history.op("mine", "committed", [1], at=NOW - HOUR)
+    history.message("mine", 1, 1, at=NOW - HOUR)
+    history.half("mine", at=NOW - HOUR + HORIZON - 1, prepared_at=NOW - HOUR + HORIZON - 1)
+
+
+@scenario([("mine", "committed_ok"), ("mine", "not_judged")])
+def what_a_clock_set_back_wrote_is_of_the_use_that_was_prepared_just_before(history: History) -> None:
+    """It says that it is older than its own prepare."""
+    history.op("mine", "committed", [1], at=NOW - 3 * HOUR)
+    history.message("mine", 1, 1, at=NOW - 3 * HOUR)
+    history.message("mine", 1, 1, at=NOW - HOUR, took=-SLACK)
+    history.leave_unreadable("mine")
 
 
 @scenario([("mine", "expired_unknown"), ("mine", "committed_ok")])
