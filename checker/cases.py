@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from checker.content import Content, Contents
 from checker.disturbances import Disturbances
@@ -32,7 +33,7 @@ _OK = range(200, 300)
 _OUTCOME_OF = {"commit": COMMITTED, "rollback": ROLLED_BACK}
 _NOT_WRITABLE = ("topic_unavailable", "not_authorised", "message_too_large")
 """Refusals of an end that its shard's owner has heard, and cannot write."""
-_CLOCKS_APART_MS = 70_000
+CLOCKS_APART_MS: Final = 70_000
 """By how much a clock may be wrong that wrote an outcome: what its age allows is judged no more closely."""
 _ON_ITS_WAY_MS = 1_000
 _AFTERMATH_MS = 10_000
@@ -289,7 +290,7 @@ class _Gathering:
         if run.wall is None or not case.ends:
             return
         if run.horizon_s is not None:
-            case.forgotten_from = case.ends[0].at - run.wall + run.at + round(run.horizon_s * 1000) - _CLOCKS_APART_MS
+            case.forgotten_from = case.ends[0].at - run.wall + run.at + round(run.horizon_s * 1000) - CLOCKS_APART_MS
         for op in case.ends:
             if op.cause == "policy" and op.outcome == ROLLED_BACK:
                 rolled_back_at = op.at - run.wall + run.at

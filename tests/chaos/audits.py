@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow.parquet as pq
 
-from checker.cases import COMMITTED, ROLLED_BACK, Case
+from checker.cases import CLOCKS_APART_MS, COMMITTED, ROLLED_BACK, Case
 from checker.history import wire_id
 from checker.rules import Finding
 from halfway.pipeline.access import KafkaAccess
@@ -34,7 +34,7 @@ def audited(bootstrap_servers: str, prefix: str, horizon_s: float, directory: Pa
     access = KafkaAccess(java=servers, prefix=prefix, librdkafka=servers)
     engine = DuckEngine()
     try:
-        options = audit.AuditOptions(grace_ms=0, horizon_ms=round(horizon_s * 1000))
+        options = audit.AuditOptions(grace_ms=0, horizon_ms=round(horizon_s * 1000), skew_ms=CLOCKS_APART_MS)
         audit.run(engine, QuickKafka(engine, access), LocalFolder(str(folder)), options)
     finally:
         engine.close()
@@ -47,17 +47,19 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     judged: int
     unknown: int
-    """Of which Kafka has removed what would tell the outcome: the audit proves nothing."""
+    """Of which the audit proves nothing: Kafka has removed what would tell, or a clock was wrong by too much."""
     differences: tuple[str, ...]
 
 
 def agreement(
-    rows: Iterable[Row], cases: Mapping[str, Case], findings: Sequence[Finding], *, emptied: frozenset[str]
+    rows: Iterable[Row], cases: Mapping[str, Case], findings: Sequence[Finding], *, emptied: frozenset[str], began: int
 ) -> Agreement:
     """Compare the audit's rows with the checker's cases and findings.
 
     Whoever empties a topic (`emptied`) takes its messages away, which the audit calls lost or torn; the checker, who
-    has read them before, does not. Of ids that were used more than once each row must be one of the uses.
+    has read them before, does not. Of ids that were used more than once each row must be one of the uses, unless a use
+    was prepared by a clock that was further back than the audit is told. `began`: the time of day, in ms, at 0 of the
+    history's clock.
     """
     uses: defaultdict[str, list[Case]] = defaultdict(list)
     for name, case in cases.items():
@@ -66,12 +68,13 @@ def agreement(
     seen: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         seen[row["id"]].append(row)
+    astray = {name for name, of_id in seen.items() if _by_a_wrong_clock(of_id, uses[name], began)}
     differences = [
         f"{row['id']}: the audit says {row['verdict']}, the checker {sorted(_outcomes(uses[row['id']])) or 'nothing'}:"
         f" {dict(row)}"
-        for of_id in seen.values()
+        for name, of_id in seen.items()
         for row in of_id
-        if not _agrees(row, uses[row["id"]], wrong=row["id"] in wrong, emptied=emptied)
+        if name not in astray and not _agrees(row, uses[row["id"]], wrong=row["id"] in wrong, emptied=emptied)
     ]
     differences += [
         f"{name}: the checker says {sorted(_outcomes(of_id))}, the audit does not know it"
@@ -84,8 +87,15 @@ def agreement(
         if not any(row["verdict"] in ANOMALIES for row in seen.get(name, ()))
     ]
     every = [row for of_id in seen.values() for row in of_id]
-    unknown = sum(row["verdict"] == "expired_unknown" for row in every)
+    unknown = sum(row["verdict"] == "expired_unknown" or row["id"] in astray for row in every)
     return Agreement(judged=len(every), unknown=unknown, differences=tuple(differences))
+
+
+def _by_a_wrong_clock(rows: Sequence[Row], uses: Sequence[Case], began: int) -> bool:
+    """Whether one of several uses says that it was prepared when nobody asked for any: no time tells them apart."""
+    asked = [began + case.asked_at for case in uses if case.asked_at is not None]
+    told = [row["prepared_at"].timestamp() * 1000 for row in rows if row["prepared_at"] is not None]
+    return len(uses) > 1 and any(all(abs(at - other) > CLOCKS_APART_MS for other in asked) for at in told)
 
 
 def _agrees(row: Row, uses: Sequence[Case], *, wrong: bool, emptied: frozenset[str]) -> bool:

@@ -163,7 +163,7 @@ async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Ou
         answers=chaos.caller.by_status,
         effects=effects,
         forged=chaos.endpoints.forged,
-        audit=agreement(rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name})),
+        audit=agreement(rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name}), began=chaos.began),
     )
 
 
@@ -255,6 +255,8 @@ class _Chaos:
             long=self._wanted.long_faults,
         )
         self.faults = Faults(self.stage, TopicFaults(self.stage, history, FLEETING, STRICT), self._wanted.kinds)
+        wall = int(time.time() * 1000)
+        self.began = wall - history.now()
         history.write(
             Run(
                 seed=self._wanted.seed,
@@ -262,7 +264,7 @@ class _Chaos:
                 policy_rolls_back=(DROPPING, LEAVING),
                 fetching=(PULLED, LEAVING),
                 horizon_s=self._wanted.horizon_s,
-                wall=int(time.time() * 1000),
+                wall=wall,
             )
         )
         self.caller.keys[None] = OPERATOR_KEY
