@@ -33,10 +33,9 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "lane.4.tombstones": (_LANE, "LaneTransaction.produce_tombstones"),
     "lane.5.commit": (_LANE, "LaneTransaction.commit"),
     "lane.suspect": (_THREAD, "LaneThread._suspect"),
-    "lane.answer": (_THREAD, "LaneThread._answer"),
+    "lane.answer": (_LANE, "_answer"),
     "suspects.rehearse": (_SUSPECTS, "SuspectLane._rehearsed"),
     "suspects.commit": (_SUSPECTS, "SuspectLane._commit"),
-    "suspects.answer": (_SUSPECTS, "SuspectLane._answer"),
     "ending.apply": (_ENDING, "Resolver._apply"),
     # docs/protocol.md#ownership-and-fencing.
     "acquire.initialise_lane": (_MEMBERSHIP, "lane_producers"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -11,6 +10,7 @@ import structlog
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
 from halfway.kafka.clients.loop import Answer, Loop
+from halfway.kafka.clients.owned_thread import OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic
 from halfway.kafka.lane.quarantine import Quarantine, Route
@@ -33,8 +33,11 @@ OnFailure = Callable[[ProducerFailedError, Sequence[Submission]], None]
 """Ends the incarnation: the error, and the writes of which it is not known whether they stand."""
 
 
-class LaneThread:
-    """One incarnation's lane: a thread, a queue, and two producers that take turns strictly."""
+class LaneThread(OwnedThread):
+    """One incarnation's lane: a thread, a queue, and two producers that take turns strictly.
+
+    It ends when the queue is closed, or with the first failure.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class LaneThread:
         on_failure: OnFailure,
     ) -> None:
         """Take over initialised producers."""
+        super().__init__(self._run, "halfway-lane")
         config = context.config
         self._context = context
         self._producers = producers
@@ -58,16 +62,6 @@ class LaneThread:
             config.lane_queue_bytes,
             BatchLimits(ends=config.lane_max_ends, payload_bytes=config.lane_max_bytes),
         )
-        self._thread = threading.Thread(target=self._run, name="halfway-lane", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; it ends when the queue is closed, or with the first failure."""
-        self._thread.start()
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the thread to end; return whether it has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def busy_for(self) -> float:
         """Return for how many seconds the lane has been at one batch, 0 while it waits for work."""
@@ -125,7 +119,6 @@ class LaneThread:
             self._context.loop.post(answer_all, refused)
         if not admitted:
             return
-        started = time.monotonic()
         self._turn ^= 1
         try:
             transaction = write_transaction(producer, self._context.config, admitted)
@@ -134,17 +127,7 @@ class LaneThread:
             raise
         if self._context.quarantine:  # a suspect that was to be rolled back needs no lane of its own
             self._context.quarantine.clear_ids(one.write.id for one, _ in admitted if one.write.state.ended)
-        written = transaction.written()
-        answers: list[Answer] = [
-            (submission.reply, stands) for (submission, _), stands in zip(admitted, written, strict=True)
-        ]
-        size = sum([submission.size for submission, _ in admitted])
-        self._context.loop.post(self._answer, answers, len(admitted), size, time.monotonic() - started)
-
-    def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
-        """Answer the callers, on the loop's thread, after the commit of step 5."""
-        answer_all(answers)
-        self._context.observer.lane_committed(ends, size, seconds)
+        transaction.answer(self._context)
 
     def _trusted(self, batch: Sequence[Submission], answers: list[Answer]) -> Sequence[Submission]:
         """Return the writes that are not suspect; suspects go to their own lane, or are refused during a back-off."""

@@ -21,6 +21,7 @@ from halfway.domain.errors import (
     TopicUnavailableError,
 )
 from halfway.kafka.clients.loop import Answer
+from halfway.kafka.clients.owned_thread import OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane.quarantine import Blame, Route
@@ -39,8 +40,11 @@ _LIMITS: Final = BatchLimits(ends=200, payload_bytes=4 * 1024 * 1024)
 Work = tuple[Submission, Encoded]
 
 
-class SuspectLane:
-    """One incarnation's lane for suspects: a thread, a queue, the producer `.q`, and a rehearsal before each commit."""
+class SuspectLane(OwnedThread):
+    """One incarnation's lane for suspects: a thread, a queue, the producer `.q`, and a rehearsal before each commit.
+
+    It ends when the queue is closed, or with the first failure of its producer.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class SuspectLane:
         on_failure: Callable[[ProducerFailedError, Sequence[Submission]], None],
     ) -> None:
         """Take over an initialised producer."""
+        super().__init__(self._run, "halfway-suspects")
         self._context = context
         self._producer = producer
         self._rehearsal = rehearsal
@@ -59,16 +64,6 @@ class SuspectLane:
         self.queue = LaneQueue(_CAPACITY, context.config.lane_queue_bytes, _LIMITS)
         self.under_way: Sequence[Submission] = ()
         """The writes under way in the thread, for the caller that ends a lane that hangs."""
-        self._thread = threading.Thread(target=self._run, name="halfway-suspects", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; it ends when the queue is closed, or with the first failure of its producer."""
-        self._thread.start()
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the thread to end; return whether it has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def put(self, submission: Submission, answers: list[Answer]) -> None:
         """Queue a suspect on the lane's thread; if there is no room, refuse it through `answers`."""
@@ -144,7 +139,6 @@ class SuspectLane:
     def _commit(self, works: Sequence[Work]) -> None:
         """Write one Kafka transaction on `.q`; its failure ends the incarnation, as any lane's does."""
         quarantine, ids = self._context.quarantine, [submission.write.id for submission, _ in works]
-        started = time.monotonic()
         try:
             transaction = write_transaction(self._producer, self._context.config, works)
         except ProducerFailedError as failure:
@@ -164,16 +158,7 @@ class SuspectLane:
                 quarantine.isolate(ids, now)
             raise
         quarantine.clear_ids(ids)
-        written = transaction.written()
-        answers: list[Answer] = [
-            (submission.reply, stands) for (submission, _), stands in zip(works, written, strict=True)
-        ]
-        size = sum([submission.size for submission, _ in works])
-        self._context.loop.post(self._answer, answers, len(works), size, time.monotonic() - started)
-
-    def _answer(self, answers: list[Answer], ends: int, size: int, seconds: float) -> None:
-        answer_all(answers)
-        self._context.observer.lane_committed(ends, size, seconds)
+        transaction.answer(self._context)
 
     def _rehearsed(self, works: Sequence[Work], refused: list[Answer]) -> list[Work]:
         """Try the messages topic by topic and return the writes without a bad message."""

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.loop import Answer
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.lane.queue import Submission
 from halfway.kafka.records.lane_records import Encoded, InternalRecord
-from halfway.service.ports import Written
+from halfway.service.ports import Observer, Written
+from halfway.service.replies import answer_all
 
 Report = Callable[[Any, Any], None]
 Place = tuple[str, int]
@@ -38,6 +41,7 @@ class LaneTransaction:
         self._offsets: dict[Place, list[int]] = {}
         self._produced: dict[Place, int] = {}
         self._now = time.time_ns() // 1_000_000
+        self._began = time.monotonic()
 
     def begin(self) -> None:
         """Step 1: begin locally; Kafka learns of it with the first record."""
@@ -82,13 +86,19 @@ class LaneTransaction:
         """Step 5: commit; the callers are answered only afterwards."""
         self._producer.commit(self._stall_s)
 
-    def written(self) -> list[Written]:
-        """Return the offsets of each write, in the order of the writes.
+    def answer(self, context: LaneContext) -> None:
+        """Step 5, once it is committed: answer the callers, on the loop's thread.
 
         Raises:
             ProducerFailedError: a report is missing or has no offset; the Kafka transaction is committed nevertheless.
 
         """
+        answers = [(submission.reply, at) for (submission, _), at in zip(self._writes, self._written(), strict=True)]
+        size = sum([submission.size for submission, _ in self._writes])
+        context.loop.post(_answer, context.observer, answers, size, time.monotonic() - self._began)
+
+    def _written(self) -> list[Written]:
+        """Return the offsets of each write, in the order of the writes."""
         places: dict[Place, Iterator[int]] = {}
         for place, offsets in self._offsets.items():
             offsets.sort()
@@ -125,6 +135,11 @@ def write_transaction(producer: TransactionalProducer, config: KafkaConfig, writ
     except Exception as error:
         raise ProducerFailedError.of("produce", error) from error
     return transaction
+
+
+def _answer(observer: Observer, answers: Sequence[Answer], size: int, seconds: float) -> None:
+    answer_all(answers)
+    observer.lane_committed(len(answers), size, seconds)
 
 
 def _collector(offsets: list[int]) -> Report:

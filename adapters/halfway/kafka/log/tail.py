@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException, Message
 from halfway.domain.records import FOREIGN, Foreign, Half
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
+from halfway.kafka.clients.owned_thread import OwnedThread
 from halfway.kafka.log.partition_reader import PartitionReader, Place
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.validation import (
@@ -39,7 +40,7 @@ _ASIDE_S: Final = 0.02
 _GATHERED: Final = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 65_536}
 
 
-class Tail:
+class Tail(OwnedThread):
     """A thread with a consumer. It stops reading while a few batches wait for the loop."""
 
     def __init__(
@@ -57,6 +58,7 @@ class Tail:
 
         `holds` returns, by shard, offset and key, whether the record is applied already; the tail's thread calls it.
         """
+        super().__init__(self._run, "halfway-tail")
         self._config = config
         self._incarnation = incarnation
         self._loop = loop
@@ -71,11 +73,6 @@ class Tail:
         self._aside: list[tuple[int, int, Message]] = []
         """What was not applied when it was read: shard, offset, record."""
         self._batch: dict[int, list[tuple[int, str, Half | Foreign | None]]] = {}
-        self._thread = threading.Thread(target=self._run, name="halfway-tail", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; it ends with `stop`."""
-        self._thread.start()
 
     def add(self, shard: int, offset: int) -> None:
         """Read half[shard] from an offset on."""
@@ -88,11 +85,6 @@ class Tail:
     def stop(self) -> None:
         """Tell the thread to end; `join` waits for it."""
         self._stopped.set()
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the thread to end; return whether it has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         reader: PartitionReader | None = None

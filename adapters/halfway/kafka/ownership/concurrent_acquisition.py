@@ -28,8 +28,6 @@ AGAIN_AT_ONCE: Final = 4
 """Of these, how many may be of shards that have failed before: the others always find a place."""
 _CLAIM_S: Final = 30.0
 _FIRST_PATIENCE_S: Final = 10.0
-_LOOK_AGAIN_S: Final = 0.05
-_FRESH_POLLS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +62,8 @@ class Assignment(Protocol):
     def count_skipped(self, topic: str, reason: str) -> None:
         """Count a record that cannot be decoded; called on any thread."""
 
-    @property
-    def polls(self) -> int:
-        """The number of polls of the group, so that a caller can wait for a fresh one."""
+    async def pause(self, seconds: float) -> None:
+        """Wait for a back-off and then for a fresh poll: the group may have assigned a shard to another instance."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -145,7 +142,8 @@ class ConcurrentAcquisitions:
         pause_s = 0.0
         try:
             while wants(incarnation, shard):
-                await self._pause(pause_s)
+                if pause_s:
+                    await self._assignment.pause(pause_s)
                 async with self._place(shard):
                     if wants(incarnation, shard):
                         attempts.trying = True
@@ -159,15 +157,6 @@ class ConcurrentAcquisitions:
     def _ended(self, shard: int, _: asyncio.Task[None]) -> None:
         del self._under_way[shard]
         self._assignment.look_again()
-
-    async def _pause(self, pause_s: float) -> None:
-        """Wait for the back-off and for a fresh poll: the group may have assigned the shard to another instance."""
-        if not pause_s:
-            return
-        polls = self._assignment.polls
-        await asyncio.sleep(pause_s)
-        while self._assignment.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
-            await asyncio.sleep(_LOOK_AGAIN_S)
 
     @asynccontextmanager
     async def _place(self, shard: int) -> AsyncIterator[None]:

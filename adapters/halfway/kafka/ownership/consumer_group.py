@@ -5,6 +5,7 @@ See docs/protocol.md#ownership-and-fencing.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.owned_thread import OwnedThread
 
 log = structlog.get_logger()
 
@@ -22,6 +24,8 @@ _POLL_S: Final = 0.1
 _HEARTBEATS: Final = 6
 _SAY_AGAIN_S: Final = 30.0
 _PAUSE_S: Final = 1.0
+_FRESH_POLLS: Final = 2
+_LOOK_AGAIN_S: Final = 0.05
 
 Command = Literal["join", "leave"]
 Ts = TypeVarTuple("Ts")
@@ -43,29 +47,24 @@ class GroupEvents(Protocol):
         """Be no member any more."""
 
 
-class GroupMember:
+class GroupMember(OwnedThread):
     """A thread that polls a consumer which never fetches. It joins and leaves on request."""
 
     def __init__(self, config: KafkaConfig, events: GroupEvents) -> None:
         """Keep the configuration; nothing connects before `start`."""
+        super().__init__(self._run, "halfway-members")
         self._config = config
         self._events = events
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._wanted = False
         self._said: dict[int, float] = {}
-        self._thread = threading.Thread(target=self._run, name="halfway-members", daemon=True)
-        self.polls = 0
-        """The number of polls, so that a caller can wait for a fresh one."""
+        self._polls = 0
 
     @property
     def heartbeat_s(self) -> float:
         """Seconds between two heartbeats."""
         return self._config.session_timeout_s / _HEARTBEATS
-
-    def start(self) -> None:
-        """Start the thread; it ends with `close`."""
-        self._thread.start()
 
     def join_group(self) -> None:
         """Subscribe; assignments follow."""
@@ -75,14 +74,16 @@ class GroupMember:
         """Unsubscribe: the other members get the shards at once."""
         self._commands.put("leave")
 
+    async def pause(self, seconds: float) -> None:
+        """Wait for a time and then for a fresh poll: the group may have changed the assignment meanwhile."""
+        polls = self._polls
+        await asyncio.sleep(seconds)
+        while self._polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
     def close(self) -> None:
         """Leave and end the thread; `join` waits for it."""
         self._closed.set()
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the thread to end; return whether it has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -120,7 +121,7 @@ class GroupMember:
                     self._tell(self._events.left)
                 subscribed = wanted
                 message = consumer.poll(_POLL_S)
-                self.polls += 1
+                self._polls += 1
                 error = None if message is None else message.error()
                 if error is not None:
                     self._say(error)

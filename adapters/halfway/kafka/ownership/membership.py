@@ -37,8 +37,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _FENCED_HEARTBEATS: Final = 1.5
-_FRESH_POLLS: Final = 2
-_LOOK_AGAIN_S: Final = 0.05
 _REACH_S: Final = 2.0
 _WATCH_S: Final = 1.0
 _STALL_FACTOR: Final = 2
@@ -236,7 +234,7 @@ class KafkaMembership:
                     self._stalled = False
                     await self._leave()
                 elif self._backoff.pause_s:
-                    await self._pause()
+                    await self.pause(self._backoff.take_pause())
                 elif self._incarnation is None:
                     await self._begin()
                 else:
@@ -343,19 +341,11 @@ class KafkaMembership:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _pause(self) -> None:
-        """Wait for the back-off of the last failure and for a fresh poll of the group."""
-        polls = self._group.polls
-        await asyncio.sleep(self._backoff.take_pause())
-        while self._group.polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
-            await asyncio.sleep(_LOOK_AGAIN_S)
-
     # --- what acquisitions ask and tell
 
-    @property
-    def polls(self) -> int:
-        """The number of polls of the group."""
-        return self._group.polls
+    async def pause(self, seconds: float) -> None:
+        """Wait for a back-off and then for a fresh poll of the group."""
+        await self._group.pause(seconds)
 
     def wants(self, incarnation: Incarnation, shard: int) -> bool:
         """Whether a shard is still to be acquired for an incarnation; called on any thread."""

@@ -43,7 +43,6 @@ class Wanted:
     """What the group assigns, which a test changes."""
 
     shards: set[int]
-    polls: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wants(self, _incarnation: Incarnation, shard: int) -> bool:
@@ -60,6 +59,9 @@ class Wanted:
 
     def count_skipped(self, _topic: str, _reason: str) -> None:
         pass
+
+    async def pause(self, _seconds: float) -> None:
+        await asyncio.Event().wait()  # until the acquisition is cancelled
 
 
 class ClaimedInVain:
