@@ -17,10 +17,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.partition_reader import LEADER_MOVES
+from halfway.kafka.log.partition_reader import LEADER_MOVES, Place, meet
 from halfway.service.replies import answer_all
 
-_ASK_AGAIN_S: Final = 0.1
+ASK_AGAIN_S: Final = 0.1
 
 
 class PartitionEnds:
@@ -92,7 +92,9 @@ class PartitionEnds:
         ends: dict[int, int | Exception] = {}
         missing = set(partitions)
         while missing:
-            for partition, answer in self._list_offsets(self._admin, missing).items():
+            asked = [(self._topic, partition) for partition in missing]
+            answers = request_ends(self._admin, asked, self._isolation, self._timeout_s)
+            for (_, partition), answer in answers.items():
                 try:
                     ends[partition] = (await asyncio.wrap_future(answer)).offset
                 except KafkaException as exception:
@@ -101,34 +103,25 @@ class PartitionEnds:
                     if error.code() in LEADER_MOVES:
                         continue
                 missing.remove(partition)
-            if missing and not await self._refreshed(self._admin, until):
+            if missing and not await self._met(self._admin, until):
                 break
         return ends
 
-    def _list_offsets(self, admin: AdminClient, partitions: Iterable[int]) -> dict[int, Future[ListOffsetsResultInfo]]:
-        spec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
-        answers = admin.list_offsets(
-            {TopicPartition(self._topic, partition): spec for partition in partitions},
-            isolation_level=self._isolation,
-            request_timeout=self._timeout_s,
-        )
-        return {place.partition: answer for place, answer in answers.items()}
-
-    async def _refreshed(self, admin: AdminClient, until: float) -> bool:
-        """Fetch the topic's metadata, and return whether there is time to ask again.
-
-        librdkafka asks with the leader epoch that it has cached. If the broker answers that this epoch is older than
-        the broker's own, librdkafka still keeps it for up to 15 minutes.
-        """
-        await asyncio.sleep(_ASK_AGAIN_S)
+    async def _met(self, admin: AdminClient, until: float) -> bool:
+        """Look the leaders up, and return whether there is time to ask again."""
+        await asyncio.sleep(ASK_AGAIN_S)
         left = until - time.monotonic()
-        if left <= 0:
-            return False
-        try:
-            await asyncio.to_thread(admin.list_topics, self._topic, timeout=left)
-        except KafkaException:
-            return False
-        return time.monotonic() < until
+        return left > 0 and await asyncio.to_thread(meet, admin, self._topic, left) and time.monotonic() < until
+
+
+def request_ends(
+    admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel, timeout_s: float
+) -> dict[Place, Future[ListOffsetsResultInfo]]:
+    """Ask for end offsets. If an error is one of LEADER_MOVES, `meet` the topic and ask again."""
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
+    asked = {TopicPartition(*place): latest for place in places}
+    answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=timeout_s)
+    return {(place.topic, place.partition): answer for place, answer in answers.items()}
 
 
 def _unavailable(topic: str, reason: str) -> KafkaUnavailableError:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.kafka.clients.config import KafkaConfig
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 BATCH: Final = 1_000
 _MEET_S: Final = 2.0
@@ -43,6 +46,19 @@ _PASSING: Final = LEADER_MOVES | frozenset(
 Place = tuple[str, int]
 
 
+def meet(client: Consumer | AdminClient, topic: str, timeout_s: float) -> bool:
+    """Have a client look up the leaders of a topic; return whether Kafka answered. Blocks.
+
+    librdkafka asks with the leader epoch that it has cached. If the broker answers that this epoch is older than the
+    broker's own, librdkafka still keeps it for up to 15 minutes.
+    """
+    try:
+        client.list_topics(topic, timeout=timeout_s)
+    except KafkaException:
+        return False
+    return True
+
+
 class PartitionReader:
     """A read_committed consumer with assigned partitions only. `positions` holds how far each is read without a gap.
 
@@ -66,15 +82,11 @@ class PartitionReader:
         """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
         known = {topic for topic, _ in self.positions}
         for topic in {topic for topic, _ in starts} - known:
-            self._meet(topic)
+            # A fetch that begins without leaders waits for 500 ms or 1 s. If Kafka does not answer, it reports that.
+            meet(self._consumer, topic, _MEET_S)
         for place, offset in starts.items():
             self.positions[place] = offset
         self._consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
-
-    def _meet(self, topic: str) -> None:
-        """Look up a topic's leaders first: a fetch that begins without them waits for 500 ms or 1 s."""
-        with suppress(KafkaException):  # the fetch runs into the same error and reports it
-            self._consumer.list_topics(topic, timeout=_MEET_S)
 
     def remove(self, places: Iterable[Place]) -> None:
         """Stop reading these partitions."""

@@ -15,22 +15,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from halfway.domain.records import Owner
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_ids import lane_ids
 from halfway.kafka.clients.transactional_producer import fence
 from halfway.kafka.lane.rehearsal import end_rehearsal
-from halfway.kafka.log.partition_reader import LEADER_MOVES, PartitionReader, Place
+from halfway.kafka.log.end_offsets import ASK_AGAIN_S, request_ends
+from halfway.kafka.log.partition_reader import LEADER_MOVES, PartitionReader, Place, meet
 from halfway.kafka.ownership.acquisition_deadline import AcquisitionDeadline
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
@@ -40,7 +39,6 @@ log = structlog.get_logger()
 
 _ASK_S: Final = 10.0
 _LOOK_S: Final = 0.5
-_AGAIN_S: Final = 0.1
 
 
 class FormerOwnerUnknownError(Exception):
@@ -103,17 +101,16 @@ class FormerOwners:
 
     def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, _Trail]:
         """Read a topic to its real end and fence the last owners on the way; return the trail of each shard."""
-        with suppress(KafkaException):  # a request before the client is connected waits for up to 1 s
-            admin.list_topics(topic, timeout=_LOOK_S)
+        meet(admin, topic, _LOOK_S)  # a request before the client is connected waits for up to 1 s
         found = {shard: _Trail() for shard in shards}
         # Nobody else can claim a shard now: if no record was ever there, there is nothing to wait for.
-        ends = self._ends(admin, [(topic, shard) for shard in found])
+        ends = self._ends(admin, topic, found)
         trails = {place: found[place[1]] for place, end in ends.items() if end}
         if not trails:
             return found
         self.reader.add(dict.fromkeys(trails, OFFSET_BEGINNING))
         while True:
-            reached = self._read(self._ends(admin, trails), trails)
+            reached = self._read(self._ends(admin, topic, (shard for _, shard in trails)), trails)
             former = {trail.last: trail.lane_ids for trail in trails.values() if trail.last is not None}
             unfenced = {name: ids for name, ids in former.items() if name not in self.fences}
             if unfenced:
@@ -173,21 +170,18 @@ class FormerOwners:
             self.released.pop(shard, None)
             trail.take(owner.incarnation, owner.lane_ids)
 
-    def _ends(self, admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
+    def _ends(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[Place, int]:
         """Return the end offsets under read_uncommitted."""
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
-        asked = {TopicPartition(*place): latest for place in places}
+        places = [(topic, shard) for shard in shards]
         while True:
-            futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
+            futures = request_ends(admin, places, IsolationLevel.READ_UNCOMMITTED, _ASK_S)
             while wait(futures.values(), _LOOK_S).not_done:
                 self.acquisition_deadline.check("asking for the end offsets")
             try:
-                return {(one.topic, one.partition): future.result().offset for one, future in futures.items()}
+                return {place: future.result().offset for place, future in futures.items()}
             except KafkaException as error:
                 if error.args[0].code() not in LEADER_MOVES:
                     raise
             self.acquisition_deadline.check("asking for the end offsets")
-            time.sleep(_AGAIN_S)
-            for topic in {place.topic for place in asked}:  # else librdkafka keeps the leader epoch that it has cached
-                with suppress(KafkaException):
-                    admin.list_topics(topic, timeout=_LOOK_S)
+            time.sleep(ASK_AGAIN_S)
+            meet(admin, topic, _LOOK_S)
