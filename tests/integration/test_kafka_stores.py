@@ -183,7 +183,7 @@ async def test_an_instance_that_dies_in_a_change_holds_up_no_reader(
         dying = TransactionalProducer(config, f"{config.prefix}groups")
         await asyncio.to_thread(dying.initialise, time.monotonic() + PATIENCE_S)
         dying.begin()
-        dying.produce(config.groups_topic, encode_group(group("shop", updated_at=8)), b"shop", 0)
+        dying.produce(config.topic("groups"), encode_group(group("shop", updated_at=8)), b"shop", 0)
         assert await asyncio.to_thread(dying.flush, time.monotonic() + PATIENCE_S, lambda: False)
         await groups.refresh(deadline=patience())
         assert groups.get("shop") == group("shop")
@@ -202,15 +202,15 @@ async def test_records_that_are_no_groups_are_skipped_counted_and_said(
     skipped = SkippedRecords()
     async with running_groups(config, skipped) as groups:
         await put(groups, group("before"), deadline=patience())
-        produce(config, config.groups_topic, 0, b"before-not", b"garbage")
-        produce(config, config.groups_topic, 0, b"\xff", None)
-        produce(config, config.groups_topic, 0, b"", encode_group(group("no key")))
-        produce(config, config.groups_topic, 0, b"another", encode_group(group("one")))
-        produce(config, config.groups_topic, 0, b"before", None)
+        produce(config, config.topic("groups"), 0, b"before-not", b"garbage")
+        produce(config, config.topic("groups"), 0, b"\xff", None)
+        produce(config, config.topic("groups"), 0, b"", encode_group(group("no key")))
+        produce(config, config.topic("groups"), 0, b"another", encode_group(group("one")))
+        produce(config, config.topic("groups"), 0, b"before", None)
         await put(groups, group("after"), deadline=patience())
         assert [one.name for one in groups.all()] == ["after", "before"]
     reasons = ["undecodable", *["wrong_key"] * 3, "foreign_tombstone"]
-    assert skipped.skipped == [(config.groups_topic, reason) for reason in reasons]
+    assert skipped.skipped == [(config.topic("groups"), reason) for reason in reasons]
     assert capsys.readouterr().out.count("record_skipped") == len(reasons)
 
 

@@ -175,12 +175,12 @@ async def test_a_topic_that_becomes_unsafe_while_running_is_told(config: KafkaCo
     """The watch sees what an operator changed, and a topic that was deleted, and creates nothing."""
     await ensure(config)
     alter(config, config.parked_topic, "min.compaction.lag.ms", "0")
-    await delete(config, config.groups_topic)
+    await delete(config, config.topic("groups"))
     assert {(problem.topic, problem.setting) for problem in await watch(config)} == {
         (config.parked_topic, "min.compaction.lag.ms"),
-        (config.groups_topic, "topic"),
+        (config.topic("groups"), "topic"),
     }
-    assert config.groups_topic not in existing(config)
+    assert config.topic("groups") not in existing(config)
 
 
 async def test_another_shard_count_is_refused_before_anything_is_made(config: KafkaConfig) -> None:
@@ -195,12 +195,12 @@ async def test_another_shard_count_is_refused_before_anything_is_made(config: Ka
 async def test_partitions_that_somebody_has_added_are_ignored_with_a_warning(config: KafkaConfig) -> None:
     """Ids are hashed over the number that was written down: that one starts as before, and another is refused."""
     await ensure(config)
-    for topic in (config.half_topic, config.owners_topic, config.groups_topic):
+    for topic in (config.half_topic, config.owners_topic, config.topic("groups")):
         add_partitions(config, topic, 5)
     with structlog.testing.capture_logs() as logs:
         await ensure(config)
     ignored = {(one["topic"], one["partitions"], one["used"]) for one in logs if one["event"] == "partitions_ignored"}
-    assert ignored == {(config.half_topic, 5, 3), (config.owners_topic, 5, 3), (config.groups_topic, 5, 1)}
+    assert ignored == {(config.half_topic, 5, 3), (config.owners_topic, 5, 3), (config.topic("groups"), 5, 1)}
     assert await watch(config) == []
     with pytest.raises(ConfigurationError, match="set HALFWAY_SHARDS=3"):
         await ensure(replace(config, shards=5))

@@ -69,8 +69,7 @@ def _split(value: object) -> object:
 
 Hosts = Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.*_:\[\]-]+$")], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_split)]
-KIB: Final = 1024
-MIB: Final = 1024 * 1024
+_LIMITS: Final = ServiceLimits()
 
 
 class Settings(BaseModel):
@@ -80,25 +79,25 @@ class Settings(BaseModel):
 
     kafka: dict[str, SecretStr] = {}
     """librdkafka properties; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
-    kafka_prefix: str = "_halfway."
-    shards: Annotated[int, Field(ge=1, le=10_000)] = 8
+    kafka_prefix: str = KafkaConfig.prefix
+    shards: Annotated[int, Field(ge=1, le=10_000)] = _LIMITS.shards
     replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
-    outcome_horizon_s: Seconds = 900
-    session_timeout_s: Seconds = 10
-    transaction_timeout_s: Seconds = 45
-    prepare_timeout_s: Annotated[float, Field(gt=0, le=5)] = 5
-    lane_max_ends: Count = 1_000
-    lane_max_bytes: Count = 16 * MIB
-    lane_queue: Count = 10_000
-    lane_queue_bytes: Count = 256 * MIB
-    lane_stall_s: Seconds = 30
-    segment_ms: Count = 3_600_000
+    outcome_horizon_s: Seconds = _LIMITS.outcome_horizon_s
+    session_timeout_s: Seconds = KafkaConfig.session_timeout_s
+    transaction_timeout_s: Seconds = KafkaConfig.transaction_timeout_s
+    prepare_timeout_s: Annotated[float, Field(gt=0, le=5)] = KafkaConfig.prepare_timeout_s
+    lane_max_ends: Count = KafkaConfig.lane_max_ends
+    lane_max_bytes: Count = KafkaConfig.lane_max_bytes
+    lane_queue: Count = KafkaConfig.lane_queue
+    lane_queue_bytes: Count = KafkaConfig.lane_queue_bytes
+    lane_stall_s: Seconds = KafkaConfig.lane_stall_s
+    segment_ms: Count = KafkaConfig.segment_ms
     min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
     max_compaction_lag_ms: Count | None = None
-    op_retention_ms: Annotated[int, Field(ge=1)] = 7 * 24 * 3_600_000
-    audit_topic: bool = True
+    op_retention_ms: Annotated[int, Field(ge=1)] = _LIMITS.op_retention_ms
+    audit_topic: bool = KafkaConfig.audit_topic
     """Whether the audit trail is kept in a topic, beside the log."""
-    audit_retention_ms: Annotated[int, Field(ge=1)] = 90 * 24 * 3_600_000
+    audit_retention_ms: Annotated[int, Field(ge=1)] = KafkaConfig.audit_retention_ms
 
     host: str = "0.0.0.0"  # noqa: S104 - a sidecar in a container is reached from outside it
     port: Port = 8080
@@ -140,7 +139,7 @@ class Settings(BaseModel):
     """On which port the console is; on the health port, the API is there too."""
     max_keys: Count = 10_000
     request_timeout_s: Seconds = 15
-    max_body_bytes: Count = 8 * MIB
+    max_body_bytes: Count = 8 * 1024 * 1024
     max_requests: Count = 4_096
     """Requests in flight; more are answered 429."""
     prepare_wait_s: Seconds = 1
@@ -148,24 +147,24 @@ class Settings(BaseModel):
     max_batch_items: Count = 1_000
     shutdown_timeout_s: Seconds = 25
 
-    max_messages: Count = 1_000
-    max_prepare_bytes: Count = 4 * MIB
-    max_pending: Count = 2_000_000
-    max_groups: Count = 1_000
+    max_messages: Count = _LIMITS.max_messages
+    max_prepare_bytes: Count = _LIMITS.max_prepare_bytes
+    max_pending: Count = _LIMITS.max_pending
+    max_groups: Count = _LIMITS.max_groups
     group_max_pending: Count | None = None
     group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
     group_bytes_in_flight: Count | None = None
-    max_outcomes_per_shard: Count = 1_000_000
-    payload_cache_bytes: Count = 256 * MIB
-    reanchor_after: Count = 50_000
-    reject_prepares: bool = False
+    max_outcomes_per_shard: Count = _LIMITS.max_outcomes_per_shard
+    payload_cache_bytes: Count = _LIMITS.payload_cache_bytes
+    reanchor_after: Count = _LIMITS.reanchor_after
+    reject_prepares: bool = _LIMITS.reject_prepares
 
-    policy: Policy = CheckPolicy()
+    policy: Policy = _LIMITS.default_policy
     """Of groups that set no other."""
     scan_interval_s: Seconds = 1
-    min_check_interval_s: Seconds = 1
+    min_check_interval_s: Seconds = _LIMITS.min_check_interval_s
     """The floor of every group's `check_interval_s`: a group that chooses less gets this."""
-    check_host_rate: Count = 1_000
+    check_host_rate: Count = _LIMITS.check_host_rate
     """Checks a second to one host, from all groups; each group gets one a second through whatever the others send."""
     check_timeout_s: Seconds = 10
     check_connect_timeout_s: Seconds = 3
@@ -183,10 +182,10 @@ class Settings(BaseModel):
     """The URL of an HTTP proxy through which every check goes."""
     check_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of https endpoints in place of the system's."""
-    check_concurrency: Count = 16
-    check_bytes: Count = 64 * 1024 * 1024
-    check_queue: Count = 1_000
-    lease_s: Seconds = 30
+    check_concurrency: Count = _LIMITS.check_concurrency
+    check_bytes: Count = _LIMITS.check_bytes
+    check_queue: Count = _LIMITS.check_queue
+    lease_s: Seconds = _LIMITS.lease_s
 
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -219,10 +218,10 @@ class Settings(BaseModel):
         contradiction = self.policy.contradiction()
         if contradiction is not None:
             raise ValueError("policy." + contradiction[1])
-        if self.policy.max_age_s > self.max_age_limit_s:
+        if self.policy.max_age_s > (most_s := self.limits().max_age_limit_s):
             raise ValueError(
                 f"policy.max_age_s {self.policy.max_age_s:g} could outlive op_retention_ms {self.op_retention_ms}: "
-                f"at most {self.max_age_limit_s:g}"
+                f"at most {most_s:g}"
             )
         return self
 
@@ -231,11 +230,6 @@ class Settings(BaseModel):
             raise ValueError("tls_certificate_file and tls_key_file belong together: set both, or neither")
         if self.tls_certificate_file is None and (self.tls_client_ca_file is not None or self.health_tls):
             raise ValueError("tls_client_ca_file and health_tls need tls_certificate_file and tls_key_file")
-
-    @property
-    def max_age_limit_s(self) -> float:
-        """The largest `max_age_s` of a policy: a day less than op markers are kept, or six sevenths of a short time."""
-        return self.op_retention_ms / 1000 * 6 / 7
 
     @property
     def access_control(self) -> bool:
@@ -279,8 +273,8 @@ class Settings(BaseModel):
 
     def limits(self) -> ServiceLimits:
         """Return the service's part."""
-        own = {"default_policy": self.policy, "max_age_limit_s": self.max_age_limit_s}
-        return ServiceLimits(**self._shared_with(ServiceLimits.__struct_fields__) | own)
+        shared = self._shared_with(ServiceLimits.__struct_fields__)
+        return ServiceLimits(**shared, default_policy=self.policy)
 
     def _shared_with(self, names: Iterable[str]) -> dict[str, Any]:
         """Return each setting that has the name of a field of another configuration."""

@@ -162,8 +162,8 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     default_policy: CheckPolicy = CheckPolicy()
     outcome_horizon_s: float = 900.0
     max_outcomes_per_shard: int = 1_000_000
-    max_age_limit_s: float = 518_400.0
-    """Policies with a larger `max_age_s` could outlive the op topic's retention of seven days: refused."""
+    op_retention_ms: int = 7 * 24 * 3_600_000
+    """For how long op markers are kept."""
     payload_cache_bytes: int = 256 * 1024 * 1024
     max_messages: int = 1000
     max_prepare_bytes: int = 4 * 1024 * 1024
@@ -193,3 +193,8 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     breaker_open_s: float = 1.0
     breaker_max_open_s: float = 30.0
     reject_prepares: bool = False
+
+    @property
+    def max_age_limit_s(self) -> float:
+        """The largest `max_age_s` of a policy: a day less than op markers are kept, or six sevenths of a short time."""
+        return self.op_retention_ms / 1000 * 6 / 7

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.librdkafka_log import LibrdkafkaLog
+from halfway.service.requests import ServiceLimits
 
 KINDS: Final = ("half", "op", "parked", "groups", "owners", "keys", "audit")
 KIB: Final = 1024
@@ -28,6 +29,8 @@ _LEAST_MESSAGE_BYTES: Final = 6
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
+_LIMITS: Final = ServiceLimits()
+"""Defaults that the service and Kafka share."""
 
 _DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     # Preferences: an operator may choose otherwise.
@@ -100,12 +103,12 @@ class KafkaConfig:
     max_prepare_bytes: int
     """The largest payload of a prepare: keys, values and headers of all its messages."""
     prefix: str = "_halfway."
-    shards: int = 8
-    max_messages: int = 1_000
+    shards: int = _LIMITS.shards
+    max_messages: int = _LIMITS.max_messages
     """Of one prepare."""
     instance_url: str = ""
     """Where other instances reach this one; stands in the owner record."""
-    outcome_horizon_s: float = 900
+    outcome_horizon_s: float = _LIMITS.outcome_horizon_s
     replication_factor: int | None = None
     """None: 3 if the cluster has three brokers, else 1."""
     session_timeout_s: float = 10
@@ -129,7 +132,7 @@ class KafkaConfig:
     """None: the outcome horizon, the least that is safe."""
     max_compaction_lag_ms: int | None = None
     """None: twice the longer of a segment and the least compaction lag."""
-    op_retention_ms: int = 7 * 24 * 3_600_000
+    op_retention_ms: int = _LIMITS.op_retention_ms
     has_keys: bool = False
     """Whether there is a topic of keys."""
     audit_topic: bool = True
@@ -199,11 +202,6 @@ class KafkaConfig:
     def parked_topic(self) -> str:
         """Parked transactions."""
         return self.prefix + "parked"
-
-    @property
-    def groups_topic(self) -> str:
-        """Producer groups."""
-        return self.prefix + "groups"
 
     @property
     def owners_topic(self) -> str:

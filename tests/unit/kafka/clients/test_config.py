@@ -129,11 +129,10 @@ def test_an_op_marker_has_room_for_all_messages_of_a_prepare() -> None:
 def test_topics_and_groups_carry_the_prefix() -> None:
     """All that halfway makes in Kafka starts with the prefix."""
     config = make(prefix="p.")
-    assert [config.topic(kind) for kind in ("half", "op", "parked", "groups", "owners")] == [
+    assert [config.topic(kind) for kind in ("half", "op", "parked", "owners")] == [
         config.half_topic,
         config.op_topic,
         config.parked_topic,
-        config.groups_topic,
         config.owners_topic,
     ]
     assert all(name.startswith("p.") for name in (config.half_topic, config.members_group, config.cursors_group))
