@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple, NoReturn
 
+from halfway.domain.records import MAX_REMARK_BYTES
 from halfway.domain.transaction import Outcome
 
-MAX_REMARK_BYTES = 1024
 _OUTCOMES: Final = frozenset(Outcome)
 
 

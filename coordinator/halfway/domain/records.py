@@ -15,6 +15,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.transaction import Cause
 
 HASH_BYTES = 16
+MAX_REMARK_BYTES: Final = 1024
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 

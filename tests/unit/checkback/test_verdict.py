@@ -2,7 +2,8 @@
 
 import pytest
 
-from halfway.checkback.verdict import MAX_REMARK_BYTES, NotAVerdictError, is_json, read_verdict
+from halfway.checkback.verdict import NotAVerdictError, is_json, read_verdict
+from halfway.domain.records import MAX_REMARK_BYTES
 from halfway.domain.transaction import Outcome
 
 NONCE = "Zk3vN0pQ1rS5tUwXyZ-_ab"

@@ -11,13 +11,13 @@ import msgspec
 
 from halfway.domain.message_json import rfc3339
 from halfway.domain.principal import Permission
+from halfway.domain.records import MAX_REMARK_BYTES
 from halfway.domain.transaction import State
 from halfway.rest.handlers.calls import nothing_in
 from halfway.rest.handlers.statistics_handlers import AWAY
 from halfway.rest.requests import convert, schemas
 from halfway.rest.requests import job_models as models
 from halfway.rest.requests.data import rfc3339_or_none
-from halfway.rest.requests.models import MAX_REMARK_BYTES
 from halfway.rest.requests.validation import FieldRefusedError, parameters, path_parameter
 from halfway.rest.responses.answer import Answer, answer
 from halfway.service.job_records import JobFilter, JobSpec

@@ -9,12 +9,12 @@ from msgspec import Meta
 
 from halfway.domain.message_json import ShownMessage
 from halfway.domain.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides, Seconds
+from halfway.domain.records import MAX_REMARK_BYTES
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.rest.requests.data import Data
 
 # `$(?!\n)`: Python's `$` alone also matches before a last line feed.
 _END = r"$(?!\n)"
-MAX_REMARK_BYTES = 1024
 MAX_URLS = 10
 MAX_TOPICS = 1000
 

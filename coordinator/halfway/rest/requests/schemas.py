@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from halfway.domain.records import MAX_REMARK_BYTES
 from halfway.domain.urls import url_refusal
-from halfway.rest.requests import models
 from halfway.rest.requests.data import from_base64
 
 REFERENCE: Final = "#/components/schemas/{name}"
@@ -65,7 +65,7 @@ def topic_refusal(topic: str, internal_prefix: str) -> str | None:
 
 def remark_fits(remark: str) -> bool:
     """Whether a remark is at most 1 KiB in UTF-8."""
-    return len(remark) * 4 <= models.MAX_REMARK_BYTES or len(remark.encode()) <= models.MAX_REMARK_BYTES
+    return len(remark) * 4 <= MAX_REMARK_BYTES or len(remark.encode()) <= MAX_REMARK_BYTES
 
 
 def formats(internal_prefix: str) -> dict[str, Any]:

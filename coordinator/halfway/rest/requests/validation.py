@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode
+from halfway.domain.records import MAX_REMARK_BYTES, CheckMode
 from halfway.domain.records import Message as Payload
 from halfway.domain.transaction import Cause
 from halfway.domain.urls import url_refusal
@@ -163,7 +163,7 @@ class Validation:
 def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End:
     """Return the service's form of an end."""
     if request.remark is not None and not schemas.remark_fits(request.remark):
-        raise FieldRefusedError("remark", f"larger than {models.MAX_REMARK_BYTES} bytes")
+        raise FieldRefusedError("remark", f"larger than {MAX_REMARK_BYTES} bytes")
     return End(
         id=transaction_id, outcome=request.outcome, remark=request.remark, check_id=request.check_id, cause=cause
     )
