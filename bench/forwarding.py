@@ -78,7 +78,7 @@ class _AnsweredError(Exception):
 
 
 class _NoMetrics:
-    def answered(self, operation: str, status: int, seconds: float) -> None:
+    def answered(self, operation: str, status: int) -> None:
         """Count no request."""
 
     def streamed(self, operation: str, status: int, count: int) -> None:

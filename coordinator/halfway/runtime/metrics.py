@@ -201,7 +201,7 @@ class Metrics:
 
     # --- halfway.rest.server.api.RequestObserver
 
-    def answered(self, operation: str, status: int, seconds: float) -> None:  # noqa: ARG002 - by operation it is enough
+    def answered(self, operation: str, status: int) -> None:
         """Count a request."""
         self._count(self._requests, operation, str(status))
 

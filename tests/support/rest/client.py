@@ -50,8 +50,7 @@ class Requests:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, int]] = Counter()
 
-    def answered(self, operation: str, status: int, seconds: float) -> None:
-        assert seconds >= 0
+    def answered(self, operation: str, status: int) -> None:
         self.counts[operation, status] += 1
 
     def streamed(self, operation: str, status: int, count: int) -> None:

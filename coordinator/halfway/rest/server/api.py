@@ -78,7 +78,7 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
 class RequestObserver(StreamObserver, Protocol):
     """Counts requests."""
 
-    def answered(self, operation: str, status: int, seconds: float) -> None:
+    def answered(self, operation: str, status: int) -> None:
         """Count a request by operation (`none` if there is none) and status."""
 
 
@@ -227,9 +227,9 @@ class Api:
             self._open.discard(task)
             if not self._open:
                 self._idle.set()
-        seconds = loop.time() - began
-        self._observer.answered(name, given.status, seconds)
+        self._observer.answered(name, given.status)
         if self._log_requests:
+            seconds = loop.time() - began
             log.debug(
                 "request_answered", operation=name, status=int(given.status), request_id=request_id, seconds=seconds
             )
@@ -323,13 +323,13 @@ class Api:
         if not stream.socket.can_prepare(call.request):
             raise UpgradeRequiredError("the handshake is not one of WebSocket version 13")
         stream.socket.headers["X-Request-Id"] = call.id
-        self._observer.answered(operation.id, given.status, 0.0)
+        self._observer.answered(operation.id, given.status)
         with told_of_data(call.request, partial(self.streams.received, stream)):
             return await self.streams.serve(stream, call.request)
 
     async def _listened(self, operation: Operation, call: Call) -> web.StreamResponse:
         """Send events to their end."""
-        self._observer.answered(operation.id, HTTPStatus.OK, 0.0)
+        self._observer.answered(operation.id, HTTPStatus.OK)
         with cancelled_when_lost(call.request):
             return await self.events.serve(call)
 
