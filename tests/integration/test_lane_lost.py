@@ -17,10 +17,10 @@ from halfway.domain.records import Message
 from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import fence
-from halfway.kafka.records.avro import MARKER
 from halfway.kafka.records.codec import KIND_HALF, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.partition_availability import WritablePartitions
+from halfway.schemas.single_object import MARKER
 from tests.support.brokers.fixtures import Kafka
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (

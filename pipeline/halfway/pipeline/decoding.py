@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-_MARKER: Final = b"\xc3\x01"
-_HEADER_BYTES: Final = 10
 _ERROR_CHARACTERS: Final = 200
 PLACE: Final = ("topic", "partition", "offset")
 
@@ -130,36 +128,24 @@ def reader(kind: str, versions: str) -> Callable[[bytes | None], dict[str, Any]]
     written with.
     """
     import fastavro
-    from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
-    # Logical types are left out, so that times stay plain ms; the fingerprint does not see them.
-    parsed = [parse_schema(_plain(schema)) for schema in json.loads(versions)]
-    writers = {
-        bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")): schema
-        for schema in reversed(parsed)
-    }
+    from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed
+
+    writers = {header(schema): schema for schema in map(parsed, reversed(json.loads(versions)))}
 
     def read(data: bytes | None) -> dict[str, Any]:
         if data is None:
             raise ValueError(f"no value where a {kind} record was expected")
-        if data[:2] != _MARKER or len(data) < _HEADER_BYTES:
+        if data[:2] != MARKER or len(data) < HEADER_BYTES:
             raise ValueError(f"not in Avro single-object encoding where a {kind} record was expected")
-        writer = writers.get(data[2:_HEADER_BYTES])
+        writer = writers.get(data[:HEADER_BYTES])
         if writer is None:
-            raise ValueError(f"unknown schema fingerprint {data[2:_HEADER_BYTES].hex()} for a {kind} record")
+            raise ValueError(f"unknown schema fingerprint {data[2:HEADER_BYTES].hex()} for a {kind} record")
         body = BytesIO(data)
-        body.seek(_HEADER_BYTES)
+        body.seek(HEADER_BYTES)
         fields = fastavro.schemaless_reader(body, writer, None)
         if body.tell() != len(data) or not isinstance(fields, dict):
             raise ValueError(f"damaged {kind} record: {len(data) - body.tell()} bytes too many")
         return fields
 
     return read
-
-
-def _plain(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        return {key: _plain(value) for key, value in schema.items() if key != "logicalType"}
-    if isinstance(schema, list):
-        return [_plain(value) for value in schema]
-    return schema

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 NAMES: Final = ("half", "op", "parked", "group", "key", "audit", "owner", "barrier", "layout")
 """Each kind of record."""
+LAYOUT_KEY: Final = "!layout"
+"""The key of the record that says how many shards there are."""
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Avro's single-object encoding: `C3 01`, the CRC-64-AVRO fingerprint of the writer's schema, a schemaless body.
+"""Records in Avro: fastavro reads every version of every schema.
 
-fastavro reads every version of every schema. If speed matters the bodies are put together from the pieces below,
+If speed matters the bodies are put together from the pieces below,
 which costs a quarter of what fastavro's writer does.
 """
 
@@ -11,12 +11,10 @@ from io import BytesIO
 from typing import Any, ClassVar, Final
 
 import fastavro
-from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
 from halfway import schemas
+from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed
 
-MARKER: Final = b"\xc3\x01"
-HEADER_BYTES: Final = 10
 _ONE_BYTE: Final = 0x80
 
 
@@ -37,9 +35,9 @@ class Registry:
     def __init__(self, name: str, versions: tuple[dict[str, Any], ...]) -> None:
         """Take the versions of a schema, the current one first."""
         self.name = name
-        self._current = _parse(versions[0])
-        self.header = _header(self._current)
-        self._older = {_header(parsed): parsed for parsed in map(_parse, versions[1:])}
+        self._current = parsed(versions[0])
+        self.header = header(self._current)
+        self._older = {header(schema): schema for schema in map(parsed, versions[1:])}
         self._older.pop(self.header, None)
 
     def encode(self, fields: dict[str, Any]) -> bytes:
@@ -59,11 +57,11 @@ class Registry:
         if data is None:
             raise UndecodableError(f"no value where a {self.name} record was expected")
         body = BytesIO(data)
-        header = body.read(HEADER_BYTES)
-        if header == self.header:
+        found = body.read(HEADER_BYTES)
+        if found == self.header:
             writer, reader = self._current, None
         else:
-            writer, reader = self._writer(header), self._current
+            writer, reader = self._writer(found), self._current
         try:
             fields = fastavro.schemaless_reader(body, writer, reader)
         # On damaged bytes fastavro raises any error of its parts: EOFError, IndexError, UnicodeDecodeError, ...
@@ -73,12 +71,12 @@ class Registry:
             raise UndecodableError(f"damaged {self.name} record: {len(data) - body.tell()} bytes too many")
         return fields
 
-    def _writer(self, header: bytes) -> Any:
-        if header[:2] != MARKER or len(header) < HEADER_BYTES:
+    def _writer(self, found: bytes) -> Any:
+        if found[:2] != MARKER or len(found) < HEADER_BYTES:
             raise UndecodableError(f"not in Avro single-object encoding where a {self.name} record was expected")
-        writer = self._older.get(header)
+        writer = self._older.get(found)
         if writer is None:
-            raise UnknownSchemaError(f"unknown schema fingerprint {header[2:].hex()} for a {self.name} record")
+            raise UnknownSchemaError(f"unknown schema fingerprint {found[2:].hex()} for a {self.name} record")
         return writer
 
 
@@ -86,24 +84,6 @@ class Registry:
 def registry(name: str) -> Registry:
     """Return the registry of a kind of record, from the files of `halfway.schemas`."""
     return Registry(name, schemas.versions(name))
-
-
-def _parse(schema: dict[str, Any]) -> Any:
-    return parse_schema(_plain(schema))
-
-
-def _plain(schema: Any) -> Any:
-    """Leave out logical types: times stay plain ms, and fastavro is faster. The fingerprint does not see them."""
-    if isinstance(schema, dict):
-        return {key: _plain(value) for key, value in schema.items() if key != "logicalType"}
-    if isinstance(schema, list):
-        return [_plain(value) for value in schema]
-    return schema
-
-
-def _header(parsed: Any) -> bytes:
-    # fastavro returns the fingerprint's bytes in the header's order, least significant first.
-    return MARKER + bytes.fromhex(fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO"))
 
 
 # --- pieces of a body

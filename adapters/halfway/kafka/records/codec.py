@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from halfway import schemas
 from halfway.domain.audit_trail import AuditEvent
 from halfway.domain.keys import Key
 from halfway.domain.records import Barrier, Group, Half, Message, Op, OpKind, Origin, Owner, Parked
@@ -90,7 +91,7 @@ KIND_LAYOUT: Final = "layout"
 
 # No transaction id and no shard number can be equal to these: neither may hold an exclamation mark.
 BARRIER_KEY: Final = b"!barrier"
-LAYOUT_KEY: Final = b"!layout"
+LAYOUT_KEY: Final = schemas.LAYOUT_KEY.encode()
 LAYOUT_PARTITION: Final = 0
 """The partition of owners that holds the layout."""
 

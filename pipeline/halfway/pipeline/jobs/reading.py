@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline import decoding, records
 from halfway.pipeline.errors import SourceError
+from halfway.schemas import LAYOUT_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from halfway.pipeline.sources import Source
 
 _PLACE: Final = 'topic, "partition", "offset"'
-_LAYOUT_KEY: Final = "!layout"
 _LARGEST: Final = 1 << 40
 """More bytes than any message has."""
 
@@ -125,7 +125,7 @@ def created_at(engine: Engine, source: Source) -> int:
     """Return when the topics were created, in ms; 0 where that is not known."""
     owners = source.committed([source.prefix + "owners"])
     told = engine.query(
-        f"""select "value", {_PLACE} from $owners where {engine.dialect.text('"key"')} = '{_LAYOUT_KEY}'""",  # noqa: S608
+        f"""select "value", {_PLACE} from $owners where {engine.dialect.text('"key"')} = '{LAYOUT_KEY}'""",  # noqa: S608
         owners=owners,
     )
     found = engine.rows(engine.decode(told, "layout", decoding.LAYOUT))

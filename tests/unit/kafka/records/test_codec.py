@@ -16,7 +16,8 @@ from halfway import schemas
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
-from halfway.kafka.records.avro import MARKER, Registry, registry
+from halfway.kafka.records.avro import Registry, registry
+from halfway.schemas.single_object import MARKER
 from tests.support.records.samples import HALF, OP, RECORDS
 
 HERE = Path(__file__).parent
