@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from bench import event_loop
 from bench.crowd_connection import Connection, Order
 from bench.figures import percentile
 from bench.journal import Journal
@@ -333,13 +334,7 @@ def main(plan_path: str, result_path: str) -> None:
     plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=CrowdPlan)
     os.nice(plan.nice)
     with Path(plan.journal_path).open("wb", buffering=_JOURNAL_BUFFER) as file:
-        crowd = Crowd(plan, Journal(file)).run()
-        try:
-            import uvloop
-        except ImportError:  # not on every platform
-            result = asyncio.run(crowd)
-        else:
-            result = uvloop.run(crowd)
+        result = event_loop.run(Crowd(plan, Journal(file)).run())
     Path(result_path).write_bytes(msgspec.json.encode(result))
 
 

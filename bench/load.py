@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 from aiohttp import ClientSession
 
+from bench import event_loop
 from bench.callers import BeginsAndCloses, Caller
 from bench.client_caller import ClientCaller, Messages
 from bench.figures import cpu_us, percentile
@@ -195,13 +196,7 @@ def main(plan_path: str, result_path: str) -> None:
     """Carry out a plan."""
     plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=LoadPlan)
     with Path(plan.journal_path).open("wb", buffering=_JOURNAL_BUFFER) as file:
-        load = Load(plan, Journal(file)).run()
-        try:
-            import uvloop
-        except ImportError:  # not on every platform
-            result = asyncio.run(load)
-        else:
-            result = uvloop.run(load)
+        result = event_loop.run(Load(plan, Journal(file)).run())
     Path(result_path).write_bytes(msgspec.json.encode(result))
 
 

@@ -21,6 +21,7 @@ from typing import IO, Final, Literal, cast
 
 import msgspec
 
+from bench import event_loop
 from bench.copies import COMMITTED, UNCONFIRMED
 from bench.figures import cpu_us, percentile
 from bench.plan import GROUP, KEYS, VALUE_BYTES
@@ -241,13 +242,7 @@ def main(arguments: Sequence[str]) -> None:
     plan_path, result_path = arguments
     plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=SpreadPlan)
     with Path(plan.sent_path).open("wb", buffering=_SENT_BUFFER) as sent:
-        load = Load(plan, sent).run()
-        try:
-            import uvloop
-        except ImportError:  # not on every platform
-            result = asyncio.run(load)
-        else:
-            result = uvloop.run(load)
+        result = event_loop.run(Load(plan, sent).run())
     Path(result_path).write_bytes(msgspec.json.encode(result))
 
 

@@ -9,6 +9,7 @@ import asyncio
 import sys
 from typing import Final, cast
 
+from bench import event_loop
 from halfway.embedded.ports import HOST
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
@@ -54,9 +55,4 @@ async def _serve(port: int, outcome: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        import uvloop
-    except ImportError:  # not on every platform
-        asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))
-    else:
-        uvloop.run(_serve(int(sys.argv[1]), sys.argv[2]))
+    event_loop.run(_serve(int(sys.argv[1]), sys.argv[2]))
