@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -125,11 +125,12 @@ class _Stage:
             for trouble in troubles
         ]
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    def __call__(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         if self.peers is not None and request.rel_url.raw_path == PATH:
-            return await self.peers(request)
-        if self.api is not None:
-            return await self.api(request)
+            return self.peers(request)
+        return self._starting() if self.api is None else self.api(request)
+
+    async def _starting(self) -> web.StreamResponse:
         told = refusal(ShardUnavailableError("this instance is starting: try again"))
         return web.Response(
             status=told.status, body=told.body, headers={**dict(told.headers), "Content-Type": CONTENT_TYPE}

@@ -55,7 +55,7 @@ def caller_of(request: web.BaseRequest, permission: Permission, authority: Autho
     demand_own_page(request, changes_nothing=permission is not Permission.FETCH_CHECKS)
     token = _token(request.headers.get("Authorization"))
     principal = authority.authenticate(token, names_in(request.get_extra_info("peercert")), permission)
-    authority.require(principal, permission, principal.group)
+    authority.require(principal, permission)
     return principal
 
 
