@@ -65,19 +65,32 @@ class DuckEngine:
         self.database: duckdb.DuckDBPyConnection = duckdb.connect(config=settings)
         self.database.execute("set enable_progress_bar = false")
         self._pool: Executor | None = None
+        self._selects: dict[str, tuple[str, Sequence[Frame]]] = {}
+        """By name, with the frames that they name. Views would be looked through whenever one is made of them."""
 
     def query(self, sql: str, **frames: Frame) -> Frame:
-        """Return a view of what a select gives."""
-        return self._made("temp view", INPUT.sub(lambda found: str(frames[found[1]]), sql))
+        """Return a name for what a select gives."""
+        name = f"halfway_{next(_NUMBERS)}"
+        self._selects[name] = INPUT.sub(lambda found: str(frames[found[1]]), sql), tuple(frames.values())
+        return name
 
     def keep(self, frame: Frame) -> Frame:
         """Return a table of it."""
-        return self._made("temp table", f"select * from {frame}")  # noqa: S608 - a name of this class
-
-    def _made(self, kind: str, sql: str) -> Frame:
         name = f"halfway_{next(_NUMBERS)}"
-        self.database.execute(f"create {kind} {name} as {sql}")
+        self.database.execute(f"create temp table {name} as {self._whole(frame)}")
         return name
+
+    def _whole(self, frame: Frame) -> str:
+        """Return a select of a frame with all that it is made of."""
+        parts: set[Frame] = set()
+        wanted = [frame]
+        while wanted:
+            name = wanted.pop()
+            if name in self._selects and name not in parts:
+                parts.add(name)
+                wanted += self._selects[name][1]
+        told = [f"{name} as not materialized ({sql})" for name, (sql, _) in self._selects.items() if name in parts]
+        return f"{'with ' if told else ''}{', '.join(told)} select * from {frame}"  # noqa: S608 - a name of this class
 
     def take(self, table: pa.Table) -> Frame:
         """Return a frame of what is in memory."""
@@ -89,7 +102,7 @@ class DuckEngine:
         """Return records with the fields of their values, decoded by as many processes as there are cores."""
         versions = json.dumps(schemas.versions(kind))
         schema = arrow_of(fields)
-        reader = self.database.sql(f"select * from {records}").to_arrow_reader(_BATCH)  # noqa: S608
+        reader = self.database.sql(self._whole(records)).to_arrow_reader(_BATCH)
         kept = [field for field in reader.schema if field.name != "value"]
         whole = pa.schema([*kept, *schema, pa.field("error", pa.string())])
         batches = (batch for batch in reader if batch.num_rows)
@@ -103,7 +116,7 @@ class DuckEngine:
                 for batch, made in zip(some, decoded, strict=True):
                     columns = [*(batch.column(field.name) for field in kept), *made.columns]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
-        return self._made("temp view", f"select * from read_parquet({_quoted(file)})")  # noqa: S608 - a name of this class
+        return self.query(f"select * from read_parquet({_quoted(file)})")  # noqa: S608 - a name of this class
 
     def _processes(self) -> Executor:
         if self._pool is None:
@@ -117,7 +130,7 @@ class DuckEngine:
 
     def rows(self, frame: Frame) -> list[dict[str, Any]]:
         """Return all rows."""
-        found: list[dict[str, Any]] = self.database.sql(f"select * from {frame}").to_arrow_table().to_pylist()  # noqa: S608
+        found: list[dict[str, Any]] = self.database.sql(self._whole(frame)).to_arrow_table().to_pylist()
         return found
 
     def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
@@ -128,7 +141,7 @@ class DuckEngine:
         for old in folder.iterdir():
             old.unlink()
         target = _quoted(folder / "part-0.parquet")
-        self.database.execute(f"copy (select * from {frame}) to {target} (format parquet, compression zstd)")  # noqa: S608
+        self.database.execute(f"copy ({self._whole(frame)}) to {target} (format parquet, compression zstd)")
         (folder / "_SUCCESS").touch()
         return self.read(path)
 
@@ -143,7 +156,7 @@ class DuckEngine:
     def _written(self, folders: Sequence[str], *, with_run: bool) -> Frame:
         patterns = ", ".join(_quoted(Path(folder, "*.parquet")) for folder in folders)
         parts = "true, hive_types = {run: bigint}" if with_run else "false"
-        return self._made("temp view", f"select * from read_parquet([{patterns}], hive_partitioning = {parts})")  # noqa: S608
+        return self.query(f"select * from read_parquet([{patterns}], hive_partitioning = {parts})")  # noqa: S608
 
     def close(self) -> None:
         """Let go of everything."""
