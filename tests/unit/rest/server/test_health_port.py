@@ -38,7 +38,8 @@ async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
         assert status == 200
         assert '"not_acquired":[{"shard":3,"since":"2026-01-02T03:04:05Z","tries":2,"error":"held"' in body
         assert (await ask(port, "/v1/groups"))[:2] == (404, "application/problem+json")
-        assert (await ask(port, "/metrics", "POST"))[0] == 405
+        async with aiohttp.ClientSession() as session, session.post(f"http://{HOST}:{port}/metrics") as refused:
+            assert (refused.status, refused.headers["Allow"]) == (405, "GET, HEAD")
     finally:
         await server.stop()
 
