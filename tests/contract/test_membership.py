@@ -13,9 +13,10 @@ from halfway.domain.transaction import Cause, State
 from halfway.service.ports import Cursors
 from halfway.service.resolve import lane_writes
 from tests.support.contract.groups import put, remove
-from tests.support.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, eventually, half_of, new_id, running
+from tests.support.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, half_of, new_id, running
 from tests.support.domain.states import state_of
 from tests.support.replies import appended, submitted
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -100,7 +101,7 @@ async def test_stop_waits_for_what_is_in_flight_and_releases(backend: Backend) -
         await first.prepare(0, half)
         first.listener.may_finish.clear()
         stopping = asyncio.create_task(first.stop())
-        await eventually(lambda: ("revoking", 0) in first.listener.events, "the shard is revoked")
+        await until_true(lambda: ("revoking", 0) in first.listener.events, "the shard is revoked")
         await first.write(first.commit_of(0, half))
         assert not stopping.done()
         first.listener.may_finish.set()

@@ -3,7 +3,8 @@
 import pytest
 
 from halfway.service.ports import OwnerHint
-from tests.support.contract.instance import SHARDS, Backend, eventually, running
+from tests.support.contract.instance import SHARDS, Backend, running
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_owners_are_known_while_they_own_and_never_this_very_instance(backend: Backend) -> None:
     async with backend.ports() as watcher:
         async with running(backend) as owner:
-            await eventually(
+            await until_true(
                 lambda: all(watcher.owners.find(shard) is not None for shard in range(SHARDS)), "every owner is known"
             )
             hints = {watcher.owners.find(shard) for shard in range(SHARDS)}
@@ -19,8 +20,8 @@ async def test_owners_are_known_while_they_own_and_never_this_very_instance(back
             [hint] = hints
             assert isinstance(hint, OwnerHint)
             assert [owner.owners.find(shard) for shard in range(SHARDS)] == [None] * SHARDS
-        await eventually(
+        await until_true(
             lambda: all(watcher.owners.find(shard) is None for shard in range(SHARDS)), "what is released is no one's"
         )
         async with running(backend):
-            await eventually(lambda: watcher.owners.find(0) not in (None, hint), "the next incarnation is known")
+            await until_true(lambda: watcher.owners.find(0) not in (None, hint), "the next incarnation is known")

@@ -4,8 +4,9 @@ import pytest
 
 from halfway.domain.transaction import State
 from halfway.service.resolve import lane_writes
-from tests.support.contract.instance import SHARDS, Backend, Instance, eventually, half_of, new_id
+from tests.support.contract.instance import SHARDS, Backend, Instance, half_of, new_id
 from tests.support.domain.states import state_of
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -19,7 +20,7 @@ async def test_the_tail_brings_what_others_append(instance: Instance, backend: B
     """A paused former owner may still append a prepare it was asked for."""
     half = half_of(new_id(shard=1))
     offset = await backend.foreign_prepare(1, half)
-    await eventually(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
+    await until_true(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
     assert instance.pending(1, half.id).offset == offset
     await instance.tailed(1)
     assert instance.states[1].half_tail > offset

@@ -18,10 +18,10 @@ from tests.support.ownership.cluster_harness import (
     Instance,
     config_for,
     create_internal_topics,
-    eventually,
     running,
 )
 from tests.support.ownership.kafka_adapter import produce
+from tests.support.waiting import until_true
 
 
 async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kafka: Kafka) -> None:
@@ -42,7 +42,7 @@ async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kaf
     await instance.start()
     try:
         await instance.serves([2, 3])
-        await eventually(lambda: [trouble.shard for trouble in membership.status.troubles] == [0, 1], "both are named")
+        await until_true(lambda: [trouble.shard for trouble in membership.status.troubles] == [0, 1], "both are named")
         incarnation = instance.incarnation
         hanging, unknown = membership.status.troubles
         assert f"{config.half_topic}-0" in hanging.error
@@ -53,9 +53,9 @@ async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kaf
 
         await asyncio.to_thread(stranger.abort, PATIENCE_S)
         await instance.serves([0, 2, 3])
-        await eventually(lambda: [trouble.shard for trouble in membership.status.troubles] == [1], "one is left")
+        await until_true(lambda: [trouble.shard for trouble in membership.status.troubles] == [1], "one is left")
         assert membership.status.troubles[0].since == unknown.since
-        await eventually(lambda: membership.status.troubles[0].tries > unknown.tries, "another try")
+        await until_true(lambda: membership.status.troubles[0].tries > unknown.tries, "another try")
         assert instance.incarnation == incarnation
         assert ("lost", 2) not in instance.service.events
     finally:

@@ -23,12 +23,12 @@ from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     commit_of,
     config_for,
-    eventually,
     half,
     in_shard,
     read_topic,
     running,
 )
+from tests.support.waiting import until_true
 
 SHARDS = 4
 UNHURRIED = {"broker.session.timeout.ms": "6000", "replica.lag.time.max.ms": "20000"}
@@ -133,7 +133,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
 
         await instance.write_until_taken(commit_of(1, first, 0))
         brokers.brokers[2].kill()
-        await eventually(short, "the broker is missed")
+        await until_true(short, "the broker is missed")
         await instance.serves(range(SHARDS))
         failures = len(instance.observer.failures)
         with pytest.raises(TopicUnavailableError, match=r"min\.insync\.replicas"):

@@ -6,9 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from halfway.embedded import (
 from halfway.embedded.ports import pick_port
 from halfway.embedded.properties import Node
 from tests.support.brokers.jvm import MORTAL, STARTED_WITHIN_S, short_lived
+from tests.support.processes import alive, eventually
 
 TIMEOUT_S = 90
 # Runs a broker until it is killed itself.
@@ -41,23 +41,6 @@ with EmbeddedKafka(EmbeddedConfig(jvm_options=("-XX:TieredStopAtLevel=1",), star
     print(json.dumps({"pid": kafka.pid, "data_dir": str(kafka.data_dir)}), flush=True)
     time.sleep(600)
 """
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process lives; one that has ended, but is not yet waited for, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 180) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def config(

@@ -35,7 +35,6 @@ from tests.support.ownership.cluster_harness import (
     create_internal_topics,
     create_topics,
     delete_topics,
-    eventually,
     half,
     in_shard,
     prepare,
@@ -43,6 +42,7 @@ from tests.support.ownership.cluster_harness import (
     running,
 )
 from tests.support.replies import submitted
+from tests.support.waiting import until_true
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ async def test_a_partition_that_the_lane_has_not_seen_or_that_has_gone_costs_no_
         assert Counter(seen.partition for seen in read_topic(config, grown)) == {0: 4, 2: 4}
         delete_topics(config, [grown])
         create_topics(config, {grown: 1})
-        await eventually(lambda: shown() == 1, "the topic is seen to have one partition")
+        await until_true(lambda: shown() == 1, "the topic is seen to have one partition")
         with pytest.raises(TopicUnavailableError, match="no partition 2"):
             await instance.write(commit_of(0, to(2, "beyond"), 0))
         assert instance.observer.failures == []

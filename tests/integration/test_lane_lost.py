@@ -30,13 +30,13 @@ from tests.support.ownership.cluster_harness import (
     config_for,
     create_internal_topics,
     create_topics,
-    eventually,
     half,
     in_shard,
     prepare,
     read_topic,
     running,
 )
+from tests.support.waiting import until_true
 
 
 async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: KafkaConfig) -> None:
@@ -107,14 +107,14 @@ async def test_the_tail_sees_what_others_append_and_passes_control_records(confi
         stranger = half(in_shard(0, "stranger"), Message(topic=orders, value=b"v"))
         [offset] = await asyncio.to_thread(prepare, config, 0, stranger)
         state = instance.service.states[0]
-        await eventually(lambda: state_of(state, stranger.id) is State.PREPARED, "the stranger's half")
+        await until_true(lambda: state_of(state, stranger.id) is State.PREPARED, "the stranger's half")
         entry = state.find(stranger.id)
         assert entry is not None
         written = await instance.write(commit_of(0, stranger, offset))
         assert written.half is not None
         tombstone = written.half
         # After the tombstone stands the control record that ends its Kafka transaction.
-        await eventually(lambda: state.half_tail >= tombstone + 2, "a position after the control record")
+        await until_true(lambda: state.half_tail >= tombstone + 2, "a position after the control record")
 
 
 async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: KafkaConfig) -> None:
@@ -130,7 +130,7 @@ async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: Ka
         rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-2").encode(), 0)
         rubbish.flush(PATIENCE_S)
         await asyncio.to_thread(prepare, config, 0, half(later))
-        await eventually(lambda: state_of(instance.service.states[0], later) is not None, "the half after rubbish")
+        await until_true(lambda: state_of(instance.service.states[0], later) is not None, "the half after rubbish")
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
 
 
@@ -149,11 +149,11 @@ async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: Kafk
 
     async with running(config) as instance:
         await asyncio.to_thread(written, b"n-1", 0)
-        await eventually(lambda: out(instance) and not instance.service.states, "it leaves the group and says why")
+        await until_true(lambda: out(instance) and not instance.service.states, "it leaves the group and says why")
     again = Instance(config)
     try:
         await again.start()
-        await eventually(lambda: out(again) and not again.service.states, "it leaves the group and says why")
+        await until_true(lambda: out(again) and not again.service.states, "it leaves the group and says why")
         assert again.observer.counts[f"skipped {config.half_topic}"] == 0
     finally:
         await again.stop()

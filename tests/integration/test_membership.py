@@ -27,7 +27,6 @@ from tests.support.ownership.cluster_harness import (
     config_for,
     create_internal_topics,
     create_topics,
-    eventually,
     half,
     in_shard,
     prepare,
@@ -35,6 +34,7 @@ from tests.support.ownership.cluster_harness import (
     running,
 )
 from tests.support.replies import submitted
+from tests.support.waiting import until_true
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
         second = Instance(config)
         await second.start()
         try:
-            await eventually(
+            await until_true(
                 lambda: len(second.service.states) == 2 and served(first, second) == [0, 1, 2, 3], "a fair share each"
             )
             moved = sorted(second.service.states)
@@ -92,19 +92,19 @@ async def test_only_what_must_move_moves(config: KafkaConfig) -> None:
         old = (first, second)
         try:
             await second.start()
-            await eventually(lambda: [len(one.service.states) for one in old] == [2, 2], "two each")
+            await until_true(lambda: [len(one.service.states) for one in old] == [2, 2], "two each")
             had = [set(one.service.states) for one in old]
             for one in old:
                 one.service.events.clear()
             await third.start()
-            await eventually(lambda: served(*old, third) == [0, 1, 2, 3] and third.service.states != {}, "a share")
+            await until_true(lambda: served(*old, third) == [0, 1, 2, 3] and third.service.states != {}, "a share")
             moved = set(third.service.states)
             assert len(moved) == 1
             for one, before in zip(old, had, strict=True):
                 assert one.service.events == [("revoked", shard) for shard in before & moved]
                 one.service.events.clear()
             await third.stop()
-            await eventually(lambda: served(*old) == [0, 1, 2, 3], "its share is served again")
+            await until_true(lambda: served(*old) == [0, 1, 2, 3], "its share is served again")
             events = [event for one in old for event in one.service.events]
             assert events == [("acquired", shard) for shard in moved]
         finally:
@@ -150,7 +150,7 @@ async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itsel
                 await asyncio.sleep(0.02)
             else:
                 assert instance.incarnation != before, "a fenced lane wrote"
-        await eventually(lambda: instance.incarnation not in (None, before), "a new incarnation")
+        await until_true(lambda: instance.incarnation not in (None, before), "a new incarnation")
         await instance.serves(range(4))
         one = half("a-1", Message(topic=orders, value=b"once"))
         await instance.write_until_known(commit_of(2, one, 0))
@@ -194,7 +194,7 @@ async def test_two_instances_under_load_while_shards_move_write_everything_once(
         second = Instance(config)
         await second.start()
         instances.append(second)
-        await eventually(lambda: len(second.service.states) == 2, "two shards for the second")
+        await until_true(lambda: len(second.service.states) == 2, "two shards for the second")
         await asyncio.sleep(0.5)
         await second.stop()
         instances.remove(second)
@@ -252,7 +252,7 @@ async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_
     config = config_for("127.0.0.1:9")
     instance = Instance(config)
     await instance.start()
-    await eventually(lambda: instance.cluster.membership.status.last_error is not None, "an error")
+    await until_true(lambda: instance.cluster.membership.status.last_error is not None, "an error")
     status = instance.cluster.membership.status
     assert (status.joined, status.incarnation, status.owned) == (False, None, ())
     await instance.stop(seconds=1)
@@ -264,7 +264,7 @@ async def test_stopping_while_kafka_does_not_answer_ends_every_thread(monkeypatc
     before = {*threading.enumerate()}
     instance = Instance(config_for("127.0.0.1:9"))
     await instance.start()
-    await eventually(
+    await until_true(
         lambda: any(thread.name.startswith("halfway-init") for thread in threading.enumerate()), "an incarnation begun"
     )
     async with asyncio.timeout(PATIENCE_S):
@@ -290,7 +290,7 @@ async def test_stopping_in_the_middle_of_an_acquisition_does_not_wait_for_it(
     instance = Instance(config)
     await instance.start()
     try:
-        await eventually(hangs.is_set, "an acquisition")
+        await until_true(hangs.is_set, "an acquisition")
         async with asyncio.timeout(PATIENCE_S):
             await instance.stop(seconds=100 * PATIENCE_S)
     finally:
@@ -302,7 +302,7 @@ async def test_stop_ends_every_thread_and_leaves_the_group(config: KafkaConfig) 
     async with running(config) as instance:
         await instance.write(commit_of(0, half("a-1"), 0))
     names = ("halfway-lane", "halfway-tail", "halfway-members")
-    await eventually(
+    await until_true(
         lambda: not [thread for thread in threading.enumerate() if thread.name.startswith(names)], "no thread is left"
     )
     # A member that had not left would keep its shards for a session.

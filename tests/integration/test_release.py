@@ -20,7 +20,6 @@ from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     Instance,
     commit_of,
-    eventually,
     half,
     in_shard,
     prepare,
@@ -28,6 +27,7 @@ from tests.support.ownership.cluster_harness import (
     running,
 )
 from tests.support.replies import submitted
+from tests.support.waiting import until_true
 
 
 @contextmanager
@@ -98,7 +98,7 @@ async def test_a_shard_is_not_acquired_again_while_its_release_is_under_way(
         with held(monkeypatch, LaneThread, "_produce_releases") as (met, go):
             before = instance.incarnation
             giving = asyncio.create_task(give_back(instance, 0, within=PATIENCE_S))
-            await eventually(met.is_set, "a release")
+            await until_true(met.is_set, "a release")
             instance.cluster.membership._on_assigned({0})
             await asyncio.sleep(0.3)  # it would begin at the next turn of the loop
             assert 0 not in instance.cluster.membership._acquisitions.shards
@@ -117,13 +117,13 @@ async def test_an_end_that_outlives_its_shard_is_known_when_the_shard_comes_back
     one = half(in_shard(0, "one"), Message(topic=orders, value=b"once"))
     async with running(config) as instance:
         [at] = await asyncio.to_thread(prepare, config, 0, one)
-        await eventually(lambda: state_of(instance.service.states[0], one.id) is State.PREPARED, "the prepare")
+        await until_true(lambda: state_of(instance.service.states[0], one.id) is State.PREPARED, "the prepare")
         instance.service.hold = asyncio.Event()
         with held(monkeypatch, TransactionalProducer, "begin") as (met, go):
             old = instance.cluster.membership._incarnation
             assert old is not None
             first = submitted(instance.cluster.lane, commit_of(0, one, at))
-            await eventually(met.is_set, "a Kafka transaction")
+            await until_true(met.is_set, "a Kafka transaction")
             await give_back(instance, 0)
             instance.service.hold = None
             instance.cluster.membership._on_assigned({0})

@@ -7,9 +7,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-GENEROUS_S = 120.0
+GENEROUS_S = 180.0
 """Only a broken product needs this long; no test passes or fails by how fast the machine is."""
 _LOOK_AGAIN_S = 0.05
+_LOOK_SOON_S = 0.01
+"""A condition costs next to nothing, a probe may ask somebody."""
 
 
 async def eventually(
@@ -26,10 +28,12 @@ async def eventually(
         await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-async def until_true(condition: Callable[[], object], *, what: str, within_s: float = GENEROUS_S) -> None:
+async def until_true(
+    condition: Callable[[], object], what: str = "what is waited for", *, within_s: float = GENEROUS_S
+) -> None:
     """Return as soon as `condition` is true; AssertionError with `what` otherwise."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"after {within_s:g} s still not: {what}")
-        await asyncio.sleep(_LOOK_AGAIN_S)
+        await asyncio.sleep(_LOOK_SOON_S)

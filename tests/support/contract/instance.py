@@ -1,8 +1,7 @@
 """One instance as the contract tests see it: the ports, and a listener that keeps the folds as the service does."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,6 +27,7 @@ from halfway.service.ports import (
 from halfway.service.resolve import lane_writes
 from halfway.service.resolve.lane_writes import OpFields
 from tests.support.replies import appended, submitted
+from tests.support.waiting import until_true
 
 PATIENCE_S = 60.0
 SHARDS = 2
@@ -133,14 +133,6 @@ class Listener:
         self.events.append(("lost", shard))
 
 
-async def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, f"not in {PATIENCE_S:g} s: {what}"
-        await asyncio.sleep(0.01)
-
-
 class Instance:
     """One running instance."""
 
@@ -166,7 +158,7 @@ class Instance:
 
     async def start(self) -> None:
         await self.membership.start(self.listener)
-        await eventually(lambda: len(self.states) == SHARDS, f"all shards are acquired: {self.listener.events}")
+        await until_true(lambda: len(self.states) == SHARDS, f"all shards are acquired: {self.listener.events}")
 
     async def stop(self, seconds: float = PATIENCE_S) -> None:
         if not self._stopped:
@@ -176,7 +168,7 @@ class Instance:
     async def tailed(self, shard: int) -> None:
         """Wait until the tail has read what stands in half[s] now."""
         end = await self.half_log.half_end(shard, deadline=self.deadline())
-        await eventually(lambda: self.states[shard].half_tail >= end, f"half[{shard}] is tailed to {end}")
+        await until_true(lambda: self.states[shard].half_tail >= end, f"half[{shard}] is tailed to {end}")
 
     def entry(self, shard: int, transaction_id: str) -> Pending | ParkedEntry:
         entry = self.states[shard].find(transaction_id)

@@ -28,6 +28,7 @@ from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.service.ports import TOMBSTONE, LaneWrite, Written
 from tests.support.domain.states import state_of
 from tests.support.replies import submitted
+from tests.support.waiting import until_true
 
 PATIENCE_S = 180.0
 
@@ -177,7 +178,7 @@ class Instance:
     async def serves(self, shards: Iterable[int]) -> None:
         """Wait until exactly these shards are served."""
         wanted = set(shards)
-        await eventually(lambda: set(self.service.states) == wanted, f"serving {wanted}")
+        await until_true(lambda: set(self.service.states) == wanted, f"serving {wanted}")
 
     async def write(self, write: LaneWrite) -> Written:
         """Write once, and apply what was written."""
@@ -197,7 +198,7 @@ class Instance:
                 try:
                     return await self.write(write)
                 except (LaneLostError, NotWrittenError):
-                    await eventually(lambda: write.shard in self.service.states, f"serving {write.shard}")
+                    await until_true(lambda: write.shard in self.service.states, f"serving {write.shard}")
                     if state_of(self.service.states[write.shard], write.id) is State.COMMITTED:
                         return Written()
                     await asyncio.sleep(0.02)
@@ -223,14 +224,6 @@ async def running(config: KafkaConfig, *, serving: Iterable[int] | None = None) 
     finally:
         await instance.stop()
     assert instance.service.errors == []
-
-
-async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not in {seconds:g} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 def in_shard(shard: int, name: str, *, shards: int = 2) -> str:

@@ -1,6 +1,5 @@
 """What the tests of the Kafka adapters start from: a prefix of their own, and what they observe."""
 
-from collections.abc import Callable
 from typing import Any, cast
 from uuid import uuid4
 
@@ -71,6 +70,3 @@ class SkippedRecords:
     def observer(self) -> Observer:
         """Itself, as the adapters take it."""
         return cast("Observer", self)
-
-
-MakeConfig = Callable[..., KafkaConfig]

@@ -1,10 +1,6 @@
 """A prepare as raw HTTP, and what is answered to raw bytes."""
 
-import asyncio
 import json
-from collections.abc import Callable
-
-from tests.support.waiting import GENEROUS_S
 
 POST = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
 
@@ -18,10 +14,3 @@ def problem_of(response: bytes) -> tuple[int, dict[str, object]]:
     assert b"application/problem+json" in head, response
     document: dict[str, object] = json.loads(body)
     return int(head.split()[1]), document
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what sets no event."""
-    async with asyncio.timeout(GENEROUS_S):
-        while not holds():  # noqa: ASYNC110  nothing tells
-            await asyncio.sleep(0.01)

@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from halfway.embedded import SupervisorError
 from halfway.embedded.process import SupervisedProcess
+from tests.support.processes import alive, eventually
 
 SLEEP = ["sleep", "600"]
 # Starts a supervised sleep, tells its and the supervisor's process id, and then does what its second argument says.
@@ -24,23 +23,6 @@ process = SupervisedProcess(["sleep", "600"], cwd=folder, log_path=folder / "log
 print(process.pid, process._supervisor.pid, flush=True)
 exec(sys.argv[2])
 """
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process lives; one that has ended, but is not yet waited for, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.fixture

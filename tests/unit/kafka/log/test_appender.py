@@ -14,6 +14,7 @@ from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, Ove
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.appender import Appending, RecordWriter
 from tests.support.loop_time import LoopTime
+from tests.support.waiting import until_true
 
 LONG_S = 60.0
 Report = Callable[[KafkaError | None, Any], None]
@@ -118,13 +119,6 @@ class Bench:
         return futures
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    async with asyncio.timeout(LONG_S):
-        while not condition():  # noqa: ASYNC110 - the other thread knows nothing of the loop
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 async def make_bench() -> AsyncIterator[Callable[..., Bench]]:
     """Make benches whose writers are stopped in the end."""
@@ -144,7 +138,7 @@ async def test_each_caller_gets_its_own_offset(make_bench: Callable[..., Bench])
     """Many reports of one poll reach the callers they belong to."""
     bench = make_bench()
     tasks = [bench.append() for _ in range(5)]
-    await until(lambda: len(bench.producers[0].held) == 5)
+    await until_true(lambda: len(bench.producers[0].held) == 5)
     bench.producers[0].deliver(7, 8, 9, 10, 11)
     assert await asyncio.gather(*tasks) == [7, 8, 9, 10, 11]
     assert bench.writer.in_flight == (0, 0)
@@ -176,14 +170,14 @@ async def test_of_a_list_past_its_deadline_what_was_delivered_is_answered(make_b
             await late
     assert bench.writer.in_flight == (2, 20)
     bench.producers[0].deliver(8, 9)
-    await until(lambda: bench.writer.in_flight == (0, 0))
+    await until_true(lambda: bench.writer.in_flight == (0, 0))
 
 
 async def test_a_failed_delivery_is_ambiguous(make_bench: Callable[..., Bench]) -> None:
     """A time-out in flight may have stored the record or not."""
     bench = make_bench()
     task = bench.append()
-    await until(lambda: len(bench.producers[0].held) == 1)
+    await until_true(lambda: len(bench.producers[0].held) == 1)
     bench.producers[0].fail(KafkaError._MSG_TIMED_OUT)
     with pytest.raises(OutcomeUnknownError):
         await task
@@ -193,7 +187,7 @@ async def test_a_record_that_the_broker_finds_too_large_was_not_stored(make_benc
     """The broker refuses it before it stores anything."""
     bench = make_bench()
     task = bench.append()
-    await until(lambda: len(bench.producers[0].held) == 1)
+    await until_true(lambda: len(bench.producers[0].held) == 1)
     bench.producers[0].fail(KafkaError.MSG_SIZE_TOO_LARGE)
     with pytest.raises(MessageTooLargeError):
         await task
@@ -205,13 +199,13 @@ async def test_a_fatal_error_replaces_the_producer_and_what_was_in_flight_is_amb
     """The next append goes to a new producer; those in flight hear that it is not known."""
     bench = make_bench()
     lost = [bench.append() for _ in range(3)]
-    await until(lambda: len(bench.producers[0].held) == 3)
+    await until_true(lambda: len(bench.producers[0].held) == 3)
     bench.producers[0].die()
     for error in await asyncio.gather(*lost, return_exceptions=True):
         assert isinstance(error, OutcomeUnknownError)
     assert bench.producers[0].purged
     next_one = bench.append()
-    await until(lambda: len(bench.producers) == 2 and len(bench.producers[1].held) == 1)
+    await until_true(lambda: len(bench.producers) == 2 and len(bench.producers[1].held) == 1)
     bench.producers[1].deliver(3)
     assert await next_one == 3
     assert bench.writer.in_flight == (0, 0)
@@ -221,20 +215,20 @@ async def test_a_new_producer_is_served_while_the_failed_one_retires(make_bench:
     """Its reports do not wait for what the failed one still holds; a fatal error of its own replaces it too."""
     bench = make_bench(prepare_timeout_s=5)
     lost = bench.append()
-    await until(lambda: len(bench.producers[0].held) == 1)
+    await until_true(lambda: len(bench.producers[0].held) == 1)
     bench.producers[0].keeps_its_records = True
     bench.producers[0].die()
-    await until(lambda: len(bench.producers) == 2 and bench.producers[0].purged)
+    await until_true(lambda: len(bench.producers) == 2 and bench.producers[0].purged)
     next_one = bench.append(within_s=9)  # the failed one retires for 10 s
-    await until(lambda: len(bench.producers[1].held) == 1)
+    await until_true(lambda: len(bench.producers[1].held) == 1)
     bench.producers[1].deliver(3)
     assert await next_one == 3
     bench.producers[1].die()
-    await until(lambda: not bench.producers[1].events)
+    await until_true(lambda: not bench.producers[1].events)
     bench.producers[0].fail(KafkaError._PURGE_INFLIGHT)
     with pytest.raises(OutcomeUnknownError):
         await lost
-    await until(lambda: len(bench.producers) == 3)
+    await until_true(lambda: len(bench.producers) == 3)
 
 
 async def test_an_append_while_the_producer_is_replaced_is_not_stored(make_bench: Callable[..., Bench]) -> None:
@@ -250,13 +244,13 @@ async def test_records_in_flight_are_bounded(make_bench: Callable[..., Bench]) -
     """One more than the bound is refused at once, and taken again after a delivery."""
     bench = make_bench(writer_in_flight=2)
     first, second = bench.append(), bench.append()
-    await until(lambda: len(bench.producers[0].held) == 2)
+    await until_true(lambda: len(bench.producers[0].held) == 2)
     with pytest.raises(OverloadedError):
         await bench.append()
     bench.producers[0].deliver(0)
     assert await first == 0
     third = bench.append()
-    await until(lambda: len(bench.producers[0].held) == 2)
+    await until_true(lambda: len(bench.producers[0].held) == 2)
     bench.producers[0].deliver(1, 2)
     assert (await second, await third) == (1, 2)
 
@@ -265,7 +259,7 @@ async def test_bytes_in_flight_are_bounded_but_one_record_always_fits(make_bench
     """A record above the bound is taken when nothing else is in flight."""
     bench = make_bench(writer_in_flight_bytes=100)
     large = bench.append(size=150)
-    await until(lambda: len(bench.producers[0].held) == 1)
+    await until_true(lambda: len(bench.producers[0].held) == 1)
     with pytest.raises(OverloadedError):
         await bench.append(size=1)
     bench.producers[0].deliver(0)
@@ -281,7 +275,7 @@ async def test_past_the_deadline_it_is_not_known_and_still_counts_as_in_flight(
         await bench.append(within_s=0.05)
     assert bench.writer.in_flight == (1, 10)
     bench.producers[0].deliver(0)
-    await until(lambda: bench.writer.in_flight == (0, 0))
+    await until_true(lambda: bench.writer.in_flight == (0, 0))
 
 
 async def test_with_no_time_left_nothing_is_produced(make_bench: Callable[..., Bench]) -> None:
@@ -297,7 +291,7 @@ async def test_stopping_tells_those_who_wait() -> None:
     bench = Bench(prepare_timeout_s=0.1)
     bench.writer.start()
     task = bench.append()
-    await until(lambda: len(bench.producers[0].held) == 1)
+    await until_true(lambda: len(bench.producers[0].held) == 1)
     await bench.writer.stop()
     with pytest.raises(OutcomeUnknownError):
         await task

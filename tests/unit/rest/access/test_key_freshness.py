@@ -10,7 +10,7 @@ from halfway.service.access import KeyedAccess
 from halfway.service.key_freshness import KeyFreshness
 from tests.support.loop_time import LoopTime
 from tests.support.rest.guarded import FIRST, SECRET, Guarded
-from tests.support.rest.raw import until
+from tests.support.waiting import until_true
 
 
 async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(both: Guarded) -> None:
@@ -27,16 +27,16 @@ async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(bot
         shop = authority.authenticate(key)
         memory.faults.unavailable = True
         time.advance(200)
-        await until(lambda: current.late)
+        await until_true(lambda: current.late)
         assert authority.authenticate(key) == shop
         time.advance(1000)
-        await until(lambda: refuses(authority, key))
+        await until_true(lambda: refuses(authority, key))
         with pytest.raises(KafkaUnavailableError):
             authority.require(shop, Permission.PREPARE, "shop")
         operator = authority.authenticate(FIRST)
         authority.require(operator, Permission.PREPARE, "shop")
         memory.faults.unavailable = False
-        await until(lambda: not current.late)
+        await until_true(lambda: not current.late)
         assert authority.authenticate(key) == shop
         authority.require(shop, Permission.PREPARE, "shop")
     finally:

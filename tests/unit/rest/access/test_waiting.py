@@ -7,7 +7,7 @@ import pytest
 from halfway.domain.principal import PrincipalKind
 from tests.support.rest.client import SHOP
 from tests.support.rest.guarded import Guarded
-from tests.support.rest.raw import until
+from tests.support.waiting import until_true
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def revoke(both: Guarded, token: str) -> None:
 
 async def test_a_poll_that_waits_is_refused(both: Guarded, token: str) -> None:
     poll = asyncio.create_task(both.call("waits", "GET", "/v1/groups/shop/checks?wait_s=60"))
-    await until(lambda: both.here.coordinator._checks.queue("shop").polls == 1)
+    await until_true(lambda: both.here.coordinator._checks.queue("shop").polls == 1)
     await revoke(both, token)
     answer = await poll
     assert (answer.status, answer.error_code) == (401, "unauthenticated")

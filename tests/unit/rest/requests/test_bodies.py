@@ -11,7 +11,8 @@ from halfway.rest.server.api import ApiLimits
 from halfway.rest.server.server import HttpServer
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
-from tests.support.rest.raw import BODY, POST, problem_of, until
+from tests.support.rest.raw import BODY, POST, problem_of
+from tests.support.waiting import until_true
 from tests.unit.rest.conftest import NewWorld
 
 
@@ -60,7 +61,7 @@ async def test_bodies_that_are_only_announced_hold_up_nobody(new_world: NewWorld
     try:
         for writer in silent:
             writer.write(POST + b"Content-Length: 100000\r\n\r\n")
-        await until(lambda: len(world.api._open) == len(silent))
+        await until_true(lambda: len(world.api._open) == len(silent))
         assert world.api.in_flight.bytes == 0
         large = BODY + b" " * (90_000 - len(BODY))
         for body in (BODY, large):
@@ -79,7 +80,7 @@ async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> Non
     try:
         for number, writer in enumerate(slow, 1):
             writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 49_999)
-            await until(lambda number=number: world.api.in_flight.bytes == number * 49_999)  # type: ignore[misc]
+            await until_true(lambda number=number: world.api.in_flight.bytes == number * 49_999)  # type: ignore[misc]
         large = await world.call("POST", "/v1/transactions", raw=BODY + b" " * 20_000)
         assert (large.status, large.error_code) == (429, "overloaded")
         assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
@@ -87,7 +88,7 @@ async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> Non
     finally:
         for writer in slow:
             writer.close()
-    await until(lambda: world.api.in_flight.bytes == 0)
+    await until_true(lambda: world.api.in_flight.bytes == 0)
 
 
 async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_more_time(
@@ -112,7 +113,7 @@ async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_mo
         trickling.cancel()
         writer.close()
     assert head.startswith(b"HTTP/1.1 408 ")
-    await until(lambda: world.api.in_flight.bytes == 0)
+    await until_true(lambda: world.api.in_flight.bytes == 0)
 
 
 async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monke
         whole = BODY + b" " * (4 * admission.MIN_BYTES)
         writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(whole))
         for at in range(0, len(whole), admission.MIN_BYTES):
-            await until(lambda at=at: world.api.in_flight.bytes == at)  # type: ignore[misc]
+            await until_true(lambda at=at: world.api.in_flight.bytes == at)  # type: ignore[misc]
             time.advance(50)
             writer.write(whole[at : at + admission.MIN_BYTES])
         async with asyncio.timeout(20):

@@ -15,7 +15,8 @@ from halfway.rest.server.server import HttpServer
 from halfway.service.requests import ServiceLimits
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
-from tests.support.rest.raw import BODY, POST, problem_of, until
+from tests.support.rest.raw import BODY, POST, problem_of
+from tests.support.waiting import until_true
 from tests.unit.rest.conftest import NewWorld
 
 
@@ -34,7 +35,7 @@ async def test_more_requests_than_may_be_in_flight_are_429(
     assert poll.status == 404, "a poll takes no place"
     go_on.set()
     assert (await in_flight).status == 201
-    await until(lambda: not world.api.in_flight.taken)
+    await until_true(lambda: not world.api.in_flight.taken)
     assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
 
 
@@ -161,7 +162,7 @@ async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: R
     try:
         slow.write(POST + b"Content-Length: 100\r\n\r\n{")
         await slow.drain()
-        await until(lambda: bool(world.api._open))
+        await until_true(lambda: bool(world.api._open))
         async with asyncio.timeout(20):
             await world.api.drain(asyncio.get_running_loop().time() + 0.1)
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -199,16 +200,16 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
         eldest = await connected(ask)
         assert (await answer(eldest)).startswith(b"HTTP/1.1 200")
         await connected(poll)
-        await until(lambda: bool(world.api._open))
+        await until_true(lambda: bool(world.api._open))
         third = await connected(ask)
         assert (await answer(third)).startswith(b"HTTP/1.1 200")
         assert b"HTTP" not in await asyncio.wait_for(eldest.read(), 20)
         opened[2].write(poll)
-        await until(lambda: len(world.api._open) == 2)
+        await until_true(lambda: len(world.api._open) == 2)
         queue = world.coordinator._checks.queue("shop")
         for polls in (1, 0):
             await connected(POST + b"Content-Length: 100000\r\n\r\n ")
-            await until(lambda polls=polls: (queue.polls, len(world.api._open)) == (polls, 2))  # type: ignore[misc]
+            await until_true(lambda polls=polls: (queue.polls, len(world.api._open)) == (polls, 2))  # type: ignore[misc]
         assert await answer(await connected(ask)) == b""
         assert [record.getMessage() for record in caplog.records] == []
     finally:
@@ -227,12 +228,12 @@ async def test_polls_whose_clients_have_gone_take_neither_places_nor_checks(worl
         opened = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(most)]
         for writer in opened:
             writer.write(poll)
-        await until(lambda: len(world.api._open) == most)
+        await until_true(lambda: len(world.api._open) == most)
         refused = await world.call("GET", "/v1/groups/shop/checks?wait_s=60")
         assert (refused.status, refused.error_code) == (429, "overloaded")
         for writer in opened:
             writer.close()
-        await until(lambda: not world.api._open)
+        await until_true(lambda: not world.api._open)
     name = await world.prepared()
     world.memory.clock.advance(2)
     for shard in world.coordinator.shards.served:
@@ -252,14 +253,14 @@ async def test_answers_that_are_not_read_are_counted_bounded_and_ended(new_world
     deaf.connect((HOST, world.port))
     try:
         deaf.sendall(b"GET /v1/transactions/%s HTTP/1.1\r\nHost: h\r\n\r\n" % name.encode() * 30)
-        await until(lambda: unsent.bytes > 0)
+        await until_true(lambda: unsent.bytes > 0)
         assert unsent.bytes < 1_000_000, "what is pipelined behind it waits"
         refused = await world.show(name)
         assert (refused.status, refused.error_code) == (429, "overloaded")
         assert (await world.call("GET", "/v1/groups")).status == 200, "small answers are always given"
         for _ in range(SLOW_LOOKS):
             unsent._look()
-        await until(lambda: unsent.bytes == 0)
+        await until_true(lambda: unsent.bytes == 0)
         assert (await world.show(name)).status == 200
         deaf.settimeout(20)
         with contextlib.suppress(ConnectionError):

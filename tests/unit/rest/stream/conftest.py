@@ -1,7 +1,7 @@
 """Streams over a coordinator with its ports in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
@@ -15,13 +15,6 @@ HANDSHAKE = (
     b"GET /v1/stream HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: halfway.stream.v1\r\n\r\n"
 )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that nothing tells of."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.002)
 
 
 class Opens(Protocol):

@@ -9,8 +9,9 @@ import pytest
 from bench.stream_client import StreamClient
 from halfway.rest.responses.unsent import Unsent
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import until_true
 from tests.unit.rest.conftest import NewWorld
-from tests.unit.rest.stream.conftest import Opens, until
+from tests.unit.rest.stream.conftest import Opens
 
 MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
 LEASE_S = 30
@@ -74,7 +75,7 @@ async def test_checks_of_a_connection_that_dies_are_sent_again(world: RestWorld,
     await scan(world, 6)
     held = [await check(first), await check(first)]
     await first.abort()
-    await until(lambda: len(world.api.streams) == 1)
+    await until_true(lambda: len(world.api.streams) == 1)
     await second.subscribe("shop", 5)
     await scan(world, 1)
     await asyncio.sleep(0.1)
@@ -94,7 +95,7 @@ async def test_each_check_goes_to_one_of_several_streams(world: RestWorld, opene
     for number in range(12):
         await streams[0].prepare("shop", MESSAGE, id=f"t-{number}")
     await scan(world, 6)
-    await until(lambda: sum(stream.checks.qsize() for stream in streams) == 12)
+    await until_true(lambda: sum(stream.checks.qsize() for stream in streams) == 12)
     ids = {stream.checks.get_nowait()["id"] for stream in streams for _ in range(stream.checks.qsize())}
     assert len(ids) == 12
 
@@ -145,6 +146,6 @@ async def test_a_subscription_whose_group_is_deleted_ends_with_a_problem(
     stream = await opened(world)
     await stream.subscribe("shop", 1)
     assert (await world.call("DELETE", "/v1/groups/shop")).status == 204
-    await until(lambda: stream.ended)
+    await until_true(lambda: stream.ended)
     assert (stream.ended[0]["group"], stream.ended[0]["problem"]["error_code"]) == ("shop", "unknown_group")
     assert (await stream.end("nobody", "commit")).status == 404

@@ -6,8 +6,8 @@ import pytest
 
 from bench.stream_client import StreamClient, StreamLostError
 from tests.support.rest.client import RestWorld
-from tests.support.waiting import GENEROUS_S
-from tests.unit.rest.stream.conftest import Connects, Opens, until
+from tests.support.waiting import GENEROUS_S, until_true
+from tests.unit.rest.stream.conftest import Connects, Opens
 
 MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
 
@@ -22,7 +22,7 @@ async def test_a_stop_answers_what_is_in_flight_and_closes(world: RestWorld, ope
     await busy.prepare("shop", MESSAGE, id="t-1")
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(busy.end("t-1", "commit"))
-        await until(lambda: world.api.in_flight.taken == 1)
+        await until_true(lambda: world.api.in_flight.taken == 1)
         stopping = asyncio.create_task(world.api.drain(soon()))
         for stream in (busy, idle):
             await asyncio.wait_for(stream.closing.wait(), 20)
@@ -43,12 +43,12 @@ async def test_a_stop_waits_no_longer_than_its_deadline(world: RestWorld, stream
     await stream.prepare("shop", MESSAGE, id="t-1")
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(stream.end("t-1", "commit"))
-        await until(lambda: world.api.in_flight.taken == 1)
+        await until_true(lambda: world.api.in_flight.taken == 1)
         await asyncio.wait_for(world.api.drain(soon(0.1)), 20)
         assert not world.api.streams
         with pytest.raises(StreamLostError):
             await ending
-    await until(lambda: world.memory.records("orders"))
+    await until_true(lambda: world.memory.records("orders"))
 
 
 async def test_a_stop_does_not_wait_for_a_client_that_ignores_it(world: RestWorld, connected: Connects) -> None:
@@ -71,13 +71,13 @@ async def test_a_close_by_the_client_ends_its_stream(world: RestWorld, stream: S
     await stream.prepare("shop", MESSAGE, id="t-1")
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(stream.end("t-1", "commit"))
-        await until(lambda: world.api.in_flight.taken == 1)
+        await until_true(lambda: world.api.in_flight.taken == 1)
         await stream.close()
         assert stream.close_code == 1000
         with pytest.raises(StreamLostError):
             await ending
-    await until(lambda: world.memory.records("orders"))
-    await until(lambda: not world.api.streams and not world.api.in_flight.taken)
+    await until_true(lambda: world.memory.records("orders"))
+    await until_true(lambda: not world.api.streams and not world.api.in_flight.taken)
 
 
 async def test_a_client_leaves_no_task_behind_if_its_connection_is_lost(world: RestWorld, opened: Opens) -> None:
@@ -87,4 +87,4 @@ async def test_a_client_leaves_no_task_behind_if_its_connection_is_lost(world: R
     await cut.abort()
     await world.api.drain(soon())
     await asyncio.wait_for(left.closed.wait(), 20)
-    await until(lambda: not {task for task in asyncio.all_tasks() - before if "StreamClient" in repr(task)})
+    await until_true(lambda: not {task for task in asyncio.all_tasks() - before if "StreamClient" in repr(task)})

@@ -14,9 +14,9 @@ from halfway.rest.server.api import ApiLimits
 from halfway.service.requests import ServiceLimits
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld
-from tests.unit.rest.stream.conftest import HANDSHAKE, Connects, Opens, until
+from tests.unit.rest.stream.conftest import HANDSHAKE, Connects, Opens
 
 MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
 
@@ -41,7 +41,7 @@ async def test_a_connection_with_too_many_operations_in_flight_is_not_read(
     with world.memory.faults.lane_held():
         for number in range(20):
             await raw.send(json.dumps({"end": [{"n": number, "id": f"t-{number}", "outcome": "commit"}]}))
-        await until(lambda: world.api.in_flight.taken == 4)
+        await until_true(lambda: world.api.in_flight.taken == 4)
         await asyncio.sleep(0.05)
         assert world.api.in_flight.taken == 4
     answered: set[int] = set()
@@ -53,11 +53,11 @@ async def test_ends_without_confirmation_count_until_they_are_written(new_world:
     world, stream = await with_prepared(new_world, opened, ApiLimits(max_stream_operations=2), 4)
     with world.memory.faults.lane_held():
         ending = [asyncio.create_task(stream.end(f"t-{n}", "commit", confirm=False)) for n in range(4)]
-        await until(lambda: world.api.in_flight.taken == 2)
+        await until_true(lambda: world.api.in_flight.taken == 2)
         await asyncio.sleep(0.05)
         assert world.api.in_flight.taken == 2
     assert [(await one).status for one in ending] == [202] * 4
-    await until(lambda: len(world.memory.records("orders")) == 4)
+    await until_true(lambda: len(world.memory.records("orders")) == 4)
 
 
 async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_world: NewWorld, opened: Opens) -> None:
@@ -66,7 +66,7 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
     other = await opened(world)
     with world.memory.faults.lane_held():
         ending = [asyncio.create_task(stream.end(f"t-{n}", "commit")) for n in range(3)]
-        await until(lambda: world.api.in_flight.taken == 3)
+        await until_true(lambda: world.api.in_flight.taken == 3)
         late, refused = await asyncio.gather(
             *(asyncio.wait_for(one, 20) for one in (other.end("nobody", "commit"), other.prepare("shop", MESSAGE)))
         )
@@ -74,7 +74,7 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
         assert (refused.status, refused.document["error_code"]) == (429, "overloaded")
         assert refused.document["retry_after_s"] >= 1
         ending.append(asyncio.create_task(stream.end("t-3", "commit")))
-        await until(lambda: world.api.in_flight.taken == 4)
+        await until_true(lambda: world.api.in_flight.taken == 4)
         assert (await world.show("t-0")).status == 429
         assert (await other.end("t-0", "commit")).status == 429
     assert [(await one).status for one in ending] == [200] * 4
@@ -98,9 +98,9 @@ async def test_prepares_that_wait_are_given_up_with_their_connection(new_world: 
     stream = await opened(world)
     world.api.admission.take(2)
     waiting = asyncio.gather(*(stream.prepare("shop", MESSAGE) for _ in range(4)), return_exceptions=True)
-    await until(lambda: world.api.admission.waiting == 4)
+    await until_true(lambda: world.api.admission.waiting == 4)
     await stream.abort()
-    await until(lambda: world.api.admission.waiting == world.api.in_flight.taken == world.api.in_flight.bytes == 0)
+    await until_true(lambda: world.api.admission.waiting == world.api.in_flight.taken == world.api.in_flight.bytes == 0)
     await waiting
 
 
@@ -134,11 +134,11 @@ async def test_frames_that_never_end_are_cut_off_above_the_bound_of_all(
     for arrived, raw in zip((140_000, 280_000, 280_000), raws, strict=True):
         writer = raw.socket._writer
         writer.transport.write(b"\x81\xff" + (190_000).to_bytes(8, "big") + b"\0\0\0\0" + b" " * 139_986)
-        await until(partial(_arriving, world, arrived))
-    await until(lambda: len(world.api.streams) == 2)
+        await until_true(partial(_arriving, world, arrived))
+    await until_true(lambda: len(world.api.streams) == 2)
     for raw in raws:
         raw.socket._writer.transport.abort()
-    await until(lambda: not world.api.streams)
+    await until_true(lambda: not world.api.streams)
     assert world.api.in_flight.arriving == 0
 
 
@@ -156,7 +156,7 @@ async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> No
     try:
         writer.write(HANDSHAKE)
         await reader.readuntil(b"\r\n\r\n")
-        await until(lambda: len(world.api.streams) == 1)
+        await until_true(lambda: len(world.api.streams) == 1)
         (served,) = world.api.streams
         served.socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
@@ -170,10 +170,10 @@ async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> No
                 await writer.drain()
 
         flooding = asyncio.create_task(flood())
-        await until(lambda: len(world.api.streams) == 0)
+        await until_true(lambda: len(world.api.streams) == 0)
         flooding.cancel()
         await asyncio.wait([flooding])
-        await until(lambda: world.api.in_flight.taken == world.api.in_flight.bytes == 0)
+        await until_true(lambda: world.api.in_flight.taken == world.api.in_flight.bytes == 0)
     finally:
         writer.close()
 
@@ -183,10 +183,10 @@ async def test_a_client_that_leaves_without_a_word_ends_its_stream(world: RestWo
     reader, writer = await asyncio.open_connection(HOST, world.port)
     writer.write(HANDSHAKE)
     await reader.readuntil(b"\r\n\r\n")
-    await until(lambda: len(world.api.streams) == 1)
+    await until_true(lambda: len(world.api.streams) == 1)
     writer.write_eof()
     await reader.read()
-    await until(lambda: len(world.api.streams) == 0)
+    await until_true(lambda: len(world.api.streams) == 0)
     writer.close()
 
 
@@ -206,9 +206,9 @@ async def test_a_silent_client_is_pinged_and_cut_off(new_world: NewWorld) -> Non
             ping = await lively.receive(GENEROUS_S)
             assert ping.type is aiohttp.WSMsgType.PING
             await lively.pong(ping.data)
-            await until(lambda others=others: _unanswered_pings(world) == others)  # type: ignore[misc]
+            await until_true(lambda others=others: _unanswered_pings(world) == others)  # type: ignore[misc]
             time.advance(52)
-            await until(lambda: len(world.api.streams) == 1)
+            await until_true(lambda: len(world.api.streams) == 1)
         assert (await silent.receive(GENEROUS_S)).type is aiohttp.WSMsgType.PING
 
 

@@ -8,8 +8,9 @@ import pytest
 from bench.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.server.api import ApiLimits
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import until_true
 from tests.unit.rest.conftest import NewWorld
-from tests.unit.rest.stream.conftest import Opens, until
+from tests.unit.rest.stream.conftest import Opens
 
 HANDSHAKE = {
     "Connection": "Upgrade",
@@ -75,7 +76,7 @@ async def test_more_streams_than_may_be_open_are_429(new_world: NewWorld, opened
         await opened(world)
     assert refused.value.status == 429
     await first.close()
-    await until(lambda: not world.api.streams)
+    await until_true(lambda: not world.api.streams)
     await opened(world)
 
 

@@ -9,8 +9,9 @@ import pytest
 from bench.stream_client import StreamClient, StreamLostError
 from halfway.rest.server.api import ApiLimits
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import until_true
 from tests.unit.rest.conftest import NewWorld
-from tests.unit.rest.stream.conftest import Connects, Opens, Raw, until
+from tests.unit.rest.stream.conftest import Connects, Opens, Raw
 
 MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
 
@@ -73,7 +74,7 @@ class TestAnswers:
         await prepared(stream, "t-1")
         with world.memory.faults.lane_held():
             ending = asyncio.create_task(stream.end("t-1", "commit"))
-            await until(lambda: stream.in_flight == 1)
+            await until_true(lambda: stream.in_flight == 1)
             assert (await stream.prepare("shop", MESSAGE)).status == 201
             assert not ending.done()
         assert (await ending).status == 200
@@ -87,7 +88,7 @@ class TestAnswers:
         before = world.memory.observer.count("lane_committed")
         with world.memory.faults.lane_held():
             ending = [asyncio.create_task(streams[n % 3].end(f"t-{n}", "commit")) for n in range(30)]
-            await until(lambda: world.api.in_flight.taken == 30)
+            await until_true(lambda: world.api.in_flight.taken == 30)
         assert [(await one).status for one in ending] == [200] * 30
         assert world.memory.observer.count("lane_committed") == before + 1
 
@@ -169,7 +170,7 @@ class TestFrames:
             await raw.send('{"end": [{"n": 1, "id": "t-1", "outcome": "commit"}]}')
             await raw.send('{"end": [{"n": 1, "id": "t-2", "outcome": "commit"}]}')
             assert (await raw.end())[1] == 4400
-        await until(lambda: world.memory.records("orders"))
+        await until_true(lambda: world.memory.records("orders"))
         assert (await stream.end("t-1", "commit")).document["changed"] is False
 
     async def test_all_operations_of_a_frame_are_done_however_it_is_cut(self, world: RestWorld, raw: Raw) -> None:
@@ -192,8 +193,8 @@ class TestOneWay:
             assert (answer.status, answer.document) == (202, None)
             assert not world.memory.records("orders")
             assert world.api.in_flight.taken == 1
-        await until(lambda: world.memory.records("orders"))
-        await until(lambda: world.api.in_flight.taken == 0)
+        await until_true(lambda: world.memory.records("orders"))
+        await until_true(lambda: world.api.in_flight.taken == 0)
 
     async def test_an_error_that_is_known_at_once_is_answered_instead(self, stream: StreamClient) -> None:
         await prepared(stream, "t-1")
@@ -211,7 +212,7 @@ class TestOneWay:
         await prepared(stream, "t-1")
         world.memory.faults.lose_next_batch(written=written)
         assert (await stream.end("t-1", "commit", confirm=False)).status == 202
-        await until(lambda: len(world.coordinator.shards.served) == 2 and world.api.in_flight.taken == 0)
+        await until_true(lambda: len(world.coordinator.shards.served) == 2 and world.api.in_flight.taken == 0)
         world.memory.clock.advance(6)
         for shard in world.coordinator.shards.served:
             await world.coordinator.scan(shard, world.memory.clock.now_ms())
@@ -230,11 +231,11 @@ class TestResumption:
         await prepared(first, "t-1")
         with world.memory.faults.lane_held():
             ending = asyncio.create_task(first.end("t-1", "commit"))
-            await until(lambda: world.api.in_flight.taken == 1)
+            await until_true(lambda: world.api.in_flight.taken == 1)
             await first.abort()
             with pytest.raises(StreamLostError):
                 await ending
-        await until(lambda: world.memory.records("orders") and world.api.in_flight.taken == 0)
+        await until_true(lambda: world.memory.records("orders") and world.api.in_flight.taken == 0)
         again = await second.prepare("shop", MESSAGE, id="t-1")
         assert (again.status, again.document["state"]) == (200, "committed")
         assert (await second.end("t-1", "commit")).document == {"id": "t-1", "state": "committed", "changed": False}
@@ -246,11 +247,13 @@ class TestResumption:
         await prepared(stream, "t-1")
         with world.memory.faults.lane_held():
             ending = asyncio.create_task(stream.end("t-1", "commit"))
-            await until(lambda: world.api.in_flight.taken == 1)
+            await until_true(lambda: world.api.in_flight.taken == 1)
             await stream.abort()
-            await until(lambda: not world.api.streams)
+            await until_true(lambda: not world.api.streams)
             assert world.api.in_flight.taken == 1
-        await until(lambda: world.api.in_flight.taken == world.api.in_flight.bytes == world.api.admission.prepares == 0)
+        await until_true(
+            lambda: world.api.in_flight.taken == world.api.in_flight.bytes == world.api.admission.prepares == 0
+        )
         assert len(world.memory.records("orders")) == 1
         with pytest.raises(StreamLostError):
             await ending
