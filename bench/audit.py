@@ -18,20 +18,45 @@ from checker.judge import Verdict, judge
 _SHOWN: Final = 5
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checker found, in findings.
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """How many findings the checker had.
 
     `missing`: acknowledged and not there, or not all of it, or with other bytes. `doubled`: there more than once.
     `extra`: of no transaction that was prepared and whose commit was sent. `contradicted`: two outcomes. `stuck`:
     without an outcome.
     """
 
-    transactions: int
     missing: int
     doubled: int
     extra: int
     contradicted: int
     stuck: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of each kind."""
+        return {kind: getattr(self, kind) for kind in Findings.__struct_fields__}
+
+    @property
+    def found(self) -> int:
+        """The number of all kinds together."""
+        return sum(self.counts.values())
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything stands exactly as it was acknowledged."""
+        return not self.found
+
+    @property
+    def shown(self) -> str:
+        """The number of each kind, for a person."""
+        return ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+
+
+class Audit(Findings, frozen=True, kw_only=True):
+    """What the checker found, of how many transactions."""
+
+    transactions: int
     first: tuple[str, ...] = ()
 
     @classmethod
@@ -49,11 +74,6 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
                 f"{one.count} {one.rule} {one.id}: {'; '.join(one.evidence)}" for one in verdict.findings[:_SHOWN]
             ),
         )
-
-    @property
-    def clean(self) -> bool:
-        """Whether everything stands exactly as it was acknowledged."""
-        return not (self.missing or self.doubled or self.extra or self.contradicted or self.stuck)
 
 
 class Auditor:

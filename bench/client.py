@@ -101,6 +101,6 @@ def _measured(rig: Rig, scenario: Scenario, lengths: Lengths) -> ClientLine:
         cpu_us={name: round(used / max(1, window.transactions), 1) for name, used in window.cpu_us.items()},
         failed=done.result.failed,
         first_failure=done.result.first_failure,
-        found={name: getattr(audit, name) for name in ("missing", "doubled", "extra", "contradicted", "stuck")},
+        found=audit.counts,
         audited=audit.transactions,
     )

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import msgspec
 
+from bench.audit import Findings
 from bench.crowd import CrowdPlan, CrowdResult, CrowdWindow
 from bench.figures import Standing, cpu_us, percentile, standing
 from bench.journal import Journal
@@ -66,7 +67,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     worst_ms: float
 
 
-class Overload(msgspec.Struct, frozen=True, kw_only=True):
+class Overload(Findings, frozen=True, kw_only=True):
     """What an overload showed; rates in transactions a second."""
 
     maximum_tx_per_s: float
@@ -97,19 +98,13 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
     left_over: int
     """Transactions that were pending when all callers were gone: prepared, and their callers never heard of it."""
     transactions: int
-    missing: int
-    doubled: int
-    extra: int
-    contradicted: int
-    stuck: int
     first_finding: str
     windows: list[CrowdWindow]
 
     @property
     def clean(self) -> bool:
         """Whether everything stands as it was acknowledged, and every refusal was one that a client understands."""
-        wrong = self.missing or self.doubled or self.extra or self.contradicted or self.stuck
-        return not (wrong or self.refused_without_retry_after or self.unlike or self.recovered_after_s is None)
+        return not (self.found or self.refused_without_retry_after or self.unlike or self.recovered_after_s is None)
 
 
 class _Sample(msgspec.Struct, frozen=True):
@@ -252,11 +247,7 @@ def overload(rig: Rig, wanted: Overloading) -> Overload:
         cpu=watch.cpu(began, ended),
         left_over=left_over,
         transactions=audit.transactions,
-        missing=audit.missing,
-        doubled=audit.doubled,
-        extra=audit.extra,
-        contradicted=audit.contradicted,
-        stuck=audit.stuck,
+        **audit.counts,
         first_finding=next(iter(audit.first), ""),
         windows=windows,
     )

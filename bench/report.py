@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ def counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "none"
 
 
-def write_json(path: Path, found: Any) -> None:
-    """Write what was found, indented for a person, in whole."""
+def write_json(path: Path, found: Any, say: Callable[[str], None]) -> None:
+    """Write what was found, indented for a person, in whole, and say where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    say(f"written to {path}")
 
 
 def wide_console() -> Console:

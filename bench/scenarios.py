@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from bench.audit import Audit
+from bench.audit import Audit, Findings
 from bench.plan import GROUP, SCENARIOS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario, Window
 from bench.rig import Rig
 from halfway.embedded.ports import HOST
@@ -33,7 +33,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     slices: int = 3
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class Line(Findings, frozen=True, kw_only=True):
     """What is told of a scenario; microseconds of CPU are for one transaction."""
 
     scenario: str
@@ -48,13 +48,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     raw_tx_per_s: float
     ratio: float
     ratio_spread: tuple[float, float]
-    missing: int
-    doubled: int
-    extra: int
     failed: int
     first_failure: str
-    contradicted: int
-    stuck: int
     audited: int
     """Transactions that the checker judged: those of the lead and of the end, which do not count, too."""
     first_finding: str
@@ -65,7 +60,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clean(self) -> bool:
         """Whether every transaction was answered, and stands exactly as it was."""
-        return not (self.missing or self.doubled or self.extra or self.contradicted or self.stuck or self.failed)
+        return not (self.found or self.failed)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,11 +189,7 @@ def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
         raw_tx_per_s=round(median([one.raw_rate for one in slices]), 1),
         ratio=round(median(ratios), 3),
         ratio_spread=(round(min(ratios), 3), round(max(ratios), 3)),
-        missing=sum(audit.missing for audit in audits),
-        doubled=sum(audit.doubled for audit in audits),
-        extra=sum(audit.extra for audit in audits),
-        contradicted=sum(audit.contradicted for audit in audits),
-        stuck=sum(audit.stuck for audit in audits),
+        **{kind: sum(audit.counts[kind] for audit in audits) for kind in Findings.__struct_fields__},
         failed=sum(one.found.result.failed for one in slices),
         first_failure=next(filter(None, failures), ""),
         audited=sum(audit.transactions for audit in audits),

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from bench.audit import Findings
 from bench.figures import Standing, standing
 from bench.plan import SCENARIOS, LoadPlan
 from bench.rig import Rig
@@ -41,17 +42,12 @@ class SoakLine(msgspec.Struct, frozen=True, kw_only=True):
     fds: int
 
 
-class Soak(msgspec.Struct, frozen=True, kw_only=True):
+class Soak(Findings, frozen=True, kw_only=True):
     """What a soak showed."""
 
     maximum_tx_per_s: float
     rate_per_s: float
     transactions: int
-    missing: int
-    doubled: int
-    extra: int
-    contradicted: int
-    stuck: int
     failed: int
     first_failure: str
     first_finding: str
@@ -60,7 +56,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clean(self) -> bool:
         """Whether every transaction was answered, and stands exactly as it was."""
-        return not (self.missing or self.doubled or self.extra or self.contradicted or self.stuck or self.failed)
+        return not (self.found or self.failed)
 
 
 class _Watch:
@@ -122,11 +118,7 @@ def soak(rig: Rig, lasting: Lasting) -> Soak:
         maximum_tx_per_s=round(maximum, 1),
         rate_per_s=round(rate, 1),
         transactions=sum(window.transactions for window in found.result.windows),
-        missing=found.audit.missing,
-        doubled=found.audit.doubled,
-        extra=found.audit.extra,
-        contradicted=found.audit.contradicted,
-        stuck=found.audit.stuck,
+        **found.audit.counts,
         failed=found.result.failed,
         first_failure=found.result.first_failure,
         first_finding=next(iter(found.audit.first), ""),

@@ -37,8 +37,7 @@ def _beside(given: argparse.Namespace) -> int:
     )
     found = beside(wanted, say=shown.print)
     shown.print(_table(found))
-    write_json(given.json, found)
-    shown.print(f"written to {given.json}")
+    write_json(given.json, found, shown.print)
     return 0 if all(one.line.clean for one in found) else 1
 
 
@@ -58,7 +57,7 @@ def _table(found: Sequence[BesideLine]) -> Table:
             *(f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}", f"{line.coordinator_cpu_us:.0f}"),
             f"{line.coordinator_cpu_us / alone - 1:+.1%}" if alone else "",
             "" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}",
-            str(line.missing + line.doubled + line.extra + line.contradicted + line.stuck),
+            str(line.found),
             str(line.failed),
         )
     return table

@@ -42,6 +42,5 @@ def _checks(given: argparse.Namespace) -> int:
             f"{one.pending:,}",
         )
     shown.print(table)
-    write_json(given.json, found)
-    shown.print(f"written to {given.json}")
+    write_json(given.json, found, shown.print)
     return 0

@@ -40,8 +40,7 @@ def _client(given: argparse.Namespace) -> int:
     console.print(
         f"64 callers through one client need {compared.coordinator_cpu_ratio:.0%} of the coordinator's CPU for each"
     )
-    write_json(given.json, compared)
-    console.print(f"written to {given.json}")
+    write_json(given.json, compared, console.print)
     return 0 if compared.clean else 1
 
 

@@ -45,8 +45,7 @@ def _console(given: argparse.Namespace) -> int:
     for one in idle:
         table.add_row(str(one.consoles), f"{one.cpu_ms_per_s:.1f}")
     shown.print(table)
-    write_json(given.json, {"slices": found, "idle": idle})
-    shown.print(f"written to {given.json}")
+    write_json(given.json, {"slices": found, "idle": idle}, shown.print)
     return 0
 
 

@@ -44,8 +44,7 @@ def _instances(given: argparse.Namespace) -> int:
     for line in found.lines:
         if line.failed:
             console.print(f"{line.instances}, {line.asked}: the first that failed: {line.first_failure}", markup=False)
-    write_json(given.json, found)
-    console.print(f"written to {given.json}")
+    write_json(given.json, found, console.print)
     return 0 if found.clean else 1
 
 
@@ -55,8 +54,7 @@ def _takeover(given: argparse.Namespace) -> int:
         taking = Taking(sessions_s=tuple(given.sessions), rate_per_s=given.rate)
         found = measure_takeovers(rig, taking, say=console.print)
     console.print(takeover_table(found))
-    write_json(given.json, found)
-    console.print(f"written to {given.json}")
+    write_json(given.json, found, console.print)
     return 0 if found.clean else 1
 
 
@@ -66,8 +64,7 @@ def _frozen(given: argparse.Namespace) -> int:
         freezing = Freezing(sessions_s=tuple(given.sessions), timeouts_s=tuple(given.timeouts))
         lines = measure_frozen(rig, freezing, say=console.print)
     console.print(frozen_table(lines))
-    write_json(given.json, lines)
-    console.print(f"written to {given.json}")
+    write_json(given.json, lines, console.print)
     return 0 if all(line.copies == 1 for line in lines) else 1
 
 

@@ -45,17 +45,14 @@ def _overload(given: argparse.Namespace) -> int:
     for what in (found.first_finding, found.first_unlike):
         if what:
             console.print(f"the first that is wrong: {what}", markup=False)
-    write_json(given.json, found)
-    console.print(f"written to {given.json}")
+    write_json(given.json, found, console.print)
     return 0 if found.clean else 1
 
 
 def overload_table(found: Overload) -> Table:
     """Return an overload as a table of two columns."""
     table = Table(
-        title=f"{found.rate_per_s:,.0f} tx/s offered, of at most {found.maximum_tx_per_s:,.0f}: "
-        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.contradicted} contradicted, "
-        f"{found.stuck} stuck"
+        title=f"{found.rate_per_s:,.0f} tx/s offered, of at most {found.maximum_tx_per_s:,.0f}: {found.shown}"
     )
     table.add_column("")
     table.add_column("", justify="right")

@@ -56,8 +56,7 @@ def _scale(given: argparse.Namespace) -> int:
     for job, factors in found.growth.items():
         if factors:
             console.print(f"{job}: ten times the work takes {', '.join(map(str, factors))} times as long")
-    write_json(given.json, found)
-    console.print(f"written to {given.json}")
+    write_json(given.json, found, console.print)
     return 0
 
 
@@ -86,8 +85,7 @@ def _stream(given: argparse.Namespace) -> int:
     )
     found = stream(wanted, console.print)
     console.print(stream_table(found))
-    write_json(given.json, found)
-    console.print(f"written to {given.json}")
+    write_json(given.json, found, console.print)
     return 0 if found.clean else 1
 
 

@@ -55,8 +55,7 @@ def _recovery(given: argparse.Namespace) -> int:
     console.print(recovery_table(found))
     for line in recovery_lines(found):
         console.print(line)
-    write_json(given.json, found)
-    console.print(f"written to {given.json}")
+    write_json(given.json, found, console.print)
     return 0 if found.clean else 1
 
 

@@ -37,8 +37,7 @@ def _soak(given: argparse.Namespace) -> int:
         console.print(f"the checker's first finding: {found.first_finding}", markup=False)
     if found.failed:
         console.print(f"the first that failed: {found.first_failure}", markup=False)
-    write_json(given.json, found)
-    console.print(f"written to {given.json}")
+    write_json(given.json, found, console.print)
     return 0 if found.clean else 1
 
 
@@ -46,8 +45,7 @@ def soak_table(found: Soak) -> Table:
     """Return a soak's windows as a table."""
     table = Table(
         title=f"{found.rate_per_s:,.0f} tx/s of at most {found.maximum_tx_per_s:,.0f}, {found.transactions:,} in all: "
-        f"{found.missing} missing, {found.doubled} doubled, {found.extra} extra, {found.contradicted} contradicted, "
-        f"{found.stuck} stuck, {found.failed} failed"
+        f"{found.shown}, {found.failed} failed"
     )
     for name in ("until s", "tx/s", "p50 ms", "p99 ms", "coordinator CPU us/tx", "RSS MiB", "threads", "fds"):
         table.add_column(name, justify="right")

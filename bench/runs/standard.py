@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from bench.audit import Findings
 from bench.partitions import TouchedLine, touched
 from bench.plan import SCENARIOS
 from bench.report import wide_console, write_json
@@ -69,8 +70,7 @@ def _bench(given: argparse.Namespace) -> int:
             console.print(f"{line.scenario}: the checker's first finding: {line.first_finding}", markup=False)
         if line.failed:
             console.print(f"{line.scenario}: the first that failed: {line.first_failure}", markup=False)
-    write_json(given.json, lines)
-    console.print(f"written to {given.json}")
+    write_json(given.json, lines, console.print)
     return 0 if all(line.clean for line in lines) else 1
 
 
@@ -81,7 +81,7 @@ def lines_table(lines: Iterable[Line]) -> Table:
     for name in (
         *("tx/s", "from", "to", "p50 ms", "p99 ms", "coordinator", "broker", "load"),
         *("raw tx/s", "ratio", "from", "to", "ends/Kafka tx"),
-        *("missing", "doubled", "extra", "contradicted", "stuck", "failed"),
+        *(*Findings.__struct_fields__, "failed"),
     ):
         table.add_column(name, justify="right")
     for line in lines:
@@ -92,7 +92,7 @@ def lines_table(lines: Iterable[Line]) -> Table:
             *("" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}", f"{line.load_cpu_us:.0f}"),
             *_limit(line),
             f"{line.ends_per_kafka_transaction:.1f}",
-            *map(str, (line.missing, line.doubled, line.extra, line.contradicted, line.stuck, line.failed)),
+            *map(str, (*line.counts.values(), line.failed)),
         )
     return table
 

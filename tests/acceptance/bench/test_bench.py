@@ -33,7 +33,7 @@ def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_pat
         compared = compare(rig, lengths, say=said.append)
         lasted = soak(rig, Lasting(minutes=1 / 60, share=0.5, warm_up_s=0, maximum_s=2, window_s=0.5))
 
-    write_json(tmp_path / "bench.json", lines)
+    write_json(tmp_path / "bench.json", lines, said.append)
     told = json.loads((tmp_path / "bench.json").read_bytes())
     singles, streams = (
         ["single-1", "single-16", "single-64"],

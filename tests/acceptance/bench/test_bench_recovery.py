@@ -227,5 +227,5 @@ def test_the_benchmark_tells_of_every_start(kafka: Kafka, tmp_path: Any) -> None
     assert found.takeover is not None
     assert found.takeover.pending >= 30
     assert found.all_due is not None
-    write_json(tmp_path / "recovery.json", found)
+    write_json(tmp_path / "recovery.json", found, print)
     wide_console().print(recovery_table(found), *recovery_lines(found))
