@@ -14,7 +14,6 @@ _KEY: Final = slice(_LENGTH, _LENGTH + 2)
 class Api(IntEnum):
     """Kinds of request: their keys in the protocol."""
 
-    PRODUCE = 0
     FETCH = 1
     JOIN_GROUP = 11
     INIT_PRODUCER_ID = 22

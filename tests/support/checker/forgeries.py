@@ -110,10 +110,6 @@ def no_op(topics: Topics, transaction: str) -> None:
     topics[:] = [record for record in topics if not (isinstance(record, Op) and record.id == transaction)]
 
 
-def no_half(topics: Topics, transaction: str) -> None:
-    topics[:] = [record for record in topics if not (isinstance(record, Half) and record.id == transaction)]
-
-
 def no_tombstone(topics: Topics, transaction: str) -> None:
     topics[:] = [
         record
