@@ -15,7 +15,8 @@ from uuid import uuid4
 from halfway.checkback import LOOPBACK_NETWORKS
 from halfway.client.consumer import Record
 from halfway.rest.console import Console
-from halfway.rest.server.api import Api, ApiLimits
+from halfway.rest.server.api import Api
+from halfway.rest.server.limits import ApiLimits
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.metrics import Metrics
 from halfway.runtime.settings import Settings

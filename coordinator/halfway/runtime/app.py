@@ -26,7 +26,7 @@ from halfway.rest.requests.authentication import AllowedHosts, caller_of
 from halfway.rest.responses.answer import refusal
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.api import Api, ApiLimits
+from halfway.rest.server.api import Api
 from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
@@ -217,13 +217,7 @@ async def _serving(
             backend.coordinator,
             internal_prefix=settings.kafka_prefix,
             observer=metrics,
-            limits=ApiLimits(
-                request_timeout_s=settings.request_timeout_s,
-                max_body_bytes=settings.max_body_bytes,
-                max_requests=settings.max_requests,
-                prepare_wait_s=settings.prepare_wait_s,
-                max_batch_items=settings.max_batch_items,
-            ),
+            limits=settings.api_limits(),
             unsent=unsent,
             demand_host=demand_host(settings),
         )

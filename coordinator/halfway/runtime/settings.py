@@ -28,6 +28,7 @@ from halfway.domain.policy import MAX_SECONDS, CheckPolicy
 from halfway.domain.secrets import derived
 from halfway.domain.urls import base_url_refusal, proxy_refusal
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.rest.server.limits import ApiLimits
 from halfway.runtime.operator_key import demand_operator_key_fits
 from halfway.runtime.policy_settings import Policy
 from halfway.service.requests import ServiceLimits
@@ -70,6 +71,7 @@ def _split(value: object) -> object:
 Hosts = Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.*_:\[\]-]+$")], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_split)]
 _LIMITS: Final = ServiceLimits()
+_API: Final = ApiLimits()
 
 
 class Settings(BaseModel):
@@ -138,13 +140,11 @@ class Settings(BaseModel):
     console: Literal["api", "health", "off"] = "api"
     """On which port the console is; on the health port, the API is there too."""
     max_keys: Count = 10_000
-    request_timeout_s: Seconds = 15
-    max_body_bytes: Count = 8 * 1024 * 1024
-    max_requests: Count = 4_096
-    """Requests in flight; more are answered 429."""
-    prepare_wait_s: Seconds = 1
-    """How long a prepare may wait for a place under overload; then it is answered 429."""
-    max_batch_items: Count = 1_000
+    request_timeout_s: Seconds = _API.request_timeout_s
+    max_body_bytes: Count = _API.max_body_bytes
+    max_requests: Count = _API.max_requests
+    prepare_wait_s: Seconds = _API.prepare_wait_s
+    max_batch_items: Count = _API.max_batch_items
     shutdown_timeout_s: Seconds = 25
 
     max_messages: Count = _LIMITS.max_messages
@@ -275,6 +275,10 @@ class Settings(BaseModel):
         """Return the service's part."""
         shared = self._shared_with(ServiceLimits.__struct_fields__)
         return ServiceLimits(**shared, default_policy=self.policy)
+
+    def api_limits(self) -> ApiLimits:
+        """Return the part of the interface for clients."""
+        return ApiLimits(**self._shared_with(ApiLimits.__struct_fields__))
 
     def _shared_with(self, names: Iterable[str]) -> dict[str, Any]:
         """Return each setting that has the name of a field of another configuration."""

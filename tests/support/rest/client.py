@@ -13,7 +13,8 @@ import aiohttp
 from halfway.memory import Memory
 from halfway.rest.console import Console
 from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.api import Api, ApiLimits
+from halfway.rest.server.api import Api
+from halfway.rest.server.limits import ApiLimits
 from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
 from halfway.service.coordinator import Coordinator

@@ -7,7 +7,7 @@ from typing import Protocol
 import pytest
 
 from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from tests.support.rest.client import RestWorld
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import halfway.rest
 from bench.stream_client import StreamClient
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from halfway.service.requests import ServiceLimits
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.conftest import NewWorld

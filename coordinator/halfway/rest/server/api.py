@@ -13,7 +13,6 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
-import msgspec
 import structlog
 from aiohttp import web
 from aiohttp.web_exceptions import HTTPException
@@ -41,6 +40,7 @@ from halfway.rest.responses.errors import (
 )
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.events import Events
+from halfway.rest.server.limits import ApiLimits
 from halfway.rest.server.server import cancelled_when_lost, told_of_data
 from halfway.rest.stream.accumulator import OperationAccumulator, StreamObserver
 from halfway.rest.stream.stream import StreamLimits
@@ -57,22 +57,6 @@ LARGE_BYTES: Final = 64 * 1024
 _PARAMETER_AT: Final = 3
 """The path parameter is always the third part: `/v1/groups/{group}/checks`."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
-
-
-class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of the interface; seconds, bytes and counts."""
-
-    request_timeout_s: float = 15.0
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_requests: int = 4096
-    prepare_wait_s: float = 1.0
-    max_body_bytes_in_flight: int = 256 * 1024 * 1024
-    max_batch_items: int = 1000
-    max_streams: int = 1000
-    max_stream_operations: int = 1024
-    """Of one stream that are not answered yet."""
-    stream_heartbeat_s: float | None = None
-    """After which a silent client is pinged; it may be held up for the time of an operation before it answers."""
 
 
 class RequestObserver(StreamObserver, Protocol):

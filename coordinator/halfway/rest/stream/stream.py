@@ -46,8 +46,8 @@ MAX_GROUPS: Final = 100
 class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the stream; seconds, bytes and counts."""
 
-    max_streams: int = 1000
-    max_in_flight: int = 1024
+    max_streams: int
+    max_in_flight: int
     """Operations of one connection that are not answered yet."""
     max_frame_bytes: int
     max_frame_operations: int

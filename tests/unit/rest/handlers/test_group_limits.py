@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from halfway.service.requests import ServiceLimits
 from tests.unit.rest.conftest import NewWorld
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from halfway.rest.requests.admission import Admission, HeldRefusals, held_s
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
 from tests.unit.rest.conftest import NewWorld

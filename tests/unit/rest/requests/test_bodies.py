@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from halfway.rest.requests import admission
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from halfway.rest.server.server import HttpServer
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld

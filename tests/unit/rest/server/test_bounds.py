@@ -10,7 +10,7 @@ import pytest
 
 from halfway.domain.errors import ShuttingDownError
 from halfway.rest.responses.unsent import SLOW_LOOKS, Unsent
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from halfway.rest.server.server import HttpServer
 from halfway.service.requests import ServiceLimits
 from tests.support.replies import once

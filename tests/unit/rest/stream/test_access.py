@@ -86,7 +86,12 @@ async def test_one_group_leaves_half_of_the_streams_to_others(
     both: Guarded, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = StreamLimits(
-        max_streams=4, max_frame_bytes=10_000, max_frame_operations=100, timeout_s=15.0, heartbeat_s=40.0
+        max_streams=4,
+        max_in_flight=100,
+        max_frame_bytes=10_000,
+        max_frame_operations=100,
+        timeout_s=15.0,
+        heartbeat_s=40.0,
     )
     monkeypatch.setattr(both.here.api.streams, "_limits", few)
     for caller in ("shop", "other"):

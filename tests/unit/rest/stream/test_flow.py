@@ -10,7 +10,7 @@ import pytest
 
 from bench.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from halfway.service.requests import ServiceLimits
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from bench.stream_client import SUBPROTOCOL, StreamClient
-from halfway.rest.server.api import ApiLimits
+from halfway.rest.server.limits import ApiLimits
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true
 from tests.unit.rest.conftest import NewWorld
