@@ -31,7 +31,7 @@ from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, InternalRecord, encode
-from halfway.service.resolve import lane_writes
+from halfway.service.resolve import changes
 
 MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
 _END_AFTER_MS: Final = 10
@@ -215,8 +215,8 @@ class Writer:
         for shard, half, (offset,) in wave:
             shard.end = max(shard.end, offset + 1)
             at = half.prepared_at + _END_AFTER_MS
-            told = lane_writes.OpFields(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
-            write = lane_writes.committed(shard.number, Pending.of(offset, half), half, told)
+            told = changes.OpFields(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
+            write = changes.committed(shard.number, Pending.of(offset, half), half, told)
             ended.append((shard, encode(write, self._config), at))
         again = [one for shard in self._shards for one in self._far_behind(shard)]
         producer = self._lane[0]
@@ -258,7 +258,7 @@ class Writer:
         again: list[tuple[_Shard, Half, Encoded, list[int]]] = []
         while shard.pending and shard.end - shard.pending[0][0] > limit and len(again) < self._plan.wave:
             offset, half = shard.pending.popleft()
-            write = lane_writes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
+            write = changes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
             place: list[int] = []
             encoded = encode(write, self._plan.config)
             again.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, place))

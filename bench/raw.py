@@ -41,7 +41,7 @@ from halfway.kafka.clients.config import MIB, KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, encode
-from halfway.service.resolve import lane_writes
+from halfway.service.resolve import changes
 
 _ASK_S: Final = 30.0
 _STALL_S: Final = 30.0
@@ -161,12 +161,12 @@ def _one(config: KafkaConfig, topic: str, shard: int, key: bytes) -> Records:
         since=now,
         fingerprint=fingerprint(GROUP, messages, None),
     )
-    told = lane_writes.OpFields(cause=Cause.PRODUCER, at=now, deadline=0, checks=0)
+    told = changes.OpFields(cause=Cause.PRODUCER, at=now, deadline=0, checks=0)
     return Records(
         shard=shard,
         half=encode_half(half),
         half_headers=half_headers(half, State.PREPARED.value),
-        ended=encode(lane_writes.committed(shard, Pending.of(0, half), half, told), config),
+        ended=encode(changes.committed(shard, Pending.of(0, half), half, told), config),
     )
 
 

@@ -8,7 +8,7 @@ from halfway.domain.errors import NotWrittenError, TopicUnavailableError
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.domain.transaction import Cause, State
-from halfway.service.resolve import lane_writes
+from halfway.service.resolve import changes
 from tests.support.contract.instance import Backend, Instance, half_of, new_id
 from tests.support.domain.states import state_of
 
@@ -58,7 +58,7 @@ async def test_a_rollback_writes_no_message(instance: Instance, backend: Backend
     half = half_of(new_id(), (Message(topic=orders, value=b"never"),))
     await instance.prepare(0, half)
     entry = instance.entry(0, half.id)
-    written = await instance.write(lane_writes.rolled_back(0, entry, half, instance.told(cause=Cause.CHECK, checks=2)))
+    written = await instance.write(changes.rolled_back(0, entry, half, instance.told(cause=Cause.CHECK, checks=2)))
     assert await backend.records(orders) == []
     [op] = await backend.stored("op", 0, half.id)
     assert isinstance(op.value, Op)
@@ -70,7 +70,7 @@ async def test_a_note_writes_an_op_alone(instance: Instance, backend: Backend) -
     half = half_of(new_id())
     await instance.prepare(0, half)
     told = instance.told(cause=Cause.CHECK, checks=1, checked_at=backend.now_ms(), remark="ask later")
-    written = await instance.write(lane_writes.noted(0, instance.pending(0, half.id), told, OpKind.CHECKED))
+    written = await instance.write(changes.noted(0, instance.pending(0, half.id), told, OpKind.CHECKED))
     assert (written.half, written.parked) == (None, None)
     [op] = await backend.stored("op", 0, half.id)
     assert isinstance(op.value, Op)

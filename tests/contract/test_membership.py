@@ -11,7 +11,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group, Message, OpKind
 from halfway.domain.transaction import Cause, State
 from halfway.service.ports import Cursors
-from halfway.service.resolve import lane_writes
+from halfway.service.resolve import changes
 from tests.support.contract.groups import put, remove
 from tests.support.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, half_of, new_id, running
 from tests.support.domain.states import state_of
@@ -31,13 +31,13 @@ async def test_a_restart_finds_pending_parked_ended_and_checked(backend: Backend
         for half in halves:
             await first.prepare(0, half)
         told = first.told(cause=Cause.CHECK, checks=3, checked_at=backend.now_ms(), remark="busy", commit_verdict=True)
-        await first.write(lane_writes.noted(0, first.pending(0, checked.id), told, OpKind.VERDICT))
+        await first.write(changes.noted(0, first.pending(0, checked.id), told, OpKind.VERDICT))
         await first.park(0, parked, reason="no verdict")
         await first.park(0, resumed, reason="no verdict")
         await first.resume(0, resumed)
         await first.write(first.commit_of(0, committed, remark="paid"))
         entry = first.entry(0, rolled_back.id)
-        await first.write(lane_writes.rolled_back(0, entry, rolled_back, first.told(cause=Cause.POLICY)))
+        await first.write(changes.rolled_back(0, entry, rolled_back, first.told(cause=Cause.POLICY)))
         since = first.pending(0, resumed.id).since
         parked_at = first.entry(0, parked.id)
 
@@ -73,7 +73,7 @@ async def test_a_restart_from_committed_cursors_finds_the_same(backend: Backend)
         await first.write(first.commit_of(1, committed))
         await first.park(1, parked, reason="no verdict")
         told = first.told(cause=Cause.CHECK, checks=2, checked_at=backend.now_ms())
-        await first.write(lane_writes.noted(1, first.pending(1, pending.id), told, OpKind.CHECKED))
+        await first.write(changes.noted(1, first.pending(1, pending.id), told, OpKind.CHECKED))
         await first.tailed(1)
         state = first.states[1]
         await first.cursors.commit({1: Cursors(half=state.half_cursor, op=state.op_cursor)})

@@ -3,7 +3,7 @@
 import pytest
 
 from halfway.domain.transaction import State
-from halfway.service.resolve import lane_writes
+from halfway.service.resolve import changes
 from tests.support.contract.instance import SHARDS, Backend, Instance, half_of, new_id
 from tests.support.domain.states import state_of
 from tests.support.waiting import until_true
@@ -37,9 +37,7 @@ async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_gets_a_tombs
     assert state_of(instance.states[0], half.id) is State.COMMITTED
     assert (half.id, late) in instance.states[0].strays()
     await instance.write(
-        lane_writes.tombstone_again(
-            0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline()
-        )
+        changes.tombstone_again(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
     )
     assert half.id not in {name for name, _ in instance.states[0].strays()}
 

@@ -19,6 +19,7 @@ _SCAN = "halfway.service.checkback.scan"
 _CHECKS = "halfway.service.checkback.dispatcher"
 _VERDICTS = "halfway.service.resolve.commit_verdicts"
 _ENDING = "halfway.service.resolve.resolver"
+_SHARDS = "halfway.service.shards.shard_table"
 _STREAM = "halfway.rest.stream.stream"
 _ACCUMULATOR = "halfway.rest.stream.accumulator"
 
@@ -36,7 +37,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "lane.answer": (_LANE, "_answer"),
     "suspects.rehearse": (_SUSPECTS, "SuspectLane._rehearsed"),
     "suspects.commit": (_SUSPECTS, "SuspectLane._commit"),
-    "ending.apply": (_ENDING, "Resolver._apply"),
+    "ending.apply": (_SHARDS, "ShardTable.apply"),
     # docs/protocol.md#ownership-and-fencing.
     "acquire.initialise_lane": (_MEMBERSHIP, "lane_producers"),
     "acquire.1.fence_acquirers": (_ACQUIRE, "Acquisition._fence_acquirers"),

@@ -11,7 +11,7 @@ from halfway.domain.records import Half, Parked
 from halfway.domain.transaction import State
 from halfway.memory.faults import Faults
 from halfway.memory.log import MemoryLog, half_headers
-from halfway.service.replies import Reply
+from halfway.service.answers import Reply
 
 
 class MemoryHalfLog:

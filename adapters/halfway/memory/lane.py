@@ -16,12 +16,11 @@ from halfway.domain.errors import (
     OverloadedError,
     TopicUnavailableError,
 )
-from halfway.domain.records import Message
 from halfway.memory.faults import Faults
 from halfway.memory.log import MemoryLog, half_headers, kept_headers, real_headers
+from halfway.service.answers import Reply
 from halfway.service.figures import Quarantined
 from halfway.service.ports import Clock, LaneWrite, Observer, ShardListener, Tombstone, Written
-from halfway.service.replies import Reply
 
 _HELD_S = 0.001
 
@@ -137,31 +136,31 @@ class MemoryLane:
 
     def _admit(self, waiting: _Waiting, incarnation: Incarnation, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether a write may begin; if not, its caller gets the error at the loop's next turn."""
-        if waiting.reply.done():
-            return False
         error = self._refusal(waiting.write, incarnation, loop.time())
         if error is not None:
             loop.call_soon(_answer, waiting, error)
-        return error is None
+            return False
+        return not waiting.reply.done()
 
     def _refusal(self, write: LaneWrite, incarnation: Incarnation, now: float) -> HalfwayError | None:
+        reason = None
         if write.deadline < now:
-            return NotWrittenError(f"{write.id}: its deadline passed before it could begin", id=write.id)
-        if write.shard not in incarnation.shards:
-            return NotWrittenError(f"{write.id}: shard {write.shard} was given up", id=write.id)
-        if not incarnation.listener.current(write):
-            return NotWrittenError(f"{write.id}: it is no longer current", id=write.id)
-        refusals = (self._message_refusal(message) for message in write.messages)
-        return next((error for error in refusals if error is not None), None)
-
-    def _message_refusal(self, message: Message) -> HalfwayError | None:
-        topic = self._log.topics.get(message.topic)
-        if topic is None:
-            return TopicUnavailableError(f"topic {message.topic!r} does not exist: create it", topic=message.topic)
-        if message.topic in self._faults.denied_topics:
-            return NotAuthorisedError(f"halfway may not write to topic {message.topic!r}", topic=message.topic)
-        if message.size > topic.facts.max_message_bytes:
-            return MessageTooLargeError(f"a record for topic {message.topic!r} is too large", topic=message.topic)
+            reason = "its deadline passed before it could begin"
+        elif write.shard not in incarnation.shards:
+            reason = f"shard {write.shard} was given up"
+        elif not incarnation.listener.current(write):
+            reason = "it is no longer current"
+        if reason is not None:
+            return NotWrittenError(f"{write.id}: {reason}", id=write.id)
+        for message in write.messages:
+            topic = self._log.topics.get(message.topic)
+            if topic is None:
+                return TopicUnavailableError(f"topic {message.topic!r} does not exist: create it", topic=message.topic)
+            if message.topic in self._faults.denied_topics:
+                return NotAuthorisedError(f"halfway may not write to topic {message.topic!r}", topic=message.topic)
+            limit = topic.facts.max_message_bytes
+            if write.size > limit and message.size > limit:
+                return MessageTooLargeError(f"a record for topic {message.topic!r} is too large", topic=message.topic)
         return None
 
     def _commit(self, batch: list[_Waiting]) -> list[Written]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from sys import intern
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked, digest
+from halfway.domain.records import Half, Op, OpKind, Origin, Parked, digest
 from halfway.domain.transaction import Cause, State
 
 if TYPE_CHECKING:
@@ -75,11 +75,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     """When this owner last queued a check, ms since the epoch."""
     offered_since: int | None = None
     """When this owner first queued a check, ms since the epoch."""
-
-    @property
-    def state(self) -> State:
-        """Where it stands."""
-        return State.PREPARED
+    state: ClassVar[State] = State.PREPARED
 
     @classmethod
     def of(cls, offset: int, half: Half) -> Pending:
@@ -118,11 +114,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str
     commit_verdict: bool
     remark: str | None
-
-    @property
-    def state(self) -> State:
-        """Where it stands."""
-        return State.PARKED
+    state: ClassVar[State] = State.PARKED
 
     @classmethod
     def of(cls, offset: int, parked: Parked) -> ParkedEntry:
@@ -160,24 +152,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remark: str | None
     tombstone: int | None = None
 
-    @classmethod
-    def of(cls, op: Op, tombstone: int | None) -> Ended:
-        """Make the outcome of a final op."""
-        return cls(
-            id=op.id,
-            state=State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK,
-            group=intern(op.group),
-            cause=op.cause,
-            at=op.at,
-            prepared_at=op.prepared_at,
-            checks=op.checks,
-            half_offset=op.half_offset,
-            fingerprint=op.fingerprint,
-            index=_index_of_op(op),
-            remark=op.remark,
-            tombstone=tombstone,
-        )
-
 
 Unresolved = Pending | ParkedEntry
 Entry = Unresolved | Ended
@@ -214,17 +188,6 @@ def index_of(half: Half) -> MessageIndex:
         return MessageIndex(_shared((intern(message.topic),)), (key_index(message.key),))
     hashes = {key: key_index(key) for key in {message.key for message in half.messages}}
     return MessageIndex.of((message.topic, hashes[message.key]) for message in half.messages)
-
-
-def _index_of_op(op: Op) -> MessageIndex:
-    if len(op.messages) == 1:
-        (message,) = op.messages
-        return MessageIndex(_shared((intern(message.topic),)), (_short_hash(message),))
-    return MessageIndex.of((message.topic, _short_hash(message)) for message in op.messages)
-
-
-def _short_hash(message: MessageDigest) -> bytes | None:
-    return None if message.key_hash is None else message.key_hash[:KEY_BYTES]
 
 
 def key_index(key: bytes | None) -> bytes | None:

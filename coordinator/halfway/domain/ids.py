@@ -6,9 +6,7 @@ import re
 from uuid import UUID
 
 CLIENT_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
-_SERVER_ID = re.compile(r"(0|[1-9][0-9]{0,4})-([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\Z")
-_MADE = b"\xff"
-"""No UTF-8 text begins with this byte."""
+SERVER_ID = re.compile(r"(0|[1-9][0-9]{0,4})-([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\Z")
 
 
 def server_id(shard: int, uuid7: UUID | str) -> str:
@@ -18,32 +16,16 @@ def server_id(shard: int, uuid7: UUID | str) -> str:
 
 def server_made(transaction_id: str) -> tuple[int, int] | None:
     """Return (shard, creation time in ms since the epoch) of a server-made id, None for any other."""
-    match = _SERVER_ID.match(transaction_id)
+    match = SERVER_ID.match(transaction_id)
     if match is None:
         return None
     made = match[2]
     return int(match[1]), int(made[:8] + made[9:13], 16)
 
 
-def packed(transaction_id: str, shard: int) -> bytes:
-    """Return an id of a shard in few bytes: those of the uuid for a server-made one."""
-    prefix, _, made = transaction_id.partition("-")
-    if prefix == str(shard) and _SERVER_ID.match(transaction_id) is not None:
-        return _MADE + bytes.fromhex(made.replace("-", ""))
-    return transaction_id.encode()
-
-
-def unpacked(data: bytes, shard: int) -> str:
-    """Return the id that `packed` was given."""
-    if data.startswith(_MADE):
-        digits = data[1:].hex()
-        return f"{shard}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-    return data.decode()
-
-
 def shard_of(transaction_id: str, shards: int) -> int | None:
     """Return the shard that an id belongs to, None for a server-made id of a shard that does not exist."""
-    match = _SERVER_ID.match(transaction_id)
+    match = SERVER_ID.match(transaction_id)
     if match is None:
         return partition_for_key(transaction_id.encode(), shards)
     shard = int(match[1])

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from halfway.domain.entries import Ended, MessageIndex
-from halfway.domain.ids import packed, unpacked
+from halfway.domain.entries import KEY_BYTES, Ended, MessageIndex
+from halfway.domain.ids import SERVER_ID
+from halfway.domain.records import OpKind
+from halfway.domain.transaction import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from halfway.domain.transaction import Cause, State
+    from halfway.domain.records import Op
+    from halfway.domain.transaction import Cause
 
     Shape = tuple[str, State, Cause, tuple[str, ...]]
     """Group, state, cause and topics: many outcomes share few combinations."""
@@ -32,6 +35,8 @@ _HASH_SHIFT: Final = 40
 _HASH_MASK: Final = (1 << 24) - 1
 _PER_BUCKET: Final = 12
 _NONE: Final = -1
+_MADE: Final = b"\xff"
+"""An id that the server made begins with this byte, and no UTF-8 text does."""
 
 _FIXED: Final = Struct("<IHB?IIqqqq")
 """Length of all, of the id, of the fingerprint, whether it is remembered, shape, checks, times of prepare and end, and
@@ -88,29 +93,33 @@ class Outcomes:
         half, tombstone = _POSITIONS.unpack_from(found[0].data, found[1] + _POSITIONS_AT)
         return half, None if tombstone == _NONE else tombstone
 
-    def put(self, ended: Ended) -> None:
-        """Remember the outcome of an id that has none; it ended after all others here."""
-        name = packed(ended.id, self._shard)
-        index = ended.index
-        detail = _ENCODER.encode((index.keys, ended.remark))
-        size = _FIXED.size + len(name) + len(ended.fingerprint) + len(detail)
+    def put(self, op: Op, tombstone: int | None) -> None:
+        """Remember the outcome of an id that has none, by its op; it ended after all others here."""
+        state = State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK
+        topics = tuple([one.topic for one in op.messages])
+        keys = [None if one.key_hash is None else one.key_hash[:KEY_BYTES] for one in op.messages]
+        if len(keys) > 1 and len(set(keys)) == 1:
+            del keys[1:]
+        name = _pack(op.id, self._shard)
+        detail = _ENCODER.encode((keys, op.remark))
+        size = _FIXED.size + len(name) + len(op.fingerprint) + len(detail)
         fixed = _FIXED.pack(
             size,
             len(name),
-            len(ended.fingerprint),
+            len(op.fingerprint),
             True,
-            self._shapes.take((ended.group, ended.state, ended.cause, index.topics)),
-            ended.checks,
-            ended.prepared_at,
-            ended.at,
-            ended.half_offset,
-            _NONE if ended.tombstone is None else ended.tombstone,
+            self._shapes.take((op.group, state, op.cause, topics)),
+            op.checks,
+            op.prepared_at,
+            op.at,
+            op.half_offset,
+            _NONE if tombstone is None else tombstone,
         )
         segment = self._segment(size)
         place = segment.number << _OFFSET_BITS | len(segment.data)
-        segment.data += b"".join((fixed, name, ended.fingerprint, detail))
+        segment.data += b"".join((fixed, name, op.fingerprint, detail))
         segment.live += 1
-        self._places.add(hash(ended.id), place)
+        self._places.add(hash(op.id), place)
         self._count += 1
 
     def note_tombstone(self, transaction_id: str, tombstone: int) -> bool:
@@ -161,7 +170,7 @@ class Outcomes:
         candidates = self._places.candidates(hash(transaction_id))
         if not candidates:
             return None
-        name = packed(transaction_id, self._shard)
+        name = _pack(transaction_id, self._shard)
         for place in candidates:
             segment, offset = self._segments[place >> _OFFSET_BITS], place & (_SEGMENT_BYTES - 1)
             if self._packed(segment.data, offset) == name:
@@ -169,7 +178,7 @@ class Outcomes:
         return None
 
     def _name(self, data: bytearray, offset: int) -> str:
-        return unpacked(bytes(self._packed(data, offset)), self._shard)
+        return _unpack(bytes(self._packed(data, offset)), self._shard)
 
     def _packed(self, data: bytearray, offset: int) -> bytearray:
         start = offset + _FIXED.size
@@ -184,7 +193,7 @@ class Outcomes:
         middle, end = start + name, start + name + fingerprint
         keys, remark = _DECODER.decode(data[end : offset + size])
         return Ended(
-            id=unpacked(bytes(data[start:middle]), self._shard),
+            id=_unpack(bytes(data[start:middle]), self._shard),
             state=state,
             group=group,
             cause=cause,
@@ -288,3 +297,19 @@ class _PlaceIndex:
         self._buckets.append(array("Q", [word for word in words if word & bit]))
         if len(self._buckets) == 2 * self._base:
             self._base *= 2
+
+
+def _pack(transaction_id: str, shard: int) -> bytes:
+    """Return an id of a shard in few bytes: those of the uuid for a server-made one."""
+    prefix, _, made = transaction_id.partition("-")
+    if prefix == str(shard) and SERVER_ID.match(transaction_id) is not None:
+        return _MADE + bytes.fromhex(made.replace("-", ""))
+    return transaction_id.encode()
+
+
+def _unpack(data: bytes, shard: int) -> str:
+    """Return the id that `_pack` was given."""
+    if data.startswith(_MADE):
+        digits = data[1:].hex()
+        return f"{shard}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return data.decode()

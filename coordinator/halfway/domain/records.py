@@ -124,13 +124,9 @@ class OpKind(StrEnum):
     PARKED = "PARKED"
     RESUMED = "RESUMED"
 
-    @property
-    def final(self) -> bool:
-        """Whether it is an outcome."""
-        return self in _FINAL
-
-
-_FINAL: Final = frozenset({OpKind.COMMITTED, OpKind.ROLLED_BACK})
+    def __init__(self, kind: str) -> None:
+        """Note whether it is an outcome."""
+        self.final = kind in {"COMMITTED", "ROLLED_BACK"}
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):

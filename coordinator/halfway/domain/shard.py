@@ -221,19 +221,20 @@ class ShardState:
         if half is not None:
             self._annotate(half)
 
-    def apply_end(self, offset: int, op: Op, tombstone: int) -> None:
+    def apply_end(self, offset: int, op: Op, tombstone: int) -> bool:
         """Apply an op and the tombstone of its half, of one Kafka transaction, as `apply_op` and `apply_half` would.
 
-        The tombstone is known first, so an outcome is kept with it at once.
+        The tombstone is known first, so an outcome is kept with it at once. Return whether the id is pending no more.
         """
         held = op.id in self._halves
         if held:
             self._tombstones[op.id] = max(tombstone, self._tombstones.get(op.id, -1))
         self.apply_op(offset, op)
-        if held and op.id not in self._halves:
-            self._clear_stray(op.id, tombstone)
-        else:
+        if not held or op.id in self._halves:
             self.apply_half(tombstone, op.id, None)
+        elif op.id in self._strays:
+            self._clear_stray(op.id, tombstone)
+        return op.id not in self._halves
 
     def apply_parked(self, offset: int, transaction_id: str, parked: Parked | None) -> None:
         """Apply a record of parked[s], a tombstone if `parked` is None."""
@@ -261,13 +262,13 @@ class ShardState:
         tombstone = self._tombstones.pop(op.id, None)
         self._notes.pop(op.id, None)
         self._drop_parked(op.id)
-        self._ended.put(Ended.of(op, tombstone))
         held = self._halves.get(op.id)
-        if held is None:
+        if held is not None:
+            self._drop_half(op.id)
+        self._ended.put(op, tombstone)
+        if held is None or held.origin is not Origin.PREPARE or held.offset == op.half_offset:
             return
-        self._drop_half(op.id)
-        late = held.offset > (-1 if tombstone is None else tombstone) and held.offset != op.half_offset
-        if late and held.origin is Origin.PREPARE:
+        if held.offset > (-1 if tombstone is None else tombstone):
             self._stray(op.id, held.offset)
 
     def _begin_later_life(self, transaction_id: str, prepared_at: int) -> bool:
@@ -371,8 +372,10 @@ class ShardState:
             self._note_offsets.put(entry.id, note.offset)
 
     def _drop_half(self, transaction_id: str) -> None:
-        self._count(self._halves.pop(transaction_id).group, -1, 0)
-        self._note_offsets.discard(transaction_id)
+        dropped = self._halves.pop(transaction_id)
+        self._count(dropped.group, -1, 0)
+        if dropped.op_offset is not None:
+            self._note_offsets.discard(transaction_id)
 
     def _drop_parked(self, transaction_id: str) -> None:
         dropped = self._parked.pop(transaction_id, None)

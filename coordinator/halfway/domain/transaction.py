@@ -15,10 +15,9 @@ class State(StrEnum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled_back"
 
-    @property
-    def ended(self) -> bool:
-        """Whether the state is one of the two final outcomes."""
-        return self in (State.COMMITTED, State.ROLLED_BACK)
+    def __init__(self, state: str) -> None:
+        """Note whether it is one of the two final outcomes."""
+        self.ended = state in {"committed", "rolled_back"}
 
 
 class Outcome(StrEnum):
@@ -67,17 +66,11 @@ TRANSITIONS: dict[tuple[State, Action], State] = {
 """Every legal (state, action) and the state it leads to; a pair that is not here is a conflict (409)."""
 
 
-def transition(transaction_id: str, state: State, action: Action) -> State:
-    """Return the state that `action` leads to from `state`.
+def conflict(transaction_id: str, state: State) -> AlreadyEndedError | NotPendingError:
+    """Return the error for an action that a state does not allow.
 
-    Raises:
-        AlreadyEndedError: the transaction has an outcome and `action` asks for anything but that outcome.
-        NotPendingError: the transaction is parked and `action` needs a prepared one.
-
+    A transaction that has an outcome takes no other; one that is parked must be resumed or ended first.
     """
-    target = TRANSITIONS.get((state, action))
-    if target is not None:
-        return target
     if state.ended:
-        raise AlreadyEndedError(transaction_id, state=state.value)
-    raise NotPendingError(transaction_id, state=state.value)
+        return AlreadyEndedError(transaction_id, state=state.value)
+    return NotPendingError(transaction_id, state=state.value)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from halfway.domain.records import Half
+from halfway.domain.transaction import Action, State
 from halfway.service.figures import Endpoint, FailingTopic, Lane, LaneFailure, RefusedWrite, Skipped, Tallied
 from halfway.service.journal import Journal
 from halfway.service.journal_records import HistoryEvent
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 
     from halfway.domain.principal import Principal
     from halfway.service.check_ports import CheckReply
-    from halfway.service.ports import Clock, Observer
+    from halfway.service.ports import Clock, LaneWrite, Observer
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,6 +30,7 @@ MOST_GROUPS: Final = 500
 MOST_KEPT: Final = 100
 """Of topics, writes and kinds of skipped records: the oldest go."""
 _ENDPOINTS: Final = 10
+_OUTCOMES: Final = {State.COMMITTED: Action.COMMIT.value, State.ROLLED_BACK: Action.ROLLBACK.value}
 
 
 class _Series:
@@ -81,11 +86,60 @@ class Activity:
         self._topics: dict[str, FailingTopic] = {}
         self._writes: dict[str, RefusedWrite] = {}
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
+        self._prepared: Counter[tuple[str, str, float]] = Counter()
+        self._ended: Counter[tuple[str, str, str, str, float]] = Counter()
+        self._resolved: Counter[tuple[str, str, str, int]] = Counter()
+        self._scheduled = False
 
     @classmethod
     def around(cls, observer: Observer, clock: Clock) -> Activity:
         """Return an observer that remembers: itself if it does already."""
         return observer if isinstance(observer, Activity) else cls(observer, clock)
+
+    # --- what one turn of the event loop tells is passed on once for all of a kind; `began` is on the loop's clock
+
+    def note_prepare(self, group: str, result: str, began: float) -> None:
+        """Count a prepare by its result."""
+        self._prepared[group, result, began] += 1
+        if not self._scheduled:
+            self._schedule()
+
+    def note_end(self, group: str, outcome: str, cause: str, result: str, began: float) -> None:
+        """Count an end by outcome, cause and result."""
+        self._ended[group, outcome, cause, result, began] += 1
+        if not self._scheduled:
+            self._schedule()
+
+    def note_write(self, write: LaneWrite) -> None:
+        """Count what the lane has written, and forget that it failed before."""
+        if self._writes or self._topics:
+            self.wrote(write.id, [message.topic for message in write.messages])
+        op = write.op
+        if op is None:
+            if isinstance(write.half, Half):
+                self.acted(write.id, "reanchored")
+        elif (outcome := _OUTCOMES.get(write.state)) is not None:
+            self._resolved[write.group, outcome, op.cause.value, max(0, op.at - write.prepared_at)] += 1
+            if not self._scheduled:
+                self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._scheduled = False
+        now, observer = asyncio.get_running_loop().time(), self._observer
+        prepared, ended, resolved = self._prepared, self._ended, self._resolved
+        self._prepared, self._ended, self._resolved = Counter(), Counter(), Counter()
+        for (group, outcome, cause, _), count in resolved.items():
+            self.resolved(group, outcome, cause, count)
+        for (group, result, began), count in prepared.items():
+            self.prepared(group, result, now - began, count=count)
+        for (group, outcome, cause, result, began), count in ended.items():
+            observer.ended(group, outcome, cause, result, now - began, count=count)
+        for (group, outcome, _, after_ms), count in resolved.items():
+            observer.resolved_after(group, outcome, after_ms / 1000, count=count)
 
     # --- what the service tells beyond the port
 
@@ -124,11 +178,6 @@ class Activity:
                 first_detail=detail if before is None else before.first_detail,
             )
             _put(self._topics, topic, told)
-
-    @property
-    def fails(self) -> bool:
-        """Whether there is anything that could not be written."""
-        return bool(self._writes or self._topics)
 
     def wrote(self, transaction_id: str, topics: Sequence[str]) -> None:
         """Forget what failed before and is done now."""

@@ -1,21 +1,88 @@
-"""The answers to many operations, without a future for each of them."""
+"""Where answers go, one by one or to a list of operations, and their deadlines: many replies share few timers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import structlog
 
-from halfway.domain.errors import HalfwayError
+from halfway.domain.errors import HalfwayError, NotServedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+
+_TICKS_IN_S: Final = 50
+"""Deadlines within one tick share a timer: a reply fails at most this fraction of a second too late."""
 _RAISED: Final = RuntimeError("this answer was raised where it was waited for")
+
+
+class Reply(Protocol[R_contra]):
+    """Where one answer goes, an `asyncio.Future` for example; called on the loop's thread, and at most once.
+
+    `done` may be called on any thread.
+    """
+
+    def done(self) -> bool:
+        """Whether no answer is wanted any more."""
+
+    def set_result(self, result: R_contra, /) -> None:
+        """Answer."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Answer with an error."""
+
+
+def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
+    """Give replies their results or errors; those that are done or cancelled are left alone."""
+    for reply, result in answers:
+        if reply.done():
+            continue
+        try:
+            if isinstance(result, BaseException):
+                reply.set_exception(result)
+            else:
+                reply.set_result(result)
+        except Exception:
+            log.exception("reply_failed")  # it must not cost the others their answers
+
+
+class Deadlines:
+    """Fails replies that are not done in time. Deadlines are times on the loop's own clock."""
+
+    def __init__(self) -> None:
+        """Watch nothing."""
+        self._watched: dict[int, dict[Reply[Any], Callable[[], Exception]]] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def watch(self, reply: Reply[Any], deadline: float, late: Callable[[], Exception]) -> None:
+        """Give a reply the error that `late` makes if it is not done by its deadline."""
+        tick = math.ceil(deadline * _TICKS_IN_S)
+        watched = self._watched.get(tick)
+        if watched is None:
+            watched = self._watched[tick] = {}
+            self._timers[tick] = asyncio.get_running_loop().call_at(tick / _TICKS_IN_S, self._expire, tick)
+        watched[reply] = late
+
+    def forget(self, reply: Reply[Any], deadline: float) -> None:
+        """Watch a reply no longer, whether it is done or not."""
+        tick = math.ceil(deadline * _TICKS_IN_S)
+        watched = self._watched.get(tick)
+        if watched is None or watched.pop(reply, None) is None or watched:
+            return
+        del self._watched[tick]
+        self._timers.pop(tick).cancel()
+
+    def _expire(self, tick: int) -> None:
+        del self._timers[tick]
+        answer_all((reply, late()) for reply, late in self._watched.pop(tick).items())
 
 
 class Answers(Generic[R]):
@@ -26,10 +93,28 @@ class Answers(Generic[R]):
     Everything here happens on the event loop's thread.
     """
 
-    __slots__ = ("_abandoned", "_done", "_fresh", "_if_abandoned", "_told", "_watching", "left", "results")
+    __slots__ = (
+        "_abandoned",
+        "_asked",
+        "_done",
+        "_forward",
+        "_fresh",
+        "_if_abandoned",
+        "_told",
+        "_watching",
+        "left",
+        "results",
+    )
 
-    def __init__(self, count: int) -> None:
-        """Wait for so many answers."""
+    def __init__(
+        self, count: int, forward: Callable[[int, NotServedError], asyncio.Task[R] | None] | None = None
+    ) -> None:
+        """Wait for so many answers.
+
+        `forward` asks the owner of a shard that is not served here for the answer at a place.
+        """
+        self._forward = forward
+        self._asked: dict[int, asyncio.Task[R]] = {}
         self.results: list[R | Exception | None] = [None] * count
         """None for what is not answered yet; an exception is an answer too."""
         self.left = count
@@ -92,6 +177,8 @@ class Answers(Generic[R]):
         self._told = None
         for call in self._if_abandoned:
             call()
+        for asked in self._asked.values():
+            asked.cancel()
 
     def if_abandoned(self, call: Callable[[], object]) -> None:
         """Call this if nobody waits any more: what has not begun yet need not begin."""
@@ -108,6 +195,8 @@ class Answers(Generic[R]):
         if self.results[place] is not None:
             return
         if isinstance(result, HalfwayError):
+            if isinstance(result, NotServedError) and self._is_forwarded(place, result):
+                return
             result.__traceback__ = None  # its frames hold these answers: with them it would be a cycle
         self.results[place] = result
         self.left -= 1
@@ -125,3 +214,18 @@ class Answers(Generic[R]):
         if told is not None and fresh:
             self._fresh = []
             told(fresh)
+
+    def _is_forwarded(self, place: int, error: NotServedError) -> bool:
+        """Ask the owner of the shard, unless it was asked before or nobody waits."""
+        if self._forward is None or place in self._asked or self._abandoned:
+            return False
+        asked = self._forward(place, error)
+        if asked is None:
+            return False
+        self._asked[place] = asked
+        asked.add_done_callback(partial(self._forwarded, place))
+        return True
+
+    def _forwarded(self, place: int, asked: asyncio.Task[R]) -> None:
+        error = ConnectionAbortedError("the caller is gone") if asked.cancelled() else asked.exception()
+        self.answer(place, asked.result() if error is None else error)  # type: ignore[arg-type] # no BaseException

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from halfway.domain.audit_trail import Audited
 from halfway.domain.principal import ANYBODY, Permission, Principal, PrincipalKind
 from halfway.domain.secrets import CheckSecrets
 from halfway.domain.transaction import Cause
 from halfway.service.activity import Activity
+from halfway.service.answers import Answers
 from halfway.service.audit_trail import Auditor, LogOnly, group_told
 from halfway.service.checkback.dispatcher import CheckDispatcher
 from halfway.service.checkback.pull import FetchedChecks, Wanted, always
@@ -43,12 +45,10 @@ from halfway.service.resolve.caller_requests import CallerRequests
 from halfway.service.resolve.resolver import Resolver
 from halfway.service.shards.groups import Groups
 from halfway.service.shards.shard_table import ShardTable
-from halfway.service.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
-    from halfway.service.answers import Answers
     from halfway.service.check_ports import CheckCaller
     from halfway.service.keys import Keys
     from halfway.service.peer_calls import Found, HistoryView
@@ -123,16 +123,22 @@ class Coordinator:
         self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
         self._lookup = Lookup(limits, authority, self._shards, half_log, clock)
         activity = Activity.around(observer, clock)
-        tally = Tally(activity)
-        self._resolver = Resolver(self._shards, self._lookup, lane, clock, tally)
-        self._preparer = Preparer(limits, self._shards, half_log, self._groups, topics, clock, tally)
+        self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)
+        self._preparer = Preparer(limits, self._shards, half_log, self._groups, topics, clock, activity)
         self._group_limits = GroupLimits(limits, self._shards, self._groups)
         self._checks = CheckDispatcher(
             limits, self._shards, self._groups, self._lookup, self._resolver, caller, clock, activity
         )
         self._leases = FetchedChecks(limits, self._shards, self._groups, self._lookup, self._checks, clock, activity)
         self._caller_requests = CallerRequests(
-            self._groups, self._lookup, self._resolver, self._checks.verdicts, self._checks.asks, tally
+            authority,
+            self._shards,
+            self._groups,
+            self._lookup,
+            self._resolver,
+            self._checks.verdicts,
+            self._checks.asks,
+            activity,
         )
         self._scan = Scan(limits, self._shards, self._groups, self._resolver, self._checks, cursors, clock, observer)
         self._queries = Queries(authority, self._shards, self._groups, self._lookup)
@@ -180,15 +186,19 @@ class Coordinator:
         """The shards this instance serves, for metrics and health."""
         return self._shards
 
-    async def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> Prepared:
+    def prepare(
+        self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY
+    ) -> Coroutine[Any, Any, Prepared]:
         """Store a half message and answer once it is durable (docs/protocol.md#prepare)."""
-        return await self.begin_prepares([request], deadline=deadline, principal=principal).only()
+        return self.begin_prepares([request], deadline=deadline, principal=principal).only()
 
     def begin_prepares(
         self, requests: Sequence[Prepare], *, deadline: float, principal: Principal = ANYBODY
     ) -> Answers[Prepared]:
         """Do as `prepare` does, for many: each has gone as far as it can without waiting when this returns."""
-        answers: Answers[Prepared] = self._forwarder.answers(requests, PrepareCall, deadline, principal)
+        answers: Answers[Prepared] = Answers(
+            len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
+        )
         limited = self._group_limits.admitting(answers)
 
         def admit(place: int, request: Prepare) -> None:
@@ -198,15 +208,17 @@ class Coordinator:
         self._preparer.begin(requests, answers, deadline=deadline, admit=admit)
         return answers
 
-    async def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> EndResult:
+    def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> Coroutine[Any, Any, EndResult]:
         """Commit, roll back, or say that the outcome is unknown (docs/protocol.md#end-the-lane)."""
-        return await self.begin_ends([request], deadline=deadline, principal=principal).only()
+        return self.begin_ends([request], deadline=deadline, principal=principal).only()
 
     def begin_ends(
         self, requests: Sequence[End], *, deadline: float, principal: Principal = ANYBODY
     ) -> Answers[EndResult]:
         """Do as `end` does, for many: each has gone as far as it can without waiting when this returns."""
-        answers: Answers[EndResult] = self._forwarder.answers(requests, EndCall, deadline, principal)
+        answers: Answers[EndResult] = Answers(
+            len(requests), partial(self._forwarder.begin, requests, EndCall, deadline, principal)
+        )
         self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal)
         if principal.kind is PrincipalKind.OPERATOR or any(request.cause is Cause.OPERATOR for request in requests):
             self.auditor.watch_ends(requests, answers, principal)

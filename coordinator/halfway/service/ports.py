@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from halfway.domain.records import size_of
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -22,9 +20,9 @@ if TYPE_CHECKING:
     from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
     from halfway.domain.transaction import State
+    from halfway.service.answers import Reply
     from halfway.service.figures import Quarantined
     from halfway.service.peer_calls import PeerCall
-    from halfway.service.replies import Reply
 
 
 class Tombstone(Enum):
@@ -53,15 +51,10 @@ class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     half: Half | Tombstone | None = None
     op: Op | None = None
     parked: Parked | Tombstone | None = None
+    size: int = 0
+    """Bytes of the payload in `messages`, `half` or `parked`."""
     deadline: float
     """Not begun after this time on the loop's clock: `NotWrittenError`."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of its payload."""
-        half = self.half.size if not isinstance(self.half, Tombstone) and self.half is not None else 0
-        parked = self.parked.half.size if not isinstance(self.parked, Tombstone) and self.parked is not None else 0
-        return half + parked + size_of(self.messages)
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):

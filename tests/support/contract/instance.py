@@ -24,8 +24,8 @@ from halfway.service.ports import (
     Topics,
     Written,
 )
-from halfway.service.resolve import lane_writes
-from halfway.service.resolve.lane_writes import OpFields
+from halfway.service.resolve import changes
+from halfway.service.resolve.changes import OpFields
 from tests.support.replies import appended, submitted
 from tests.support.waiting import until_true
 
@@ -220,16 +220,16 @@ class Instance:
         return OpFields(**(values | fields))  # type: ignore[arg-type]
 
     def commit_of(self, shard: int, half: Half, **fields: object) -> LaneWrite:
-        return lane_writes.committed(shard, self.entry(shard, half.id), half, self.told(**fields))
+        return changes.committed(shard, self.entry(shard, half.id), half, self.told(**fields))
 
     async def park(self, shard: int, half: Half, *, reason: str, checks: int = 0) -> Written:
         told = self.told(cause=Cause.POLICY, remark=reason, checks=checks)
-        return await self.write(lane_writes.parked(shard, self.pending(shard, half.id), half, told))
+        return await self.write(changes.parked(shard, self.pending(shard, half.id), half, told))
 
     async def resume(self, shard: int, half: Half) -> Written:
         entry = self.entry(shard, half.id)
         assert isinstance(entry, ParkedEntry)
-        return await self.write(lane_writes.resumed(shard, entry, half, self.told(cause=Cause.OPERATOR)))
+        return await self.write(changes.resumed(shard, entry, half, self.told(cause=Cause.OPERATOR)))
 
 
 @asynccontextmanager

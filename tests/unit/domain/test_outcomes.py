@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from halfway.domain.entries import Ended, MessageIndex
 from halfway.domain.outcomes import Outcomes
+from halfway.domain.records import MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause, State
 
 SHARD = 3
@@ -32,6 +33,25 @@ endings = st.builds(
     remark=st.one_of(st.none(), st.text(max_size=20), st.just("long " * 20_000)),
     tombstone=st.none() | offsets,
 )
+
+
+def op_of(ended: Ended) -> Op:
+    """Return the op marker of an outcome."""
+    return Op(
+        kind=OpKind.COMMITTED if ended.state is State.COMMITTED else OpKind.ROLLED_BACK,
+        id=ended.id,
+        group=ended.group,
+        half_offset=ended.half_offset,
+        cause=ended.cause,
+        prepared_at=ended.prepared_at,
+        at=ended.at,
+        fingerprint=ended.fingerprint,
+        checks=ended.checks,
+        remark=ended.remark,
+        messages=tuple(
+            MessageDigest(topic=topic, key_hash=key and key * 2, value_hash=None, size=0) for topic, key in ended.index
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,7 @@ def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | NoteTombsto
             if before is not None:
                 model[step.id] = replaced(before, max(step.tombstone, before.tombstone or 0))
         elif before is None:
-            outcomes.put(step)
+            outcomes.put(op_of(step), step.tombstone)
             model[step.id] = step
         agree(outcomes, model)
 
@@ -109,7 +129,7 @@ def test_many_that_come_and_go(stays: int | None) -> None:
     """Over many segments and splits of the index, with one that outlives all others."""
     outcomes, count, kept = Outcomes(SHARD), 20_000, 3_000
     for number in range(count):
-        outcomes.put(ended(number))
+        outcomes.put(op_of(ended(number)), None)
         if number >= kept and number - kept != stays:
             outcomes.discard(f"order-{number - kept}")
     left = [] if stays is None else [stays]
@@ -122,14 +142,14 @@ def test_many_that_come_and_go(stays: int | None) -> None:
 def test_going_through_them_while_others_come_and_go_shows_what_stays_once() -> None:
     outcomes = Outcomes(SHARD)
     for number in range(5_000):
-        outcomes.put(ended(number))
+        outcomes.put(op_of(ended(number)), None)
     shown: list[int] = []
     for outcome in outcomes:
         shown.append(outcome.at)
         gone = 4_999 - 2 * len(shown)
         if gone > 2_500:
             outcomes.discard(f"order-{gone}")
-        outcomes.put(ended(5_000 + len(shown)))
+        outcomes.put(op_of(ended(5_000 + len(shown))), None)
         if len(shown) > 20_000:
             break
     assert len(shown) == len(set(shown))

@@ -3,7 +3,7 @@
 import pytest
 
 from halfway.domain.errors import AlreadyEndedError, NotPendingError
-from halfway.domain.transaction import TRANSITIONS, Action, State, transition
+from halfway.domain.transaction import TRANSITIONS, Action, State, conflict
 
 PREPARED, PARKED, COMMITTED, ROLLED_BACK = State.PREPARED, State.PARKED, State.COMMITTED, State.ROLLED_BACK
 
@@ -17,6 +17,14 @@ TABLE: list[tuple[Action, dict[State, State | None]]] = [
 ]
 CELLS = [(state, action, target) for action, row in TABLE for state, target in row.items()]
 CONFLICTS = [(state, action) for state, action, target in CELLS if target is None]
+
+
+def transition(transaction_id: str, state: State, action: Action) -> State:
+    """Return the state that an action leads to, or raise the error of one that is not allowed."""
+    target = TRANSITIONS.get((state, action))
+    if target is None:
+        raise conflict(transaction_id, state)
+    return target
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ from halfway.service.check_ports import CheckRequest
 from halfway.service.coordinator import Coordinator
 from halfway.service.ports import Cursors, Lane, LaneWrite, Membership, Observer
 from halfway.service.requests import End, GroupSpec, Prepare, ServiceLimits
-from halfway.service.resolve import lane_writes
-from halfway.service.resolve.lane_writes import OpFields
+from halfway.service.resolve import changes
+from halfway.service.resolve.changes import OpFields
 from tests.support.contract.groups import put
 from tests.support.contract.instance import Listener, half_of, new_id
 from tests.support.domain.states import state_of
@@ -69,7 +69,7 @@ class One:
         entry = self.listener.states[0].find(half.id)
         assert entry is not None
         told = OpFields(cause=Cause.PRODUCER, at=self.memory.clock.now_ms(), deadline=deadline(), checks=0)
-        return lane_writes.committed(0, entry, half, told)  # type: ignore[arg-type]
+        return changes.committed(0, entry, half, told)  # type: ignore[arg-type]
 
 
 async def turns(count: int = 10) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVarTuple, Unpack
 
+from halfway.service.answers import Reply
 from halfway.service.ports import Written
-from halfway.service.replies import Reply
 
 Ts = TypeVarTuple("Ts")
 

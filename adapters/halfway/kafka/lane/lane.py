@@ -20,9 +20,9 @@ from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.codec import KIND_OWNER, record_headers
 from halfway.kafka.records.lane_records import Encoded
 from halfway.kafka.records.validation import owner_key
+from halfway.service.answers import Reply, answer_all
 from halfway.service.figures import Quarantined
 from halfway.service.ports import LaneWrite, Written
-from halfway.service.replies import Reply, answer_all
 
 log = structlog.get_logger()
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
+from halfway.service.answers import Reply
 from halfway.service.ports import LaneWrite, Written
-from halfway.service.replies import Reply
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False, eq=False):

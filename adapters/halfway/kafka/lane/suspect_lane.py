@@ -29,7 +29,7 @@ from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
 from halfway.kafka.lane.rehearsal import Rehearsal, RehearsalFailure
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.lane_records import Encoded, UserRecord
-from halfway.service.replies import answer_all
+from halfway.service.answers import answer_all
 
 log = structlog.get_logger()
 

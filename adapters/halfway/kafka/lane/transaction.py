@@ -13,8 +13,8 @@ from halfway.kafka.clients.transactional_producer import ProducerFailedError, Tr
 from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.lane.queue import Submission
 from halfway.kafka.records.lane_records import Encoded, InternalRecord
+from halfway.service.answers import answer_all
 from halfway.service.ports import Observer, Written
-from halfway.service.replies import answer_all
 
 Report = Callable[[Any, Any], None]
 Place = tuple[str, int]

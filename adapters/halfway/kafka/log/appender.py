@@ -17,7 +17,7 @@ from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, Ove
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import Headers
-from halfway.service.replies import Deadlines, Reply, answer_all
+from halfway.service.answers import Deadlines, Reply, answer_all
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class Appending(NamedTuple):
 
 
 class _List:
-    """Records that were handed over together; it is told, as a `replies.Reply`, if they are late."""
+    """Records that were handed over together; it is told, as an `answers.Reply`, if they are late."""
 
     __slots__ = ("_late", "_report", "deadline", "is_late", "waiting")
 

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.partition_reader import LEADER_MOVES, Place, meet
-from halfway.service.replies import answer_all
+from halfway.service.answers import answer_all
 
 ASK_AGAIN_S: Final = 0.1
 

@@ -18,8 +18,8 @@ from halfway.kafka.log.appender import Appending, MakeProducer, RecordWriter
 from halfway.kafka.log.end_offsets import PartitionEnds
 from halfway.kafka.log.offset_reader import RecordReader
 from halfway.kafka.records.codec import decode_half, decode_parked, encode_half, half_headers
+from halfway.service.answers import Reply
 from halfway.service.ports import Observer
-from halfway.service.replies import Reply
 
 _PREPARED: Final = State.PREPARED.value
 

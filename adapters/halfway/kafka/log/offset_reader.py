@@ -18,8 +18,8 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.validation import note_skipped
+from halfway.service.answers import answer_all
 from halfway.service.ports import Observer
-from halfway.service.replies import answer_all
 
 log = structlog.get_logger(__name__)
 

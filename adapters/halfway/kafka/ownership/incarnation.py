@@ -26,8 +26,8 @@ from halfway.kafka.lane.rehearsal import Rehearsal
 from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.log.tail import OnAppended, Tail
 from halfway.kafka.ownership.fenced_owners import FencedOwners
+from halfway.service.answers import answer_all
 from halfway.service.ports import Observer
-from halfway.service.replies import answer_all
 
 log = structlog.get_logger()
 

@@ -14,13 +14,13 @@ from halfway.domain.errors import AlreadyEndedError, HalfwayError, InvalidReques
 from halfway.domain.principal import Permission
 from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending
-from halfway.domain.transaction import Action, Cause, Outcome, transition
+from halfway.domain.transaction import TRANSITIONS, Action, Cause, Outcome, conflict
 from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.checkback.host_rate_limit import HostRateLimits
 from halfway.service.checkback.queue import RETRY_MS, CheckQueue
 from halfway.service.query.views import view
+from halfway.service.resolve.changes import ACTIONS, Act, demand_same
 from halfway.service.resolve.commit_verdicts import CommitVerdicts
-from halfway.service.resolve.effects import ACTIONS, Act, demand_same
 from halfway.service.resolve.resolver import WRITE_LIMIT_S, limit
 from halfway.service.shards.check_schedule import look_at
 
@@ -119,7 +119,8 @@ class CheckDispatcher:
             transaction_id, Permission.CHECK, principal=principal, deadline=deadline
         )
         demand_same(entry, prepared_at)
-        transition(transaction_id, entry.state, Action.CHECK)
+        if (entry.state, Action.CHECK) not in TRANSITIONS:
+            raise conflict(transaction_id, entry.state)
         self._demand_destination(entry.group)
         if isinstance(entry, Pending):
             shard.agenda.discard(transaction_id)

@@ -14,7 +14,7 @@ from halfway.domain.records import CheckMode
 from halfway.domain.shard import Pending, Unresolved
 from halfway.domain.transaction import Action, Cause
 from halfway.service.ports import Cursors
-from halfway.service.resolve.effects import Act
+from halfway.service.resolve.changes import Act
 from halfway.service.resolve.resolver import WRITE_LIMIT_S
 from halfway.service.shards.check_schedule import jitter
 

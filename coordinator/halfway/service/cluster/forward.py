@@ -6,7 +6,6 @@ See docs/protocol.md#any-instance-may-be-asked.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfway.domain.errors import (
@@ -17,7 +16,6 @@ from halfway.domain.errors import (
     PeerLostError,
     ShardUnavailableError,
 )
-from halfway.service.answers import Answers
 from halfway.service.peer_calls import EndCall, PeerCall, PrepareCall, ResumeCall
 
 if TYPE_CHECKING:
@@ -49,36 +47,6 @@ class NoPeers:
         raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
 
 
-class _ForwardedAnswers(Answers[Any]):
-    """Answers that come from another instance where this one does not serve the shard."""
-
-    __slots__ = ("_ask", "_asking")
-
-    def __init__(self, count: int, ask: Callable[[int, NotServedError], asyncio.Task[Any]]) -> None:
-        super().__init__(count)
-        self._ask = ask
-        self._asking: dict[int, asyncio.Task[Any]] = {}
-
-    def answer(self, place: int, result: Any) -> None:
-        if not isinstance(result, NotServedError) or place in self._asking or not self.waits_for(place):
-            super().answer(place, result)
-        else:
-            asking = self._asking[place] = self._ask(place, result)
-            asking.add_done_callback(partial(self._answered, place))
-
-    def abandon(self) -> None:
-        super().abandon()
-        for asking in self._asking.values():
-            asking.cancel()
-
-    def _answered(self, place: int, asking: asyncio.Task[Any]) -> None:
-        if asking.cancelled():
-            self.answer(place, ConnectionAbortedError("the caller is gone"))
-            return
-        error = asking.exception()
-        self.answer(place, asking.result() if error is None else error)
-
-
 class Forwarder:
     """Finds owners and asks them; an unknown outcome raises the same errors as for a call to this instance."""
 
@@ -91,21 +59,20 @@ class Forwarder:
         self._alone = isinstance(peers, NoPeers)
         self._next_owner = 0
 
-    def answers(
-        self, requests: Sequence[Any], call: Callable[..., PeerCall], deadline: float, principal: Principal
-    ) -> Answers[Any]:
-        """Return answers to requests. If the shard of a request is not served here, its owner is asked.
-
-        `call` makes the call of one request.
-        """
+    def begin(
+        self,
+        requests: Sequence[Any],
+        call: Callable[..., PeerCall],
+        deadline: float,
+        principal: Principal,
+        place: int,
+        error: NotServedError,
+    ) -> asyncio.Task[Any] | None:
+        """Ask the owner of the shard that `error` names for the answer to the request at a place; None if alone."""
         if self._alone:
-            return Answers(len(requests))
-
-        def ask(place: int, error: NotServedError) -> asyncio.Task[Any]:
-            asked = self._forward(error, call(request=requests[place]), deadline=deadline, principal=principal)
-            return asyncio.get_running_loop().create_task(asked)
-
-        return _ForwardedAnswers(len(requests), ask)
+            return None
+        asked = self._forward(error, call(request=requests[place]), deadline=deadline, principal=principal)
+        return asyncio.get_running_loop().create_task(asked)
 
     async def or_forward(
         self, here: Awaitable[T], call: Callable[[], PeerCall], deadline: float, principal: Principal

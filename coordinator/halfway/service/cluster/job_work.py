@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from halfway.domain.audit_trail import Audited
 from halfway.domain.principal import Permission
 from halfway.domain.transaction import Cause, Outcome
+from halfway.service.answers import Answers
 from halfway.service.job_records import JobAction
 from halfway.service.jobs.job import Acted
 from halfway.service.peer_calls import CheckCall, EndCall, Found, ResumeCall
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.domain.principal import Principal
-    from halfway.service.answers import Answers
     from halfway.service.audit_trail import Auditor
     from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.cluster.fan_out import FanOut
@@ -113,7 +114,7 @@ class JobWork:
             cause=Cause.OPERATOR,
             prepared_at=prepared_at,
         )
-        answers: Answers[EndResult] = self._forwarder.answers([end], EndCall, deadline, principal)
+        answers: Answers[EndResult] = Answers(1, partial(self._forwarder.begin, [end], EndCall, deadline, principal))
         self._caller_requests.begin([end], answers, deadline=deadline, principal=principal)
         ended = await answers.only()
         return Acted(ended.state, ended.changed)

@@ -12,26 +12,26 @@ from halfway.domain.ids import server_id
 from halfway.domain.records import Half, fingerprint
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import State
+from halfway.service.answers import answer_all
 from halfway.service.prepare import rules
-from halfway.service.replies import answer_all
 from halfway.service.requests import Prepare, Prepared
 from halfway.service.shards.check_schedule import check_at, look_at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from halfway.service.activity import Activity
     from halfway.service.answers import Answers
     from halfway.service.ports import Clock, HalfLog, TopicFacts, Topics
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
-    from halfway.service.tally import Tally
 
 _AMBIGUOUS_KEPT: Final = 100_000
 
 
 class _Asked:
-    """A prepare on its way, and what the log answers about its half (a `replies.Reply`)."""
+    """A prepare on its way, and what the log answers about its half (an `answers.Reply`)."""
 
     __slots__ = (
         "answers",
@@ -98,7 +98,7 @@ class Preparer:
         groups: Groups,
         topics: Topics,
         clock: Clock,
-        tally: Tally,
+        activity: Activity,
     ) -> None:
         """Keep the parts; nothing is started."""
         self._limits = limits
@@ -107,7 +107,7 @@ class Preparer:
         self._groups = groups
         self._topics = topics
         self._clock = clock
-        self._tally = tally
+        self._activity = activity
         self._reserved: dict[str | None, asyncio.Future[None]] = {}
         """Ids that are being produced: another prepare of them waits."""
         self._ambiguous: dict[str, object] = {}
@@ -240,7 +240,7 @@ class Preparer:
             told = result.code if isinstance(result, HalfwayError) else "internal"
         if not isinstance(result, NotServedError):  # else the owner of the shard counts it
             name = asked.request.group
-            self._tally.prepared("" if self._groups.find(name) is None else name, told, asked.began)
+            self._activity.note_prepare("" if self._groups.find(name) is None else name, told, asked.began)
         asked.answers.answer(asked.place, result)
 
     def _new_id(self, shard: int, now: int) -> str:

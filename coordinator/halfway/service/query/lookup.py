@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.errors import HalfwayError, OutcomeExpiredError, UnknownTransactionError
+from halfway.domain.errors import OutcomeExpiredError, UnknownTransactionError
 from halfway.domain.ids import server_made
 from halfway.domain.shard import ParkedEntry
 
@@ -29,16 +29,6 @@ class Lookup:
         self._shards = shards
         self._half_log = half_log
         self._clock = clock
-
-    def known(self, transaction_id: str, permission: Permission, principal: Principal) -> tuple[Shard, Entry] | None:
-        """Find an id as `locate` does; None if it takes a read barrier to tell, or if it is not served here now."""
-        self._authority.require(principal, permission)
-        try:
-            shard = self._shards.get(self._shards.number_of(transaction_id))
-        except HalfwayError:
-            return None
-        entry = _seen(shard, transaction_id, principal.group)
-        return None if entry is None else (shard, entry)
 
     async def locate(
         self, transaction_id: str, permission: Permission, *, principal: Principal, deadline: float
@@ -70,7 +60,7 @@ class Lookup:
         return await self._locate(transaction_id, None, deadline=deadline)
 
     async def _locate(self, transaction_id: str, group: str | None, *, deadline: float) -> tuple[Shard, Entry]:
-        shard = self._shards.get(self._shards.number_of(transaction_id))
+        shard = self._shards.of(transaction_id)
         entry = _seen(shard, transaction_id, group)
         if entry is not None:
             return shard, entry

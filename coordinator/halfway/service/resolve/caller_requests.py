@@ -8,73 +8,97 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from halfway.domain.errors import HalfwayError, NotServedError
+from halfway.domain.errors import HalfwayError, NotServedError, UnknownTransactionError
 from halfway.domain.principal import Permission, PrincipalKind
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import Action, Cause, Outcome, State
+from halfway.service.answers import Deadlines
 from halfway.service.query.views import view
 from halfway.service.requests import End, EndResult, TransactionView
-from halfway.service.resolve.effects import ACTIONS, Act, unconfirmed
+from halfway.service.resolve.changes import ACTIONS, Act, unconfirmed
 from halfway.service.resolve.resolver import note_late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from halfway.domain.principal import Principal
+    from halfway.service.activity import Activity
     from halfway.service.answers import Answers
+    from halfway.service.ports import Authority
     from halfway.service.query.lookup import Lookup
     from halfway.service.resolve.commit_verdicts import CommitVerdicts
     from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.groups import Groups
-    from halfway.service.shards.shard_table import Shard
-    from halfway.service.tally import Tally
+    from halfway.service.shards.shard_table import Shard, ShardTable
 
 _ATTEMPT_DIGITS = 6
 
 
-class _Ended:
-    """One end of a caller, and what comes of it (a `replies.Reply`)."""
+class _Ended(msgspec.Struct, eq=False):
+    """One end of a caller, and what comes of it (an `answers.Reply`)."""
 
-    __slots__ = ("_answers", "_place", "_requests", "_told", "began", "by", "cause", "group", "request", "said_commit")
-
-    def __init__(
-        self, requests: CallerRequests, answers: Answers[EndResult], place: int, request: End, began: float
-    ) -> None:
-        self._requests = requests
-        self._answers = answers
-        self._place = place
-        self._told = False
-        self.began = began
-        self.request = request
-        self.group = ""
-        self.cause = request.cause
-        self.by: Principal | None = None
-        """Who ends it by hand."""
-        self.said_commit = False
-        """Whether its commit verdict is kept: that of a caller who may not end the transaction never is."""
+    ends: _Ends
+    place: int
+    request: End
+    act: Act
+    by: Principal | None = None
+    """Who ends it by hand."""
+    group: str = ""
+    said_commit: bool = False
+    """Whether its commit verdict is kept: that of a caller who may not end the transaction never is."""
+    is_answered: bool = False
 
     def done(self) -> bool:
-        return self._told
+        return self.is_answered
 
     def set_result(self, result: EndResult) -> None:
-        self._told = True
         if result.changed and self.request.outcome is Outcome.UNKNOWN:
             result = EndResult(id=result.id, state=result.state, changed=False)
-        self._requests.ended(self, None, "changed" if result.changed else "unchanged")
-        self._answers.answer(self._place, result)
+        self._answer(result, None, "changed" if result.changed else "unchanged")
+
+    def set_exception(self, error: BaseException) -> None:
+        told = error if isinstance(error, Exception) else unconfirmed(self.request.id)
+        if not self.ends.answers.waits_for(self.place):
+            note_late(self.request.id, error)
+        self._answer(told, error, told.code if isinstance(told, HalfwayError) else "internal")
 
     def refuse(self, error: Exception) -> None:
         """Answer a caller who may not do this: it is not counted."""
-        self._told = True
-        self._answers.answer(self._place, error)
+        self.is_answered = True
+        self.ends.answers.answer(self.place, error)
 
-    def set_exception(self, error: BaseException) -> None:
-        self._told = True
-        told = error if isinstance(error, Exception) else unconfirmed(self.request.id)
-        self._requests.ended(self, error, told.code if isinstance(told, HalfwayError) else "internal")
-        if not self._answers.waits_for(self._place):
-            note_late(self.request.id, error)
-        self._answers.answer(self._place, told)
+    def _answer(self, result: EndResult | Exception, error: BaseException | None, counted: str) -> None:
+        self.is_answered = True
+        ends = self.ends
+        ends.requests.ended(self, error, counted)
+        if ends.in_lane.pop(self.place, None) is not None and not ends.in_lane:
+            ends.requests.deadlines.forget(ends, ends.deadline)
+        ends.answers.answer(self.place, result)
+
+
+class _Ends:
+    """The ends of one call, which have one deadline; it is told, as an `answers.Reply`, if some are late."""
+
+    __slots__ = ("answers", "began", "deadline", "in_lane", "requests")
+
+    def __init__(self, requests: CallerRequests, answers: Answers[EndResult], deadline: float) -> None:
+        self.requests = requests
+        self.answers = answers
+        self.deadline = deadline
+        self.began = asyncio.get_running_loop().time()
+        self.in_lane: dict[int, _Ended] = {}
+        """Those that the resolver has begun, by place."""
+
+    def done(self) -> bool:
+        return not self.in_lane
+
+    def set_result(self, _: object) -> None:
+        raise NotImplementedError
+
+    def set_exception(self, _: BaseException) -> None:
+        """Answer those that are late, each with an error of its own."""
+        for ended in list(self.in_lane.values()):
+            ended.set_exception(unconfirmed(ended.request.id))
 
 
 class CallerRequests:
@@ -82,21 +106,26 @@ class CallerRequests:
 
     def __init__(
         self,
+        authority: Authority,
+        shards: ShardTable,
         groups: Groups,
         lookup: Lookup,
         resolver: Resolver,
         verdicts: CommitVerdicts,
         asks: Callable[[Entry], bool],
-        tally: Tally,
+        activity: Activity,
     ) -> None:
         """Keep the parts; `asks` says whether a check of a transaction is under way."""
+        self._authority = authority
+        self._shards = shards
         self._groups = groups
         self._lookup = lookup
         self._resolver = resolver
         self._verdicts = verdicts
         self._asks = asks
-        self._tally = tally
+        self._activity = activity
         self._tasks: set[asyncio.Task[None]] = set()
+        self.deadlines = Deadlines()
 
     def begin(
         self, requests: Sequence[End], answers: Answers[EndResult], *, deadline: float, principal: Principal
@@ -106,35 +135,52 @@ class CallerRequests:
         If the answers are abandoned, what was begun is finished nevertheless, and what waits to begin goes no further.
         Only an end that has to wait for something other than the lane takes a task of its own.
         """
-        began = asyncio.get_running_loop().time()
+        ends = _Ends(self, answers, deadline)
+        by_hand = principal.kind is PrincipalKind.OPERATOR
         for place, request in enumerate(requests):
-            ended = _Ended(self, answers, place, request, began)
-            if request.cause is Cause.OPERATOR or principal.kind is PrincipalKind.OPERATOR:
-                ended.by = principal
-            if not self._has_begun(ended, deadline, principal):
+            by = principal if by_hand or request.cause is Cause.OPERATOR else None
+            act = Act(
+                action=ACTIONS[request.outcome],
+                cause=request.cause,
+                remark=request.remark,
+                prepared_at=request.prepared_at,
+            )
+            ended = _Ended(ends, place, request, act, by)
+            if not self._has_begun(ended, principal):
                 task = asyncio.get_running_loop().create_task(self._end(ended, deadline, principal))
                 self._tasks.add(task)
                 task.add_done_callback(partial(self._over, ended))
                 answers.if_abandoned(task.cancel)
+        if ends.in_lane:
+            self.deadlines.watch(ends, deadline, TimeoutError)
 
-    def _has_begun(self, ended: _Ended, deadline: float, principal: Principal) -> bool:
+    def _has_begun(self, ended: _Ended, principal: Principal) -> bool:
         """Begin or refuse an end; False if it has to wait for something other than the lane."""
-        request = ended.request
+        request, ends = ended.request, ended.ends
         try:
-            found = self._lookup.known(request.id, _permission(request), principal)
+            self._authority.require(principal, _permission(request))
+            if request.outcome is Outcome.UNKNOWN:
+                return False
+            shard, entry, half = self._shards.look(request.id)
+        except (UnknownTransactionError, NotServedError):
+            return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             ended.refuse(error)
             return True
-        if found is None or request.outcome is Outcome.UNKNOWN:
-            return False
-        shard, entry = found
+        if entry is None or (principal.kind is PrincipalKind.GROUP and entry.group != principal.name):
+            return False  # it takes a read barrier to tell
         ended.group = entry.group
+        ends.in_lane[ended.place] = ended
         try:
-            act = self._act(shard, entry, ended)
-            return self._resolver.begin(shard, entry, act, deadline=deadline, reply=ended)
+            if request.check_id is not None:
+                self._note_check(shard, entry, ended, request.check_id)
+            begun = self._resolver.begin(shard, entry, ended.act, half, deadline=ends.deadline, reply=ended)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             ended.set_exception(error)
             return True
+        if not begun:
+            del ends.in_lane[ended.place]
+        return begun
 
     def _over(self, ended: _Ended, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -149,8 +195,9 @@ class CallerRequests:
                 request.id, _permission(request), principal=principal, deadline=deadline
             )
             ended.group = entry.group
-            act = self._act(shard, entry, ended)
-            result = await self._resolver.resolve(request.id, act, deadline=deadline)
+            if request.check_id is not None:
+                self._note_check(shard, entry, ended, request.check_id)
+            result = await self._resolver.resolve(request.id, ended.act, deadline=deadline)
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
                 still.remark = request.remark
         except BaseException as error:
@@ -167,27 +214,22 @@ class CallerRequests:
             self._verdicts.take_commit_result(request.id, error)
         if ended.by is not None and counted == "changed":
             event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
-            self._tally.activity.acted(request.id, event.value, ended.by)
+            self._activity.acted(request.id, event.value, ended.by)
         if not isinstance(error, NotServedError):  # else the owner of the shard counts it
-            self._tally.ended(ended.group, request.outcome, ended.cause, counted, ended.began)
+            self._activity.note_end(ended.group, request.outcome, ended.act.cause, counted, ended.ends.began)
 
-    def _act(self, shard: Shard, entry: Entry, ended: _Ended) -> Act:
-        request = ended.request
-        if _says_commit(request) and (request.check_id or "").rpartition(":")[0] == entry.id:
+    def _note_check(self, shard: Shard, entry: Entry, ended: _Ended, check_id: str) -> None:
+        """Take an end for the answer to a check that was sent; keep its commit, be that check noted or not."""
+        if ended.request.outcome is Outcome.COMMIT and check_id.rpartition(":")[0] == entry.id:
             self._verdicts.keep(entry, shard.number, entry.checks)
             ended.said_commit = True
-        number = None if request.check_id is None else self._number_sent(request.check_id, entry)
-        checked = number is not None
-        if number is not None and isinstance(entry, Pending) and number >= (entry.leased_check or entry.checks):
+        number = self._number_sent(check_id, entry)
+        if number is None:
+            return
+        ended.act = msgspec.structs.replace(ended.act, cause=Cause.CHECK)
+        if isinstance(entry, Pending) and number >= (entry.leased_check or entry.checks):
             entry.leased_until = 0
             shard.agenda.put(entry.id, 0)  # the scan waited for the end of the lease
-        ended.cause = Cause.CHECK if checked else request.cause
-        return Act(
-            action=ACTIONS[request.outcome],
-            cause=ended.cause,
-            remark=request.remark,
-            prepared_at=request.prepared_at,
-        )
 
     def _number_sent(self, given: str, entry: Entry) -> int | None:
         """Return the number of a check by its id, None if no such check was sent for this transaction.
@@ -220,15 +262,10 @@ class CallerRequests:
         act = Act(action=Action.RESUME, cause=Cause.OPERATOR, remark=remark, prepared_at=prepared_at)
         done = await self._resolver.resolve(transaction_id, act, deadline=deadline)
         if done.changed:
-            self._tally.activity.acted(transaction_id, "resumed", principal)
+            self._activity.acted(transaction_id, "resumed", principal)
         now = shard.state.find(transaction_id)
         shown = view(self._groups, entry if now is None else now)
         return msgspec.structs.replace(shown, changed=done.changed)
-
-
-def _says_commit(request: End) -> bool:
-    """Whether an end answers a check with commit, be that check noted or not."""
-    return request.check_id is not None and request.outcome is Outcome.COMMIT
 
 
 def _permission(request: End) -> Permission:

@@ -10,7 +10,7 @@ from halfway.domain.errors import AlreadyEndedError, HalfwayError, OutcomeExpire
 from halfway.domain.policy import COMMIT_SAID
 from halfway.domain.shard import ParkedEntry
 from halfway.domain.transaction import Action, Cause
-from halfway.service.resolve.effects import Act
+from halfway.service.resolve.changes import Act
 from halfway.service.resolve.resolver import limit
 from halfway.service.shards.shard_table import CommitVerdict
 

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 
 from halfway.domain.errors import (
@@ -22,18 +23,17 @@ from halfway.domain.errors import (
 )
 from halfway.domain.records import Half
 from halfway.domain.shard import Ended, Entry, Pending
-from halfway.domain.transaction import Action, State
-from halfway.service.ports import LaneWrite, Tombstone, Written
-from halfway.service.replies import Deadlines, Reply, answer_all
+from halfway.service.answers import Deadlines, Reply, answer_all
+from halfway.service.ports import LaneWrite, Written
 from halfway.service.requests import EndResult
-from halfway.service.resolve.effects import Change, Reanchor, WriteTombstone, note_error, unconfirmed
+from halfway.service.resolve.changes import Change, Reanchor, WriteTombstone, note_error, unconfirmed
 from halfway.service.shards.shard_table import Claim
 
 if TYPE_CHECKING:
+    from halfway.service.activity import Activity
     from halfway.service.ports import Clock, Lane
     from halfway.service.query.lookup import Lookup
     from halfway.service.shards.shard_table import Shard, ShardTable
-    from halfway.service.tally import Tally
 
 log = structlog.get_logger(__name__)
 
@@ -41,72 +41,62 @@ WRITE_LIMIT_S: Final = 30.0
 """How long a resolution that nobody waits for (a verdict, a policy) may wait for its turn in the lane."""
 _PAUSE_S: Final = 0.02
 _CANNOT_BE_WRITTEN: Final = (TopicUnavailableError, MessageTooLargeError, NotAuthorisedError)
-_OBSERVED: Final = {State.COMMITTED: Action.COMMIT.value, State.ROLLED_BACK: Action.ROLLBACK.value}
 
 
-class Resolution(Claim):
+class Resolution(Claim, kw_only=True, eq=False):
     """One change of one transaction, from its claim to its answer, through as many writes as it takes."""
 
-    __slots__ = ("change", "deadline", "id", "reply", "shard", "tried")
-
-    def __init__(
-        self, transaction_id: str, shard: int, change: Change, deadline: float, reply: Reply[EndResult]
-    ) -> None:
-        """Claim nothing yet; `deadline` is on the loop's clock: the answer is given by then."""
-        super().__init__()
-        self.id = transaction_id
-        self.shard = shard
-        self.change = change
-        self.deadline = deadline
-        self.reply = reply
-        self.tried: tuple[int, ...] = ()
-        """The times (ms since the epoch) of the writes whose lane was lost: nobody knows yet whether they stand."""
+    id: str
+    shard: int
+    change: Change
+    deadline: float
+    """On the loop's clock: the answer is given by then."""
+    reply: Reply[EndResult]
+    tried: tuple[int, ...] = ()
+    """The times (ms since the epoch) of the writes whose lane was lost: nobody knows yet whether they stand."""
 
 
-class _Attempt:
-    """One write of a resolution: a `replies.Reply`, which takes the first answer of the lane and no other.
+class _Attempt(msgspec.Struct, eq=False):
+    """One write of a resolution: an `answers.Reply`, which takes the first answer of the lane and no other.
 
     A lane that hung may answer late, when the resolution has written again.
     """
 
-    __slots__ = ("_is_answered", "_resolver", "at", "entry", "resolution", "write")
-
-    write: LaneWrite
-
-    def __init__(self, resolver: Resolver, resolution: Resolution, entry: Entry, at: int) -> None:
-        self._resolver = resolver
-        self._is_answered = False
-        self.resolution = resolution
-        self.entry = entry
-        self.at = at
-        """The time of the write, ms since the epoch."""
+    resolver: Resolver
+    resolution: Resolution
+    entry: Entry
+    at: int
+    """The time of the write, ms since the epoch."""
+    write: LaneWrite | None = None
+    is_answered: bool = False
 
     def done(self) -> bool:
-        return self._is_answered
+        return self.is_answered
 
     def set_result(self, written: Written) -> None:
-        self._is_answered = True
-        self._resolver.written(self, written)
+        self.is_answered = True
+        if self.write is not None:
+            self.resolver.written(self.resolution, self.write, written)
 
     def set_exception(self, error: BaseException) -> None:
-        self._is_answered = True
-        self._resolver.not_written(self, error)
+        self.is_answered = True
+        self.resolver.not_written(self, error)
 
 
 class Resolver:
     """The one way by which the state of a transaction changes after its prepare.
 
-    `begin` claims the id and `_submit` hands the write to the lane; `written` applies it and answers. If the lane was
+    `_advance` claims the id and hands the write to the lane; `written` applies it and answers. If the lane was
     lost or dropped the write, or the payload must be read first, `_look_again` judges what stands now and submits.
     """
 
-    def __init__(self, shards: ShardTable, lookup: Lookup, lane: Lane, clock: Clock, tally: Tally) -> None:
+    def __init__(self, shards: ShardTable, lookup: Lookup, lane: Lane, clock: Clock, activity: Activity) -> None:
         """Keep the parts; nothing is started."""
         self._shards = shards
         self._lookup = lookup
         self._lane = lane
         self._clock = clock
-        self._tally = tally
+        self._activity = activity
         self._outgoing: list[tuple[LaneWrite, _Attempt]] = []
         """What this turn of the loop hands to the lane."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,8 +115,8 @@ class Resolver:
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
         while True:
             shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-            if self.begin(shard, entry, change, deadline=deadline, reply=answer):
-                return await answer
+            if self.begin(shard, entry, change, self._half(entry, change), deadline=deadline, reply=answer):
+                return await self._in_time(answer, transaction_id, deadline)
             await _released(self._shards.claims[transaction_id], transaction_id, deadline=deadline)
 
     async def reanchor(self, transaction_id: str, *, deadline: float) -> None:
@@ -143,53 +133,73 @@ class Resolver:
 
     async def _unless_claimed(self, shard: Shard, entry: Entry, change: Change, deadline: float) -> None:
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
-        if self.begin(shard, entry, change, deadline=deadline, reply=answer):
-            await answer
+        if self.begin(shard, entry, change, self._half(entry, change), deadline=deadline, reply=answer):
+            await self._in_time(answer, entry.id, deadline)
 
-    def begin(self, shard: Shard, entry: Entry, change: Change, *, deadline: float, reply: Reply[EndResult]) -> bool:
+    def _half(self, entry: Entry, change: Change) -> Half | None:
+        """Return the payload if the change needs it and it is in memory."""
+        if isinstance(entry, Ended) or entry.id in self._shards.claims or not change.needs_payload:
+            return None
+        return self._shards.payloads.get(entry.id, entry.fingerprint)
+
+    async def _in_time(self, answer: asyncio.Future[EndResult], transaction_id: str, deadline: float) -> EndResult:
+        self._deadlines.watch(answer, deadline, partial(unconfirmed, transaction_id))
+        try:
+            return await answer
+        finally:
+            self._deadlines.forget(answer, deadline)
+
+    def begin(
+        self,
+        shard: Shard,
+        entry: Entry,
+        change: Change,
+        half: Half | None,
+        *,
+        deadline: float,
+        reply: Reply[EndResult],
+    ) -> bool:
         """Begin a change, and reply once it is done; False if the id is claimed by another change.
 
-        What was begun is finished, whether somebody waits for the reply or not.
+        `half` is the payload if it is in memory. What was begun is finished, whether somebody waits for the reply or
+        not; a reply that must come by the deadline is its caller's to watch.
 
         Raises:
             AlreadyEndedError, NotPendingError: the state does not allow it.
 
         """
-        claims = self._shards.claims
-        if entry.id in claims:
+        if entry.id in self._shards.claims:
             return False
-        answer = change.answer_without_write(entry, ())
-        if answer is not None:
-            reply.set_result(answer)
-            return True
-        resolution = claims[entry.id] = Resolution(entry.id, shard.number, change, deadline, reply)
-        self._deadlines.watch(reply, deadline, partial(unconfirmed, entry.id))
-        half = None
-        if change.needs_payload and not isinstance(entry, Ended):
-            half = self._shards.payloads.get(entry.id, entry.fingerprint)
-            if half is None:
-                self._spawn(self._look_again(resolution))
-                return True
-        self._submit(resolution, entry, half)
+        resolution = Resolution(id=entry.id, shard=shard.number, change=change, deadline=deadline, reply=reply)
+        if half is None and not isinstance(entry, Ended) and change.needs_payload:
+            self._shards.claims[entry.id] = resolution
+            self._spawn(self._look_again(resolution))
+        else:
+            self._advance(resolution, entry, half)
         return True
 
-    # --- while the id is claimed
-
-    def _submit(self, resolution: Resolution, entry: Entry, half: Half | None) -> None:
-        """Hand the write to the lane, with all others of this turn of the loop."""
+    def _advance(self, resolution: Resolution, entry: Entry, half: Half | None) -> None:
+        """Answer if nothing is to be written; else claim the id, and hand the write to the lane at the turn's end."""
+        change, tried = resolution.change, resolution.tried
         # A clock that was set back lets no outcome seem older than its prepare. One Kafka transaction may follow
         # another within a millisecond; the time must still tell them apart.
-        at = max(self._clock.now_ms(), entry.prepared_at, resolution.tried[-1] + 1 if resolution.tried else 0)
+        at = max(self._clock.now_ms(), entry.prepared_at, tried[-1] + 1 if tried else 0)
+        answer = change.answer_without_write(entry, tried)
+        if answer is not None:
+            self._finish(resolution, answer)
+            return
+        self._shards.claims[entry.id] = resolution
         attempt = _Attempt(self, resolution, entry, at)
         try:
-            write = resolution.change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
+            write = attempt.write = change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             attempt.set_exception(error)
             return
-        attempt.write = write
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._hand_over)
         self._outgoing.append((write, attempt))
+
+    # --- while the id is claimed
 
     def _hand_over(self) -> None:
         """Give the lane what this turn has for it."""
@@ -199,16 +209,9 @@ class Resolver:
         except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
             answer_all((attempt, error) for _, attempt in outgoing)
 
-    def written(self, attempt: _Attempt, written: Written) -> None:
+    def written(self, resolution: Resolution, write: LaneWrite, written: Written) -> None:
         """Apply what the lane wrote, and answer."""
-        resolution, write = attempt.resolution, attempt.write
-        try:
-            self._apply(write, written)
-            self._observe(write)
-        except Exception as broken:  # noqa: BLE001 - as above
-            self._finish(resolution, broken)
-        else:
-            self._finish(resolution, EndResult(id=write.id, state=write.state, changed=True))
+        self._finish(resolution, EndResult(id=write.id, state=write.state, changed=True), write, written)
 
     def not_written(self, attempt: _Attempt, error: BaseException) -> None:
         """Look again if the write may be repeated, or may even stand; else answer with the error."""
@@ -232,7 +235,7 @@ class Resolver:
             named = error.fields.get("topic")
             topic = named if isinstance(named, str) else None
             again_s = error.retry_after_s if isinstance(error, RetryableError) else 0.0
-            self._tally.activity.refused(transaction_id, topic, error.code, error.detail, again_s)
+            self._activity.refused(transaction_id, topic, error.code, error.detail, again_s)
 
     async def _look_again(self, resolution: Resolution, pause_s: float = 0.0) -> None:
         """Judge by what stands now, and write unless no write is needed.
@@ -246,12 +249,10 @@ class Resolver:
             entry = shard.state.find(resolution.id)
             if entry is None:
                 self._finish(resolution, unconfirmed(resolution.id))
-            elif (answer := resolution.change.answer_without_write(entry, resolution.tried)) is not None:
-                self._finish(resolution, answer)
             else:
                 half = await self._payload(shard, entry, resolution)
                 if self._shards.find(resolution.shard) is shard:
-                    self._submit(resolution, entry, half)
+                    self._advance(resolution, entry, half)
                 else:  # while the payload was read another owner may have had the shard
                     self._spawn(self._look_again(resolution))
         except BaseException as error:
@@ -260,24 +261,37 @@ class Resolver:
                 raise
 
     async def _payload(self, shard: Shard, entry: Entry, resolution: Resolution) -> Half | None:
-        """Return the half if the write needs it."""
-        if not resolution.change.needs_payload or isinstance(entry, Ended):
+        """Return the half if there is a write that needs it."""
+        change = resolution.change
+        if not change.needs_payload or isinstance(entry, Ended) or change.answer_without_write(entry, resolution.tried):
             return None
         try:
             return await self._lookup.payload(shard, entry, deadline=resolution.deadline)
         except KafkaUnavailableError:
-            if resolution.change.needs_whole_payload:
+            if change.needs_whole_payload:
                 raise
             log.warning("rolled_back_without_its_payload", id=entry.id, group=entry.group)
             return None
 
-    def _finish(self, resolution: Resolution, result: EndResult | BaseException) -> None:
-        """Give the id free, and answer."""
-        reply = resolution.reply
-        self._deadlines.forget(reply, resolution.deadline)
+    def _finish(
+        self,
+        resolution: Resolution,
+        result: EndResult | BaseException,
+        write: LaneWrite | None = None,
+        written: Written | None = None,
+    ) -> None:
+        """Apply what the lane wrote, if it did, give the id free, and answer."""
+        if write is not None and written is not None:
+            try:
+                self._shards.apply(write, written)
+                self._activity.note_write(write)
+            except Exception as broken:  # noqa: BLE001 - as above
+                result = broken
         if self._shards.claims.get(resolution.id) is resolution:
             del self._shards.claims[resolution.id]
-        resolution.release()
+        if resolution.waiter is not None and not resolution.waiter.done():
+            resolution.waiter.set_result(None)
+        reply = resolution.reply
         if reply.done():
             if not isinstance(result, EndResult):
                 note_late(resolution.id, result)
@@ -290,45 +304,6 @@ class Resolver:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _apply(self, write: LaneWrite, written: Written) -> None:
-        """Apply an own write as a recovery would, so that a repeat by the tail changes nothing.
-
-        The shard may have been given up and taken back since the write was made: it goes to what is served now.
-        """
-        shard = self._shards.find(write.shard)
-        if shard is None:
-            return
-        state, payloads = shard.state, self._shards.payloads
-        half = None if isinstance(write.half, Tombstone) else write.half
-        if write.op is not None and written.op is not None and written.half is not None and half is None:
-            shard.apply_own_end(written.op, write.op, written.half)
-        else:
-            if write.op is not None and written.op is not None:
-                state.apply_op(written.op, write.op)
-            if write.half is not None and written.half is not None:
-                shard.apply_own_half(written.half, write.id, half)
-        if write.parked is not None and written.parked is not None:
-            state.apply_parked(written.parked, write.id, None if isinstance(write.parked, Tombstone) else write.parked)
-        entry = state.unresolved(write.id)
-        if isinstance(entry, Pending):
-            if isinstance(write.half, Half):
-                payloads.put(write.half, entry.size)
-                shard.agenda.put(write.id, 0)
-        else:
-            payloads.drop(write.id)
-            shard.agenda.discard(write.id)
-
-    def _observe(self, write: LaneWrite) -> None:
-        if (activity := self._tally.activity).fails:
-            activity.wrote(write.id, [message.topic for message in write.messages])
-        if write.op is None and isinstance(write.half, Half):
-            activity.acted(write.id, "reanchored")
-        outcome = _OBSERVED.get(write.state)
-        if outcome is not None and write.op is not None:
-            self._tally.resolved_after(
-                write.group, outcome, write.op.cause.value, max(0, write.op.at - write.prepared_at)
-            )
 
 
 def limit() -> float:

@@ -1,9 +1,9 @@
-"""The shards that this instance serves now, and the claims on the ids that are being resolved."""
+"""The shards that this instance serves now, the payloads in memory, and the claims on ids that are being resolved."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -19,24 +19,26 @@ from halfway.domain.errors import (
 )
 from halfway.domain.ids import shard_of
 from halfway.domain.indexes import IndexedHeap
-from halfway.domain.shard import Pending
+from halfway.domain.records import Half
+from halfway.domain.shard import Ended, Pending
 from halfway.domain.transaction import Cause
-from halfway.service.ports import Tombstone
-from halfway.service.shards.payload_cache import PayloadCache
+from halfway.service.ports import TOMBSTONE, Tombstone
 from halfway.service.shards.rotation import ShardRotation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from halfway.domain.records import Foreign, Half, Op
-    from halfway.domain.shard import ShardState
-    from halfway.service.ports import Clock, LaneWrite
+    from halfway.domain.records import Foreign
+    from halfway.domain.shard import Entry, ShardState
+    from halfway.service.ports import Clock, LaneWrite, Written
     from halfway.service.requests import ServiceLimits
 
 log = structlog.get_logger(__name__)
 
 _OWN_KEPT: Final = 100_000
 """Of own records that the tail has yet to pass, in one shard."""
+_OVERHEAD_BYTES: Final = 512
+"""What a payload in memory takes beside its own bytes."""
 
 
 class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,19 +73,38 @@ class Shard:
     def apply_own_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
         """Apply a record of half[s] that this instance has written, so that the tail need not read it again."""
         self.state.apply_half(offset, transaction_id, half)
-        self._note_own(offset, transaction_id)
-
-    def apply_own_end(self, offset: int, op: Op, tombstone: int) -> None:
-        """Apply an op and the tombstone in half[s] that this instance has written in one Kafka transaction."""
-        self.state.apply_end(offset, op, tombstone)
-        self._note_own(tombstone, op.id)
-
-    def _note_own(self, offset: int, transaction_id: str) -> None:
         if offset >= self.state.half_tail and len(self._own) < _OWN_KEPT:  # else the tail reads it
             self._own[offset] = transaction_id
 
+    def apply_own_write(self, write: LaneWrite, written: Written) -> Pending | None:
+        """Apply what the lane has written as a recovery would, so that a repeat by the tail changes nothing.
+
+        Return the entry if the transaction is prepared still.
+        """
+        state, op, offset, tombstone = self.state, write.op, written.op, written.half
+        if op is not None and offset is not None and tombstone is not None and write.half is TOMBSTONE:
+            ended = state.apply_end(offset, op, tombstone)
+            if tombstone >= state.half_tail and len(self._own) < _OWN_KEPT:
+                self._own[tombstone] = op.id
+        else:
+            ended = False
+            if op is not None and offset is not None:
+                state.apply_op(offset, op)
+            if write.half is not None and written.half is not None:
+                half = None if isinstance(write.half, Tombstone) else write.half
+                self.apply_own_half(written.half, write.id, half)
+        if write.parked is not None and written.parked is not None:
+            state.apply_parked(written.parked, write.id, None if isinstance(write.parked, Tombstone) else write.parked)
+        entry = None if ended else state.unresolved(write.id)
+        if isinstance(entry, Pending):
+            if isinstance(write.half, Half):
+                self.agenda.put(write.id, 0)
+            return entry
+        self.agenda.discard(write.id)
+        return None
+
     def has_applied(self, offset: int, key: bytes | None) -> bool:
-        """Whether the record of half[s] at an offset is one that `apply_own_half` was given.
+        """Whether the record of half[s] at an offset was written and applied here.
 
         The tail's thread calls this, again for a record if the answer was no. After a yes the record is forgotten.
         """
@@ -126,29 +147,17 @@ class Shard:
         self._waiting.clear()
 
 
-class Claim:
+class Claim(msgspec.Struct, eq=False):
     """A hold on an id by the change that is being made to it; others may wait for its release."""
 
-    __slots__ = ("_waiter", "is_released")
-
-    def __init__(self) -> None:
-        """Hold."""
-        self.is_released = False
-        self._waiter: asyncio.Future[None] | None = None
+    waiter: asyncio.Future[None] | None = None
+    """Done once the id is free, if somebody waits for that."""
 
     def released(self) -> asyncio.Future[None]:
         """Return a future that is done once the id is free; shield it, for others may wait for it too."""
-        if self._waiter is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            if self.is_released:
-                self._waiter.set_result(None)
-        return self._waiter
-
-    def release(self) -> None:
-        """Wake those who wait."""
-        self.is_released = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is None:
+            self.waiter = asyncio.get_running_loop().create_future()
+        return self.waiter
 
 
 class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
@@ -158,6 +167,54 @@ class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
     checks: int
     prepared_at: int
     fingerprint: bytes
+
+
+class PayloadCache:
+    """Payloads of pending transactions, kept while they fit into a bound of bytes.
+
+    Halves by id, the least recently used thrown out first; what is not here is read back from Kafka by offset.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """Start empty."""
+        self._max_bytes = max_bytes
+        self._halves: OrderedDict[str, tuple[Half, int]] = OrderedDict()
+        """Each with the bytes that it counts."""
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        """Count the halves."""
+        return len(self._halves)
+
+    def put(self, half: Half, payload_bytes: int) -> None:
+        """Keep a half of so many bytes in place of the one that its id had."""
+        self.drop(half.id)
+        size = payload_bytes + _OVERHEAD_BYTES
+        if size > self._max_bytes:
+            return
+        self._halves[half.id] = half, size
+        self.bytes += size
+        while self.bytes > self._max_bytes:
+            _, (_, freed) = self._halves.popitem(last=False)
+            self.bytes -= freed
+
+    def get(self, transaction_id: str, fingerprint: bytes) -> Half | None:
+        """Return the half of an id, None if it is not here or has other content."""
+        kept = self._halves.get(transaction_id)
+        if kept is None or kept[0].fingerprint != fingerprint:
+            self.misses += 1
+            return None
+        self._halves.move_to_end(transaction_id)
+        self.hits += 1
+        return kept[0]
+
+    def drop(self, transaction_id: str) -> None:
+        """Forget an id."""
+        kept = self._halves.pop(transaction_id, None)
+        if kept is not None:
+            self.bytes -= kept[1]
 
 
 class ShardTable:
@@ -197,6 +254,14 @@ class ShardTable:
         if number is None:
             raise UnknownTransactionError(transaction_id)
         return number
+
+    def of(self, transaction_id: str) -> Shard:
+        """Return the shard of an id, as `number_of` and `get` do."""
+        number = self.number_of(transaction_id)
+        shard = self._served.get(number)
+        if shard is None or shard.leaving:
+            raise not_served(number)
+        return shard
 
     def get(self, number: int) -> Shard:
         """Return a shard that is served and not being given up; NotServedError otherwise."""
@@ -266,6 +331,33 @@ class ShardTable:
             pending += found[0]
             parked += found[1]
         return pending, parked
+
+    def apply(self, write: LaneWrite, written: Written) -> None:
+        """Apply what the lane has written for a transaction.
+
+        The shard may have been given up and taken back since the write was made: it goes to what is served now.
+        """
+        shard = self._served.get(write.shard)
+        if shard is None:
+            return
+        if write.half is not None or write.parked is not None:
+            self.payloads.drop(write.id)
+        entry = shard.apply_own_write(write, written)
+        if entry is not None and isinstance(write.half, Half):
+            self.payloads.put(write.half, entry.size)
+
+    def look(self, transaction_id: str) -> tuple[Shard, Entry | None, Half | None]:
+        """Return what is known here of an id that is to be ended: its shard, its entry, and its payload if in memory.
+
+        Raises:
+            UnknownTransactionError, NotServedError: as for `get`.
+
+        """
+        shard = self.of(transaction_id)
+        entry = shard.state.find(transaction_id)
+        if entry is None or isinstance(entry, Ended) or transaction_id in self.claims:
+            return shard, entry, None
+        return shard, entry, self.payloads.get(transaction_id, entry.fingerprint)
 
     # --- ShardListener
 

@@ -17,7 +17,16 @@ PLENTY = 1_000_000
 
 def submission(name: str, *sizes: int) -> Submission:
     messages = tuple(Message(topic="t", value=b"x" * size) for size in sizes)
-    write = LaneWrite(shard=0, id=name, group="g", state=State.COMMITTED, prepared_at=1, messages=messages, deadline=0)
+    write = LaneWrite(
+        shard=0,
+        id=name,
+        group="g",
+        state=State.COMMITTED,
+        prepared_at=1,
+        messages=messages,
+        size=sum(sizes),
+        deadline=0,
+    )
     future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
     return Submission.of(write, future, 0)
 

@@ -10,7 +10,7 @@ from halfway.domain.errors import OutcomeUnknownError
 from halfway.domain.records import Half
 from halfway.domain.transaction import Outcome
 from halfway.memory import verdict
-from halfway.service.replies import Reply
+from halfway.service.answers import Reply
 from tests.support.rest.client import SHOP, RestWorld
 from tests.unit.rest.conftest import NewWorld
 

@@ -14,10 +14,10 @@ from halfway.domain.principal import PrincipalKind
 from halfway.domain.transaction import Outcome
 from halfway.memory import Memory
 from halfway.rest.server import events
+from halfway.service.answers import Reply
 from halfway.service.check_ports import CheckAttempt, CheckReply
 from halfway.service.figures import Quarantined
 from halfway.service.ports import LaneWrite, Written
-from halfway.service.replies import Reply
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
 from tests.unit.rest.handlers.test_jobs import parked

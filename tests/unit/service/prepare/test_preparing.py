@@ -21,8 +21,8 @@ from halfway.domain.ids import server_made
 from halfway.domain.records import Foreign, Half, Message, fingerprint
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import topic
+from halfway.service.answers import Reply
 from halfway.service.ports import TopicFacts
-from halfway.service.replies import Reply
 from halfway.service.requests import Prepare, Prepared, ServiceLimits
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World

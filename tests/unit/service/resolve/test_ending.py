@@ -19,8 +19,8 @@ from halfway.domain.errors import (
 from halfway.domain.records import Half, Message, Op, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import Memory
+from halfway.service.answers import Reply
 from halfway.service.ports import LaneWrite, Written
-from halfway.service.replies import Reply
 from halfway.service.requests import End, EndResult
 from tests.support.service.world import SHARDS, World
 

@@ -7,7 +7,7 @@ from halfway.domain.shard import Pending, ShardState
 from halfway.domain.transaction import State
 from halfway.memory.surroundings import ManualClock
 from halfway.service.requests import ServiceLimits
-from halfway.service.resolve.lane_writes import tombstone_again
+from halfway.service.resolve.changes import tombstone_again
 from halfway.service.shards.shard_table import Claim, ShardTable
 from tests.support.domain.shard_records import ID, A, B, op
 

@@ -1,0 +1,349 @@
+"""What can be done to a transaction, and what that writes: pure functions (docs/protocol.md#end-the-lane)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from halfway.domain.errors import (
+    EndUnconfirmedError,
+    HalfwayError,
+    IdReplacedError,
+    NotWrittenError,
+    OvertakenError,
+    RetryableError,
+)
+from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending, Unresolved
+from halfway.domain.transaction import TRANSITIONS, Action, Cause, Outcome, State, conflict
+from halfway.service.ports import TOMBSTONE, LaneWrite, Tombstone
+from halfway.service.requests import EndResult
+
+ACTIONS = {Outcome.COMMIT: Action.COMMIT, Outcome.ROLLBACK: Action.ROLLBACK, Outcome.UNKNOWN: Action.UNKNOWN}
+"""What each outcome, of a caller or of a check, does."""
+NO_HALF = -1
+"""The half offset in an op of a parked transaction, whose half is a tombstone already."""
+
+
+class Change(Protocol):
+    """Something to do to a transaction."""
+
+    @property
+    def needs_payload(self) -> bool:
+        """Whether what it writes holds the messages or their hashes."""
+
+    @property
+    def needs_whole_payload(self) -> bool:
+        """Whether it cannot be written if the payload cannot be read."""
+
+    def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
+        """Return the answer if nothing is to be written, None if something is; raise if the state forbids it.
+
+        `tried` are the times (ms since the epoch) of writes of this very change whose lane was lost: an outcome that
+        carries one of them, and its cause, is its own (docs/protocol.md#end-the-lane).
+        """
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
+        """Return what to write, from the state that stands."""
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a caller, a check or policy does; `checks` is the count to record, None for the one that stands.
+
+    What policy does brings `still`, which is asked at every write, under the claim: a verdict may have come first.
+    """
+
+    action: Action
+    cause: Cause
+    remark: str | None = None
+    checks: int | None = None
+    checked_at: int | None = None
+    commit_verdict: bool = False
+    prepared_at: int | None = None
+    """Of the transaction that is meant, ms since the epoch: an id may belong to another one by now; None for any."""
+    still: Callable[[Unresolved], bool] | None = None
+
+    @property
+    def needs_payload(self) -> bool:
+        """A rollback takes it for the audit's hashes."""
+        return self.action not in (Action.CHECK, Action.UNKNOWN)
+
+    @property
+    def needs_whole_payload(self) -> bool:
+        """One that cannot be read any more must not keep a rollback from ending."""
+        return self.action is not Action.ROLLBACK
+
+    def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
+        """Judge by the transitions of docs/protocol.md."""
+        demand_same(entry, self.prepared_at)
+        state = entry.state
+        target = TRANSITIONS.get((state, self.action))
+        if target is None:
+            raise conflict(entry.id, state)
+        if isinstance(entry, Ended):
+            own = entry.at in tried and entry.cause is self.cause
+            return EndResult(id=entry.id, state=state, changed=own and state is target)
+        if target is state and not self._leaves_note(entry):
+            return EndResult(id=entry.id, state=target, changed=bool(tried))
+        return None
+
+    def _leaves_note(self, entry: Unresolved) -> bool:
+        """Whether it writes an op marker although it leaves the state as it is."""
+        if isinstance(entry, ParkedEntry):
+            return self.commit_verdict
+        return self.action is Action.CHECK or (self.action is Action.UNKNOWN and bool(self.remark))
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
+        """Choose by the state that stands; OvertakenError if policy no longer decides it."""
+        if isinstance(entry, Ended):
+            raise NotWrittenError
+        if self.still is not None and not self.still(entry):
+            raise OvertakenError(id=entry.id)
+        told = OpFields(
+            cause=self.cause,
+            at=at,
+            deadline=deadline,
+            checks=entry.checks if self.checks is None else self.checks,
+            checked_at=self.checked_at if self.checked_at is not None else getattr(entry, "checked_at", None),
+            remark=self.remark,
+            commit_verdict=self.commit_verdict,
+        )
+        if self.action is Action.ROLLBACK:
+            return rolled_back(shard, entry, half, told)
+        if half is None:
+            if isinstance(entry, ParkedEntry):
+                raise NotWrittenError
+            return noted(shard, entry, told, OpKind.VERDICT if self.commit_verdict else OpKind.CHECKED)
+        if self.action is Action.COMMIT:
+            return committed(shard, entry, half, told)
+        if isinstance(entry, Pending) or self.action is Action.PARK:
+            return parked(shard, entry, half, told)
+        return resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
+
+
+class Reanchor(msgspec.Struct, frozen=True, gc=False):
+    """Write the half of a prepared transaction again at the tail."""
+
+    needs_payload: ClassVar[bool] = True
+    needs_whole_payload: ClassVar[bool] = True
+
+    def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
+        """Leave what is prepared no longer."""
+        return None if isinstance(entry, Pending) else EndResult(id=entry.id, state=entry.state, changed=False)
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has no outcome
+        """Return the half with the totals that stand."""
+        if half is None or not isinstance(entry, Pending):
+            raise NotWrittenError
+        return written_again(shard, entry, half, deadline=deadline)
+
+
+class WriteTombstone(msgspec.Struct, frozen=True, gc=False):
+    """Write the tombstone of a stray half of a transaction that is parked or ended."""
+
+    needs_payload: ClassVar[bool] = False
+    needs_whole_payload: ClassVar[bool] = False
+
+    def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
+        """Leave what is prepared: its half is no stray."""
+        return EndResult(id=entry.id, state=entry.state, changed=False) if isinstance(entry, Pending) else None
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
+        """Return the tombstone."""
+        return tombstone_again(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
+
+
+def demand_same(entry: Entry, prepared_at: int | None) -> None:
+    """Raise IdReplacedError if an entry is not of the transaction that was prepared then; None stands for any."""
+    if prepared_at is not None and entry.prepared_at != prepared_at:
+        raise IdReplacedError(entry.id, state=entry.state.value)
+
+
+def unconfirmed(transaction_id: str) -> RetryableError:
+    """Return the error of an end whose fate is not known in time."""
+    return EndUnconfirmedError(
+        f"the end of {transaction_id!r} was not confirmed in time: send the same end again, it is never done twice",
+        id=transaction_id,
+    )
+
+
+def note_error(entry: Entry, error: HalfwayError) -> None:
+    """Show with a pending transaction why it could not be written."""
+    if isinstance(entry, Pending):
+        entry.last_error = f"{error.code}: {error.detail}"
+
+
+# --- what each writes: from what is known of a transaction, and its half with the totals of now
+
+
+class OpFields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the writer of an op wants to have said: why, the checks sent so far, and the time."""
+
+    cause: Cause
+    at: int
+    deadline: float
+    checks: int
+    checked_at: int | None = None
+    remark: str | None = None
+    commit_verdict: bool = False
+
+
+def current_half(entry: Unresolved, half: Half) -> Half:
+    """Return the half with the totals that stand now, as the lane writes it."""
+    since, checked_at = half.since, half.checked_at
+    if isinstance(entry, Pending):
+        since, checked_at = entry.since, entry.checked_at
+    return msgspec.structs.replace(
+        half,
+        origin=Origin.LANE,
+        since=since,
+        checks=entry.checks,
+        checked_at=checked_at,
+        commit_verdict=entry.commit_verdict,
+        remark=entry.remark,
+    )
+
+
+def committed(shard: int, entry: Unresolved, half: Half, told: OpFields) -> LaneWrite:
+    """From prepared or parked to committed: real messages, op marker, and the tombstone of half or parked."""
+    return _ended(shard, entry, half, told, OpKind.COMMITTED)
+
+
+def rolled_back(shard: int, entry: Unresolved, half: Half | None, told: OpFields) -> LaneWrite:
+    """From prepared or parked to rolled_back: op marker, and the tombstone of half or parked."""
+    return _ended(shard, entry, half, told, OpKind.ROLLED_BACK)
+
+
+def _ended(shard: int, entry: Unresolved, half: Half | None, told: OpFields, kind: OpKind) -> LaneWrite:
+    commits = kind is OpKind.COMMITTED
+    pending = isinstance(entry, Pending)
+    return LaneWrite(
+        shard=shard,
+        id=entry.id,
+        group=entry.group,
+        state=State.COMMITTED if commits else State.ROLLED_BACK,
+        prepared_at=entry.prepared_at,
+        messages=half.messages if commits and half is not None else (),
+        half=TOMBSTONE if pending else None,
+        op=_op(kind, entry, half, told),
+        parked=None if pending else TOMBSTONE,
+        size=entry.size if commits else 0,
+        deadline=told.deadline,
+    )
+
+
+def noted(shard: int, entry: Pending, told: OpFields, kind: OpKind) -> LaneWrite:
+    """Prepared stays prepared: an op marker alone, CHECKED (a check was sent, or a remark was left) or VERDICT."""
+    return _write(
+        shard,
+        entry,
+        State.PREPARED,
+        told.deadline,
+        op=_op(kind, entry, None, told),
+    )
+
+
+def parked(shard: int, entry: Unresolved, half: Half, told: OpFields) -> LaneWrite:
+    """From prepared to parked: parked record, half tombstone, op. What is parked is parked again for a new reason."""
+    reason = told.remark or ""
+    kept = current_half(entry, half)
+    if told.commit_verdict:
+        kept = msgspec.structs.replace(kept, commit_verdict=True)
+    record = Parked(half=kept, reason=reason, parked_at=told.at, checks=entry.checks)
+    return _write(
+        shard,
+        entry,
+        State.PARKED,
+        told.deadline,
+        half=TOMBSTONE if isinstance(entry, Pending) else None,
+        op=_op(OpKind.PARKED, entry, half, told),
+        parked=record,
+    )
+
+
+def resumed(shard: int, entry: ParkedEntry, half: Half, told: OpFields) -> LaneWrite:
+    """From parked to prepared with its count at 0: half record, parked tombstone, op."""
+    again = msgspec.structs.replace(
+        current_half(entry, half), since=told.at, checks=0, checked_at=None, check_after_ms=None
+    )
+    return _write(
+        shard,
+        entry,
+        State.PREPARED,
+        told.deadline,
+        half=again,
+        op=_op(OpKind.RESUMED, entry, half, told),
+        parked=TOMBSTONE,
+    )
+
+
+def written_again(shard: int, entry: Pending, half: Half, *, deadline: float) -> LaneWrite:
+    """Prepared stays prepared: the half once more at the tail (re-anchor, or the correction of a stray)."""
+    return _write(
+        shard,
+        entry,
+        State.PREPARED,
+        deadline,
+        half=current_half(entry, half),
+    )
+
+
+def tombstone_again(
+    shard: int, transaction_id: str, group: str, state: State, prepared_at: int, *, deadline: float
+) -> LaneWrite:
+    """The correction of a stray of an id that is ended or parked: its half tombstone again."""
+    return LaneWrite(
+        shard=shard,
+        id=transaction_id,
+        group=group,
+        state=state,
+        prepared_at=prepared_at,
+        half=TOMBSTONE,
+        deadline=deadline,
+    )
+
+
+def _write(
+    shard: int,
+    entry: Unresolved,
+    state: State,
+    deadline: float,
+    *,
+    half: Half | Tombstone | None = None,
+    op: Op | None = None,
+    parked: Parked | Tombstone | None = None,
+) -> LaneWrite:
+    """Return what takes an entry to a state, or leaves it there."""
+    return LaneWrite(
+        shard=shard,
+        id=entry.id,
+        group=entry.group,
+        state=state,
+        prepared_at=entry.prepared_at,
+        half=half,
+        op=op,
+        parked=parked,
+        size=entry.size if isinstance(half, Half) or isinstance(parked, Parked) else 0,
+        deadline=deadline,
+    )
+
+
+def _op(kind: OpKind, entry: Unresolved, half: Half | None, told: OpFields) -> Op:
+    return Op(
+        kind=kind,
+        id=entry.id,
+        group=entry.group,
+        half_offset=entry.offset if isinstance(entry, Pending) else NO_HALF,
+        cause=told.cause,
+        prepared_at=entry.prepared_at,
+        at=told.at,
+        fingerprint=entry.fingerprint,
+        checks=told.checks,
+        checked_at=told.checked_at,
+        commit_verdict=told.commit_verdict or entry.commit_verdict,
+        # The last op of an id must hold all totals, so a writer without a remark keeps the one that stands.
+        remark=told.remark if kind.final else told.remark or entry.remark,
+        messages=() if half is None or not kind.final else tuple([MessageDigest.of(one) for one in half.messages]),
+    )
