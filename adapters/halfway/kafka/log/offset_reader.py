@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
+from halfway.kafka.log.partition_reader import Place
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.validation import note_skipped
 from halfway.service.answers import answer_all
@@ -24,7 +25,6 @@ from halfway.service.ports import Observer
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-Place = tuple[str, int]
 
 MAX_WAITING: Final = 2_000
 _BATCH: Final = 500
