@@ -1,7 +1,8 @@
 """Decides who may do what: everybody everything under open access, else as `domain.principal.RULES` say.
 
 A transaction of another group is not there for a group's key (404): this is decided where it is looked up
-(`service.query.lookup`). Everything else that a caller may not do is refused here.
+(`service.query.lookup`, and `service.resolve.caller_requests` for an end that need not wait). Everything else that a
+caller may not do is refused here.
 """
 
 from __future__ import annotations

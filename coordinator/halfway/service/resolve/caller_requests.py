@@ -12,7 +12,7 @@ from halfway.domain.errors import HalfwayError, NotServedError, UnknownTransacti
 from halfway.domain.principal import Permission, PrincipalKind
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import Action, Cause, Outcome, State
-from halfway.service.answers import Deadlines
+from halfway.service.answers import Deadlines, answer_all
 from halfway.service.query.views import view
 from halfway.service.requests import End, EndResult, TransactionView
 from halfway.service.resolve.changes import ACTIONS, Act, unconfirmed
@@ -70,19 +70,25 @@ class _Ended(msgspec.Struct, eq=False):
     def _answer(self, result: EndResult | Exception, error: BaseException | None, counted: str) -> None:
         self.is_answered = True
         ends = self.ends
-        ends.requests.ended(self, error, counted)
+        if self.said_commit or self.by is not None:
+            ends.requests.note(self, error, changed=counted == "changed")
         if ends.in_lane.pop(self.place, None) is not None and not ends.in_lane:
             ends.requests.deadlines.forget(ends, ends.deadline)
         ends.answers.answer(self.place, result)
+        if not isinstance(error, NotServedError):  # else the owner of the shard counts it
+            ends.activity.note_end(self.group, self.request.outcome, self.act.cause, counted, ends.began)
 
 
 class _Ends:
     """The ends of one call, which have one deadline; it is told, as an `answers.Reply`, if some are late."""
 
-    __slots__ = ("answers", "began", "deadline", "in_lane", "requests")
+    __slots__ = ("activity", "answers", "began", "deadline", "in_lane", "requests")
 
-    def __init__(self, requests: CallerRequests, answers: Answers[EndResult], deadline: float) -> None:
+    def __init__(
+        self, requests: CallerRequests, activity: Activity, answers: Answers[EndResult], deadline: float
+    ) -> None:
         self.requests = requests
+        self.activity = activity
         self.answers = answers
         self.deadline = deadline
         self.began = asyncio.get_running_loop().time()
@@ -97,8 +103,7 @@ class _Ends:
 
     def set_exception(self, _: BaseException) -> None:
         """Answer those that are late, each with an error of its own."""
-        for ended in list(self.in_lane.values()):
-            ended.set_exception(unconfirmed(ended.request.id))
+        answer_all([(ended, unconfirmed(ended.request.id)) for ended in self.in_lane.values()])
 
 
 class CallerRequests:
@@ -135,7 +140,7 @@ class CallerRequests:
         If the answers are abandoned, what was begun is finished nevertheless, and what waits to begin goes no further.
         Only an end that has to wait for something other than the lane takes a task of its own.
         """
-        ends = _Ends(self, answers, deadline)
+        ends = _Ends(self, self._activity, answers, deadline)
         by_hand = principal.kind is PrincipalKind.OPERATOR
         for place, request in enumerate(requests):
             by = principal if by_hand or request.cause is Cause.OPERATOR else None
@@ -207,16 +212,14 @@ class CallerRequests:
         else:
             ended.set_result(result)
 
-    def ended(self, ended: _Ended, error: BaseException | None, counted: str) -> None:
-        """Count an end, and record the commit verdict of a fetched check if its commit was not written."""
+    def note(self, ended: _Ended, error: BaseException | None, *, changed: bool) -> None:
+        """Record the commit verdict of a fetched check if its commit was not written, and who ended it by hand."""
         request = ended.request
         if ended.said_commit:
             self._verdicts.take_commit_result(request.id, error)
-        if ended.by is not None and counted == "changed":
+        if ended.by is not None and changed:
             event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
             self._activity.acted(request.id, event.value, ended.by)
-        if not isinstance(error, NotServedError):  # else the owner of the shard counts it
-            self._activity.note_end(ended.group, request.outcome, ended.act.cause, counted, ended.ends.began)
 
     def _note_check(self, shard: Shard, entry: Entry, ended: _Ended, check_id: str) -> None:
         """Take an end for the answer to a check that was sent; keep its commit, be that check noted or not."""
