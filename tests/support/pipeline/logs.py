@@ -174,7 +174,7 @@ class Writer:
             PREFIX + "half", name.encode(), codec.encode_half(half), at, codec.half_headers(half, "prepared")
         )
 
-    def bury(self, kind: str, name: str, at: int, state: str) -> None:
+    def write_tombstone(self, kind: str, name: str, at: int, state: str) -> None:
         self.log.write(PREFIX + kind, name.encode(), None, at, codec.record_headers(kind, self.group, state))
 
     def park(self, name: str, messages: Sequence[Message], at: int, prepared_at: int) -> None:
@@ -185,7 +185,7 @@ class Writer:
         parked = Parked(half=half, reason="asked enough", parked_at=at, checks=3)
         headers = codec.record_headers("parked", self.group, "parked")
         self.log.write(PREFIX + "parked", name.encode(), codec.encode_parked(parked), at, headers)
-        self.bury("half", name, at, "parked")
+        self.write_tombstone("half", name, at, "parked")
 
     def op(self, name: str, kind: OpKind, messages: Sequence[Message], at: int, prepared_at: int) -> None:
         op = Op(
@@ -214,11 +214,11 @@ class Writer:
         for number, message in enumerate(messages, 1):
             self.message(name, message, f"{number}/{len(messages)}", at, prepared_at)
         self.op(name, OpKind.COMMITTED, messages, at, prepared_at)
-        self.bury("half", name, at, "committed")
+        self.write_tombstone("half", name, at, "committed")
 
     def roll_back(self, name: str, at: int, prepared_at: int) -> None:
         self.op(name, OpKind.ROLLED_BACK, (), at, prepared_at)
-        self.bury("half", name, at, "rolled_back")
+        self.write_tombstone("half", name, at, "rolled_back")
 
 
 Expected = dict[tuple[str, int], str]
@@ -289,7 +289,7 @@ class RandomLog:
         self._writer.park(name, messages, at, prepared_at)
         again = at + self.random.choice((10, 2 * HORIZON))
         self._writer.half(name, messages, again, prepared_at=prepared_at)
-        self._writer.bury("parked", name, again, "prepared")
+        self._writer.write_tombstone("parked", name, again, "prepared")
         self.expected[name, 0] = "pending"
         if self.random.random() < 0.5:
             self._writer.commit(name, messages, again + 100, prepared_at)
@@ -317,12 +317,12 @@ class RandomLog:
     def way_lost(self, name: str) -> None:
         messages, prepared_at, at = self._prepared(name)
         self._writer.op(name, OpKind.COMMITTED, messages, at, prepared_at)
-        self._writer.bury("half", name, at, "committed")
+        self._writer.write_tombstone("half", name, at, "committed")
         self.expected[name, 0] = "lost"
 
     def way_gone(self, name: str) -> None:
         _, _, at = self._prepared(name)
-        self._writer.bury("half", name, at, "committed")
+        self._writer.write_tombstone("half", name, at, "committed")
         self.expected[name, 0] = "lost"
 
     def way_torn(self, name: str) -> None:
@@ -330,7 +330,7 @@ class RandomLog:
         messages.append(messages[0])
         self._writer.message(name, messages[0], f"1/{len(messages)}", at, prepared_at)
         self._writer.op(name, OpKind.COMMITTED, messages, at, prepared_at)
-        self._writer.bury("half", name, at, "committed")
+        self._writer.write_tombstone("half", name, at, "committed")
         self.expected[name, 0] = "torn"
 
     def way_doubled(self, name: str) -> None:
@@ -347,7 +347,7 @@ class RandomLog:
         for number, message in enumerate(other, 1):
             self._writer.message(name, message, f"{number}/{len(other)}", at, prepared_at)
         self._writer.op(name, OpKind.COMMITTED, messages, at, prepared_at)
-        self._writer.bury("half", name, at, "committed")
+        self._writer.write_tombstone("half", name, at, "committed")
         self.expected[name, 0] = "payload_changed"
 
     def way_contradicted(self, name: str) -> None:
@@ -361,7 +361,7 @@ class RandomLog:
         for number, message in enumerate(messages, 1):
             self._writer.message(name, message, f"{number}/{len(messages)}", at, prepared_at)
         self._writer.raw_op(name, b"\xc3\x01newer...and what it says", at, "committed")
-        self._writer.bury("half", name, at, "committed")
+        self._writer.write_tombstone("half", name, at, "committed")
         self.expected[name, 0] = "not_judged"
 
     def way_foreign(self, name: str) -> None:

@@ -163,7 +163,7 @@ def _transactions(d: Dialect) -> str:
 def _judged(d: Dialect, limits: Limits) -> str:
     whole_since = _op_whole_since(d, limits)
     lost = "expected > 0 and missing = expected"
-    # A stray half of an ended id is buried within the horizon of its outcome.
+    # A stray half of an ended id gets its tombstone within the horizon of its outcome.
     vanished = f"""(coalesce(gone_at >= whole_since + {limits.horizon_ms}, false)
         and not (committed or rolled_back or found > 0 or half or parked or used_again))"""
     findings = (

@@ -228,7 +228,7 @@ def test_a_resume_that_half_has_not_shown_yet_is_pending(engine: DuckEngine, tmp
     messages = [Message(topic="orders", key=b"k", value=b"v")]
     writer.half("resumed", messages, START)
     writer.park("resumed", messages, START + 10_000, START)
-    writer.bury("parked", "resumed", START + 20_000, "prepared")
+    writer.write_tombstone("parked", "resumed", START + 20_000, "prepared")
     writer.half("resumed", messages, START + 20_001, prepared_at=START)
     log.settle()
     source = LogSource(engine, log, START + 60_000, open_since=START + 20_000)

@@ -184,7 +184,7 @@ def the_shard_of_an_id_that_halfway_made_tells_since_when_its_op_must_be_there(h
 
 @scenario([("a", "expired_unknown")], facts=CLEANED)
 def a_late_tombstone_outlives_its_op(history: History) -> None:
-    """A stray half is buried up to a horizon after the outcome, which may be deleted a horizon earlier."""
+    """A stray half gets its tombstone up to a horizon after the outcome, which may be deleted a horizon earlier."""
     history.half("a", alive=False)
 
 
@@ -224,7 +224,7 @@ def an_id_that_a_clock_set_back_uses_again_is_another_transaction(history: Histo
 
 
 @scenario([("mine", "committed_ok")])
-def a_late_repeat_that_is_not_buried_yet_is_no_transaction(history: History) -> None:
+def a_late_repeat_without_a_tombstone_yet_is_no_transaction(history: History) -> None:
     """A prepare again just within the horizon is a stray for the coordinator, whatever clocks may differ by."""
     history.op("mine", "committed", [1], at=NOW - HOUR)
     history.message("mine", 1, 1, at=NOW - HOUR)
