@@ -54,9 +54,14 @@ def caller_of(request: web.BaseRequest, permission: Permission, authority: Autho
         return ANYBODY
     demand_own_page(request, changes_nothing=permission is not Permission.FETCH_CHECKS)
     token = _token(request.headers.get("Authorization"))
-    principal = authority.authenticate(token, names_in(request.get_extra_info("peercert")), permission)
+    principal = authority.authenticate(token, names_in(_certificate(request)), permission)
     authority.require(principal, permission)
     return principal
+
+
+def _certificate(request: web.BaseRequest) -> Mapping[str, Any] | None:
+    """Return what the client showed; the connection may be lost already, so its transport cannot be asked."""
+    return getattr(request.protocol, "certificate", None)
 
 
 def _token(header: str | None) -> str | None:

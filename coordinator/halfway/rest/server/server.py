@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Final
@@ -46,6 +46,8 @@ class _Connection(RequestHandler):
     def __init__(self, manager: _Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._unsent = manager.unsent
+        self.certificate: Mapping[str, Any] | None = None
+        """The client's; it stands for a key also once the connection is lost."""
         self.waiting: asyncio.Task[Any] | None = None
         """The task to cancel if the connection is lost."""
         self.arrived: Callable[[int], bool] | None = None
@@ -58,6 +60,7 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.certificate = transport.get_extra_info("peercert")
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock = transport.get_extra_info("socket")
             with suppress(OSError):

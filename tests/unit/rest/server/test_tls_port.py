@@ -8,17 +8,19 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from halfway.domain.errors import ConfigurationError
-from halfway.domain.principal import PrincipalKind
+from halfway.domain.principal import Permission, PrincipalKind
 from halfway.memory import Memory
-from halfway.rest.requests.authentication import names_in
+from halfway.rest.requests.authentication import caller_of, names_in
+from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
 from halfway.service.keys import KeySpec
 from tests.support.certificates import Authority
-from tests.support.rest.client import RestWorld
+from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import OPERATOR, deadline, keyed
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, until_true
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,36 @@ async def test_files_that_are_of_no_use_leave_the_old_ones_in_use(
     served.use(two)
     served.tls.look()
     assert await served.status(two.trusted()) == 401
+
+
+async def test_who_sent_a_request_is_known_also_once_its_connection_is_lost(
+    served: Served, authorities: tuple[Authority, Authority]
+) -> None:
+    """A request that has arrived is done as with a key: whether its client has gone decides nothing about who it is."""
+    one, _ = authorities
+    await served.bind(PrincipalKind.GROUP, "shop", "URI:spiffe://acme/shop")
+    shop = one.trusted(one.sign("shop", "CN=shop", "URI:spiffe://acme/shop"))
+    requests: list[web.BaseRequest] = []
+    gone = asyncio.Event()
+
+    async def held(request: web.BaseRequest) -> web.StreamResponse:
+        requests.append(request)
+        await gone.wait()
+        return web.Response()
+
+    server = HttpServer(held)
+    port = await server.start(HOST, 0, served.tls)
+    try:
+        _, writer = await asyncio.open_connection(HOST, port, ssl=shop)
+        writer.write(b"POST /v1/transactions/x/end HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
+        await until_true(lambda: bool(requests))
+        writer.transport.abort()
+        await until_true(lambda: requests[0].transport is None)
+        caller = caller_of(requests[0], Permission.END, served.world.coordinator.authority)
+        assert (caller.kind, caller.name) == (PrincipalKind.GROUP, "shop")
+    finally:
+        gone.set()
+        await server.stop()
 
 
 async def test_plain_http_gets_no_answer_on_such_a_port(served: Served) -> None:
