@@ -6,7 +6,7 @@ So there is one set of security properties, and nothing more to install where a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
 
 _TIMEOUT_MS: Final = 30_000
+Offsets = Mapping[tuple[str, int], tuple[int, int]]
+"""By topic and partition an offset, and the time in ms of the record there; -1 if there is none."""
 _NOT_THERE: Final = ("UnknownTopicOrPartitionException", "InvalidTopicException")
 
 
@@ -42,6 +44,35 @@ class Cleanup:
             tombstones_kept_ms=self.tombstones_kept_ms,
             kept_ms=self.kept_ms if by_age_alone else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Where partitions begin and end, asked for in this order: whatever stands below `end` stands below `high`."""
+
+    start: Offsets
+    end: Offsets
+    """For readers of committed records."""
+    high: Offsets
+    first: Offsets
+    """The first record there is."""
+
+    def pins(self, topic: str, count: int) -> tuple[PartitionPin, ...]:
+        """Return pins of all partitions of a topic."""
+        pins = []
+        for number in range(count):
+            place = topic, number
+            end, (first, first_at) = self.end[place][0], self.first[place]
+            pins.append(
+                PartitionPin(
+                    partition=number,
+                    start=min(self.start[place][0], end),
+                    end=end,
+                    high=max(self.high[place][0], end),
+                    first_at=first_at if first >= 0 else None,
+                )
+            )
+        return tuple(pins)
 
 
 class Brokers:
@@ -79,26 +110,14 @@ class Brokers:
         found = self._partitions(topics)
         everything = [(topic, partition) for topic, count in found.items() for partition in range(count)]
         spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
-        # In this order: whatever stands below `end` stands below `high`.
-        start = self._offsets(everything, spec.earliest(), level.READ_UNCOMMITTED)
-        end = self._offsets(everything, spec.latest(), level.READ_COMMITTED)
-        high = self._offsets(everything, spec.latest(), level.READ_UNCOMMITTED)
-        first = self._offsets(everything, spec.forTimestamp(0), level.READ_UNCOMMITTED)
+        bounds = Bounds(
+            start=self._offsets(everything, spec.earliest(), level.READ_UNCOMMITTED),
+            end=self._offsets(everything, spec.latest(), level.READ_COMMITTED),
+            high=self._offsets(everything, spec.latest(), level.READ_UNCOMMITTED),
+            first=self._offsets(everything, spec.forTimestamp(0), level.READ_UNCOMMITTED),
+        )
         configured = self._configured(found)
-        pins = []
-        for topic, count in found.items():
-            partitions = tuple(
-                PartitionPin(
-                    partition=number,
-                    start=min(start[topic, number][0], end[topic, number][0]),
-                    end=end[topic, number][0],
-                    high=max(high[topic, number][0], end[topic, number][0]),
-                    first_at=first[topic, number][1] if first[topic, number][0] >= 0 else None,
-                )
-                for number in range(count)
-            )
-            pins.append(configured[topic].pin(topic, now, partitions))
-        return pins
+        return [configured[topic].pin(topic, now, bounds.pins(topic, count)) for topic, count in found.items()]
 
     def raise_high(self, pin: TopicPin) -> TopicPin:
         """Return a pin whose unsettled part reaches to the end as it is now."""
@@ -120,9 +139,7 @@ class Brokers:
                 found[topic] = int(description.partitions().size())
         return found
 
-    def _offsets(
-        self, partitions: Iterable[tuple[str, int]], spec: Any, level: Any
-    ) -> dict[tuple[str, int], tuple[int, int]]:
+    def _offsets(self, partitions: Iterable[tuple[str, int]], spec: Any, level: Any) -> Offsets:
         wanted = self._jvm.java.util.HashMap()
         keys = {}
         for topic, partition in partitions:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from halfway.pipeline.brokers import Cleanup
+from halfway.pipeline.brokers import Bounds, Cleanup, Offsets
 from halfway.pipeline.errors import AccessError, SourceError
-from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.pins import Pins, TopicPin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -311,17 +311,19 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
         if not everything:
             return []
 
-        def offsets(spec: Any, level: IsolationLevel) -> dict[tuple[str, int], Any]:
+        def offsets(spec: Any, level: IsolationLevel) -> Offsets:
             futures = admin.list_offsets(
                 dict.fromkeys(everything, spec), isolation_level=level, request_timeout=_TIMEOUT_S
             )
-            return {(key.topic, key.partition): future.result() for key, future in futures.items()}
+            answers = {(key.topic, key.partition): future.result() for key, future in futures.items()}
+            return {place: (answer.offset, answer.timestamp) for place, answer in answers.items()}
 
-        # In this order: whatever stands below `end` stands below `high`.
-        start = offsets(made.OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)
-        end = offsets(made.OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
-        high = offsets(made.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
-        first = offsets(made.OffsetSpec.for_timestamp(0), IsolationLevel.READ_UNCOMMITTED)
+        bounds = Bounds(
+            start=offsets(made.OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED),
+            end=offsets(made.OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),
+            high=offsets(made.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),
+            first=offsets(made.OffsetSpec.for_timestamp(0), IsolationLevel.READ_UNCOMMITTED),
+        )
         resources = [made.ConfigResource(made.ResourceType.TOPIC, name) for name in found]
         configured = {
             resource.name: future.result()
@@ -331,16 +333,6 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
         raise AccessError(f"Kafka at {access.bootstrap_servers} did not answer: {error.args[0].str()}") from None
     pins = []
     for name, count in found.items():
-        partitions = tuple(
-            PartitionPin(
-                partition=number,
-                start=min(start[name, number].offset, end[name, number].offset),
-                end=end[name, number].offset,
-                high=max(high[name, number].offset, end[name, number].offset),
-                first_at=first[name, number].timestamp if first[name, number].offset >= 0 else None,
-            )
-            for number in range(count)
-        )
         config = configured[name]
         cleanup = Cleanup(
             policy=str(config["cleanup.policy"].value),
@@ -348,5 +340,5 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
             kept_ms=int(config["retention.ms"].value),
             kept_bytes=int(config["retention.bytes"].value),
         )
-        pins.append(cleanup.pin(name, now, partitions))
+        pins.append(cleanup.pin(name, now, bounds.pins(name, count)))
     return pins
