@@ -1,6 +1,7 @@
 """Whatever a client sends that the served description allows or forbids, the answer is one that it describes."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from halfway.rest.handlers.routes import OPERATIONS
 from tests.support.coordinator.by_hand import total
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import NEVER_S, QUIET, Connect, message
+from tests.support.waiting import GENEROUS_S
 
 AnyCase = Case[Any]
 AnyOperation = APIOperation[Any, Any, Any, Any]
@@ -89,7 +91,13 @@ class Seeds:
         return {"action": "check", "filter": {"group": self._group, "id": "none"}, "reason": "r", "id": uuid4().hex}
 
     def _job(self) -> requests.Response:
-        return requests.post(f"{self._url}/v1/jobs", json=self._wanted_job(), headers=SHOWN, timeout=120)
+        """Start a job, when those before it have left a place."""
+        deadline = time.monotonic() + GENEROUS_S
+        while True:
+            answer = requests.post(f"{self._url}/v1/jobs", json=self._wanted_job(), headers=SHOWN, timeout=120)
+            if answer.status_code != 429 or time.monotonic() > deadline:
+                return answer
+            time.sleep(0.02)
 
     def _into_body(self, body: object) -> None:
         if isinstance(body, list):
