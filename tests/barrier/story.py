@@ -25,7 +25,7 @@ from halfway.client.barrier.drivers import carry_out
 from tests.support.databases.servers import Server
 
 ERRORS = (psycopg.Error, pymysql.Error, sqlite3.Error, ConflictError, LateTransactionError)
-_DECIDED_WITHIN_S = 180.0
+DECIDED_WITHIN_S = 180.0
 _LOOK_AGAIN_S = 0.01
 Actor = Iterator[None]
 
@@ -140,7 +140,7 @@ class Story:
                 next(actors[name])
             except StopIteration:
                 del actors[name]
-        deadline = time.monotonic() + _DECIDED_WITHIN_S
+        deadline = time.monotonic() + DECIDED_WITHIN_S
         # What else goes on in the database may hold it up.
         while (verdict := self._database.barrier.decide(self._check)) == "unknown" and time.monotonic() < deadline:
             time.sleep(_LOOK_AGAIN_S)
