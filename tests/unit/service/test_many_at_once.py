@@ -59,6 +59,7 @@ def nothing_is_held(world: World) -> bool:
         or service.shards.preparing
         or resolver._outgoing
         or resolver._deadlines._watched
+        or service._caller_requests.deadlines._watched
         or preparer._reserved
         or preparer._storing
         or service._group_limits._in_flight

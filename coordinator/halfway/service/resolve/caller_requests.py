@@ -70,11 +70,11 @@ class _Ended(msgspec.Struct, eq=False):
     def _answer(self, result: EndResult | Exception, error: BaseException | None, counted: str) -> None:
         self.is_answered = True
         ends = self.ends
-        if self.said_commit or self.by is not None:
-            ends.requests.note(self, error, changed=counted == "changed")
         if ends.in_lane.pop(self.place, None) is not None and not ends.in_lane:
             ends.requests.deadlines.forget(ends, ends.deadline)
         ends.answers.answer(self.place, result)
+        if self.said_commit or self.by is not None:
+            ends.requests.note(self, error, changed=counted == "changed")
         if not isinstance(error, NotServedError):  # else the owner of the shard counts it
             ends.activity.note_end(self.group, self.request.outcome, self.act.cause, counted, ends.began)
 

@@ -115,6 +115,24 @@ async def test_an_end_past_its_deadline_is_not_written_behind_the_callers_back(w
     assert (await world.end(prepared.id, Outcome.ROLLBACK)).changed
 
 
+async def test_late_ends_that_cannot_be_noted_are_answered_nevertheless(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a list has its error by the deadline, whatever becomes of another one; no timer is left."""
+    ends = [End(id=(await world.prepare()).id, outcome=Outcome.COMMIT, cause=Cause.OPERATOR) for _ in range(3)]
+    requests = world.coordinator._caller_requests
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(requests, "note", broken)
+    with world.memory.faults.lane_held():
+        answers = world.coordinator.begin_ends(ends, deadline=world.deadline(0.05))
+        await world.until(lambda: not answers.left)
+    assert [type(error) for error in answers.results] == [EndUnconfirmedError] * 3
+    assert not requests.deadlines._watched
+
+
 async def test_an_end_that_waits_for_another_goes_no_further_if_its_caller_goes_away(world: World) -> None:
     """It is answered at once, long before its deadline; the one that has the id is done as if nothing else came."""
     prepared = await world.prepare()
