@@ -14,7 +14,7 @@ STORIES ?= 10000
 ORDERS ?= 100000
 # Of how many rows the table is that `make cleaning` cleans.
 ROWS ?= 5000000
-# How many random logs `make audits` judges, whole and in windows.
+# How many random logs `make audits` judges, whole and in windows; one of 50 on Spark too.
 LOGS ?= 1000
 # Where the Spark jobs are packed to.
 PACKED ?= dist

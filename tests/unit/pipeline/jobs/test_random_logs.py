@@ -143,15 +143,16 @@ def made_at(shard: int, at: int) -> str:
     return f"{shard}-{digits[:8]}-{digits[8:]}-7000-8000-{shard:012x}"
 
 
-def test_spark_goes_on_where_duckdb_stopped(spark: "SparkSession", tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SEEDS // 50)), ids="seed-{}".format)
+def test_spark_goes_on_where_duckdb_stopped(spark: "SparkSession", tmp_path: Path, seed: int) -> None:
     """A folder is not bound to an engine: a log may grow beyond one machine."""
-    made = RandomLog(FIRST, count=30)
+    made = RandomLog(seed, count=30)
     times = sorted(record.at for record in made.log.records)
     continued(made.log, times[len(times) // 2], LocalFolder(str(tmp_path)))
     engine = SparkEngine(spark)
     incremental.run(engine, LogSource(engine, made.log, made.end + 60_000), Folder(spark, str(tmp_path)), OPTIONS)
     engine.close()
-    demand_whole(tmp_path, made, f"seed {FIRST}")
+    demand_whole(tmp_path, made, f"seed {seed}")
 
 
 def cuts_of(made: RandomLog, seed: int) -> list[int]:
