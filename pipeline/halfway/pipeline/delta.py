@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
@@ -46,9 +47,9 @@ class Batch:
 
         return CommitProperties(app_transactions=[Transaction(self.writer, self.number)])
 
-    def written(self, uri: str) -> bool:
+    def written(self, table: DeltaTable) -> bool:
         """Whether a table has this batch already."""
-        return last(uri, writer=self.writer) >= self.number
+        return _last(table, self.writer) >= self.number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +66,15 @@ class Merge:
 
 def append(rows: DataFrame, uri: str, batch: Batch, *, by: tuple[str, ...] = ()) -> int:
     """Append rows and return their number, 0 if the batch is there already; a new table is partitioned by `by`."""
-    from deltalake import DeltaTable, write_deltalake
+    from deltalake import write_deltalake
 
     # In any case: what is noted while the rows are made has to be told.
-    table = rows.toArrow()
-    if batch.written(uri):
+    read = rows.toArrow()
+    table = _opened(uri, read.schema, partition_by=list(by) or None)
+    if batch.written(table):
         return 0
-    # First, so that a table of which only files were written is not taken for something else.
-    made = DeltaTable.create(uri, table.schema, mode="ignore", partition_by=list(by) or None)
-    write_deltalake(made, table, mode="append", commit_properties=batch.properties)
-    return int(table.num_rows)
+    write_deltalake(table, read, mode="append", commit_properties=batch.properties)
+    return int(read.num_rows)
 
 
 def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], rule: Merge) -> int:
@@ -82,13 +82,11 @@ def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], ru
 
     Only files with a row that is changed are written anew.
     """
-    from deltalake import DeltaTable
-
     # In any case, as above.
     rows = changes.toArrow()
     schema = rows.select(list(columns)).schema
-    table = DeltaTable.create(uri, schema, mode="ignore", configuration=rule.settings)
-    if not batch.written(uri):
+    table = _opened(uri, schema, configuration=rule.settings)
+    if not batch.written(table):
         merging = table.merge(
             rows, rule.same, source_alias="new", target_alias="old", commit_properties=batch.properties
         )
@@ -97,7 +95,16 @@ def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], ru
         merging.when_matched_update_all(rule.replaces, except_cols=deciding)
         merging.when_not_matched_insert_all(rule.begins, except_cols=deciding)
         merging.execute()
-    return count(DeltaTable(uri))
+    return count(table)
+
+
+def _opened(uri: str, schema: pa.Schema, **settings: Any) -> DeltaTable:
+    """Return a table, made first if it is not there: one with files and no log would be taken for something else."""
+    from deltalake import DeltaTable
+
+    if DeltaTable.is_deltatable(uri):
+        return DeltaTable(uri)
+    return DeltaTable.create(uri, schema, mode="ignore", **settings)
 
 
 def count(table: DeltaTable) -> int:
@@ -118,7 +125,11 @@ def last(uri: str, *, writer: str) -> int:
     """Return the last batch that a writer has written, -1 if there is none."""
     from deltalake import DeltaTable
 
-    number = DeltaTable(uri).transaction_version(writer) if DeltaTable.is_deltatable(uri) else None
+    return _last(DeltaTable(uri), writer) if DeltaTable.is_deltatable(uri) else -1
+
+
+def _last(table: DeltaTable, writer: str) -> int:
+    number = table.transaction_version(writer)
     return -1 if number is None else int(number)
 
 

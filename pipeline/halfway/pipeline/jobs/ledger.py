@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
@@ -198,19 +199,26 @@ class Tables:
         by = (DAY,) if name == ENDED else ()
         return delta.append(table, self._output.qualified(name), self._batch(number), by=by)
 
+    @cached_property
+    def _writer(self) -> str:
+        """Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew."""
+        return _stream(self._output)
+
     def _batch(self, number: int) -> delta.Batch:
-        # Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew.
-        return delta.Batch(writer=_stream(self._output), number=number)
+        return delta.Batch(writer=self._writer, number=number)
 
 
 def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
     """Return `ended` and `pending` as of one batch, the last one that both have; None before the first."""
     ended, pending = output.qualified(ENDED), output.qualified(PENDING)
+    if not output.exists(CHECKPOINT, _STREAM):
+        return None
+    writer = _stream(output)
     # `pending` is written last.
-    batch = delta.last(pending, writer=_stream(output)) if output.exists(CHECKPOINT, _STREAM) else -1
+    batch = delta.last(pending, writer=writer)
     if batch < 0:
         return None
-    of_batch = delta.Batch(writer=_stream(output), number=batch)
+    of_batch = delta.Batch(writer=writer, number=batch)
     return delta.read(spark, ended, upto=of_batch), delta.read(spark, pending, upto=of_batch)
 
 
@@ -254,7 +262,8 @@ def _demand_whole(output: Folder) -> None:
         raise SourceError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")
     if begun < 0:
         return
-    ended, pending = (delta.last(output.qualified(name), writer=_stream(output)) for name in (ENDED, PENDING))
+    writer = _stream(output)
+    ended, pending = (delta.last(output.qualified(name), writer=writer) for name in (ENDED, PENDING))
     if not begun - 1 <= pending <= ended <= begun:
         raise SourceError(
             f"{output.uri!r} holds a {CHECKPOINT} of {begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "
