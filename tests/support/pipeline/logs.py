@@ -52,8 +52,11 @@ class Log:
     ahead: int = 0
     """By how much the clock of whoever writes is wrong."""
 
-    def write(self, topic: str, key: bytes | None, value: bytes | None, at: int, headers: Headers) -> None:
-        self.records.append(Written(topic, key, value, at, at + self.ahead, headers))
+    def write(
+        self, topic: str, key: bytes | None, value: bytes | None, at: int, headers: Headers, *, prepared_at: int = 0
+    ) -> None:
+        """`prepared_at`: of a record of halfway's own topics, which is never dated before it."""
+        self.records.append(Written(topic, key, value, at, max(at + self.ahead, prepared_at), headers))
 
     def settle(self) -> None:
         """Give every record its offset."""
@@ -174,8 +177,9 @@ class Writer:
             PREFIX + "half", name.encode(), codec.encode_half(half), at, codec.half_headers(half, "prepared")
         )
 
-    def write_tombstone(self, kind: str, name: str, at: int, state: str) -> None:
-        self.log.write(PREFIX + kind, name.encode(), None, at, codec.record_headers(kind, self.group, state))
+    def write_tombstone(self, kind: str, name: str, at: int, state: str, prepared_at: int = 0) -> None:
+        headers = codec.record_headers(kind, self.group, state)
+        self.log.write(PREFIX + kind, name.encode(), None, at, headers, prepared_at=prepared_at)
 
     def park(self, name: str, messages: Sequence[Message], at: int, prepared_at: int) -> None:
         half = Half(
@@ -192,10 +196,12 @@ class Writer:
             kind=kind, id=name, group=self.group, half_offset=0, cause=Cause.PRODUCER, prepared_at=prepared_at,
             at=at + self.log.ahead, messages=tuple(map(MessageDigest.of, messages)),
         )  # fmt: skip
-        self.raw_op(name, codec.encode_op(op), at, "committed" if kind is OpKind.COMMITTED else "rolled_back")
+        state = "committed" if kind is OpKind.COMMITTED else "rolled_back"
+        self.raw_op(name, codec.encode_op(op), at, state, prepared_at)
 
-    def raw_op(self, name: str, value: bytes, at: int, state: str) -> None:
-        self.log.write(PREFIX + "op", name.encode(), value, at, codec.record_headers("op", self.group, state))
+    def raw_op(self, name: str, value: bytes, at: int, state: str, prepared_at: int = 0) -> None:
+        headers = codec.record_headers("op", self.group, state)
+        self.log.write(PREFIX + "op", name.encode(), value, at, headers, prepared_at=prepared_at)
 
     def message(
         self, name: str, what: Message, place: str, at: int, prepared_at: int | str, *, prefix: str | None = PREFIX
@@ -214,11 +220,11 @@ class Writer:
         for number, message in enumerate(messages, 1):
             self.message(name, message, f"{number}/{len(messages)}", at, prepared_at)
         self.op(name, OpKind.COMMITTED, messages, at, prepared_at)
-        self.write_tombstone("half", name, at, "committed")
+        self.write_tombstone("half", name, at, "committed", prepared_at)
 
     def roll_back(self, name: str, at: int, prepared_at: int) -> None:
         self.op(name, OpKind.ROLLED_BACK, (), at, prepared_at)
-        self.write_tombstone("half", name, at, "rolled_back")
+        self.write_tombstone("half", name, at, "rolled_back", prepared_at)
 
 
 Expected = dict[tuple[str, int], str]
