@@ -290,9 +290,15 @@ class SparkEngine:
                 self.spark.catalog.dropTempView(view)
 
     def keep(self, frame: Frame) -> Frame:
-        """Keep it on disk: in memory, it would take away what sorting needs."""
+        """Keep it on disk: in memory, it would take away what sorting needs.
+
+        On one machine what follows is planned without all that led to it. A cluster can lose what one of its machines
+        has kept, and then makes it again.
+        """
         from pyspark import StorageLevel
 
+        if str(self.spark.sparkContext.master).startswith("local"):
+            return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return frame
 
