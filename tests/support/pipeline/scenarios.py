@@ -106,8 +106,8 @@ class History:
     def park(self, name: str, *, alive: bool = True, at: int = NOW - HOUR, prepared_at: int = NOW - 2 * HOUR) -> None:
         self.parked.append((self._own(name), alive, at, "g", self._next(), prepared_at if alive else None))
 
-    def leave_unsettled(self, name: str) -> None:
-        self.unsettled.append((self._own(name), NOW - HOUR))
+    def leave_unsettled(self, name: str, *, at: int = NOW - HOUR) -> None:
+        self.unsettled.append((self._own(name), at))
 
     def leave_unreadable(self, name: str) -> None:
         self.unreadable.append((self._own(name), NOW - HOUR))

@@ -105,7 +105,7 @@ def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
 
     A new use begins a horizon after everything before it, never for an id that halfway made. A coordinator whose clock
     was set back says that it was less: what the lane wrote is of a new use all the same. A half is not: it may be a
-    late repeat, which the coordinator buries.
+    late repeat, which the coordinator buries. What was written to op `later` ends uses, and is of none that is judged.
     """
     made = server_made(engine.dialect)
     # They are used more than once.
@@ -122,9 +122,10 @@ def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
         told=_told(engine, alone, made, limits),
     )
     sql = f"""
-    select {columns}, dense_rank() over (partition by id order by since) - 1 as life, since < last_since as used_again
+    select {columns}, dense_rank() over (partition by id, source = 'later' order by since) - 1 as life,
+        since < last_since as used_again
     from (
-        select *, max(begun) over (partition by id order by begin) as since,
+        select *, max(begun) over (partition by id, source = 'later' order by begin) as since,
             max(begun) over (partition by id) as last_since
         from (
             select *, case when until is not null and begin >= before
@@ -220,11 +221,10 @@ def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) ->
     """Everything that is known of some ids, with the time span that tells which use of the id it is about.
 
     A tombstone, an unsettled record and one that cannot be read have no span: they say something about whatever stands
-    there, even if their clock says that it was prepared only afterwards.
+    there. What is unsettled can be a message, whose clock may say that it was prepared only afterwards.
     """
     d = engine.dialect
     at = _time(limits)
-    about = f"{at} + {limits.slack_ms}"
     prepared_at = _time(limits, "prepared_at")
     alive = {"group": '"group"', "prepared_at": "prepared_at", "at": '"at"'}
     selects = [
@@ -244,10 +244,10 @@ def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) ->
             slot="slot", **{name: name for name in _FOUND},
         ) + f" where {condition}",
         _event("half", "$halves", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
-        _event("gone", "$halves", about, "null", at='"at"', group='"group"') + f" where not alive and {condition}",
+        _event("gone", "$halves", '"at"', "null", at='"at"', group='"group"') + f" where not alive and {condition}",
         # Of one that cannot be decoded it is not known when it was prepared.
         _event("parked", "$parked", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
-        _event("unsettled", "$unsettled", about, "null", at=at) + f" where {condition}",
+        _event("unsettled", "$unsettled", f"{at} + {limits.slack_ms}", "null", at=at) + f" where {condition}",
     ]  # fmt: skip
     frames = {
         "ops": evidence.ops,
@@ -258,7 +258,7 @@ def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) ->
         "unsettled": evidence.unsettled,
     }
     if evidence.unreadable is not None:
-        selects.append(_event("unreadable", "$unreadable", about, "null", at=at) + f" where {condition}")
+        selects.append(_event("unreadable", "$unreadable", '"at"', "null", at=at) + f" where {condition}")
         frames["unreadable"] = evidence.unreadable
     if evidence.later is not None:
         selects.append(_event("later", "$later", '"at"', '"at"') + f" where {condition}")

@@ -231,13 +231,23 @@ def a_late_repeat_without_a_tombstone_yet_is_no_transaction(history: History) ->
     history.half("mine", at=NOW - HOUR + HORIZON - 1, prepared_at=NOW - HOUR + HORIZON - 1)
 
 
-@scenario([("mine", "committed_ok"), ("mine", "not_judged")])
+@scenario([("mine", "committed_ok"), ("mine", "pending")])
 def what_a_clock_set_back_wrote_is_of_the_use_that_was_prepared_just_before(history: History) -> None:
-    """It says that it is older than its own prepare."""
+    """A message says then that it is older than its own prepare."""
     history.op("mine", "committed", [1], at=NOW - 3 * HOUR)
     history.message("mine", 1, 1, at=NOW - 3 * HOUR)
     history.message("mine", 1, 1, at=NOW - HOUR, took=-SLACK)
-    history.leave_unreadable("mine")
+    history.leave_unsettled("mine")
+
+
+@scenario([("gone", "parked"), ("unsettled", "parked")])
+def an_outcome_behind_what_is_judged_is_no_use_that_is_judged(history: History) -> None:
+    """What was prepared long ago, and is resumed and ended while it is audited, is one transaction."""
+    for name in ("gone", "unsettled"):
+        history.park(name, at=NOW - SLACK // 2)
+        history.use_later(name, at=NOW + 1)
+    history.half("gone", alive=False, at=NOW)
+    history.leave_unsettled("unsettled", at=NOW)
 
 
 @scenario([("mine", "expired_unknown"), ("mine", "committed_ok")])
