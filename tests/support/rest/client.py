@@ -158,4 +158,4 @@ class RestWorld:
             await writer.drain()
             return await asyncio.wait_for(reader.read(), GENEROUS_S)
         finally:
-            writer.close()
+            writer.transport.abort()  # what the server did not read would keep it open

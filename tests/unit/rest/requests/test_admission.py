@@ -29,7 +29,7 @@ async def connected(world: RestWorld, count: int = 1) -> AsyncIterator[Sequence[
         yield streams
     finally:
         for _, writer in streams:
-            writer.close()
+            writer.transport.abort()
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], dict[str, object]]:

@@ -69,7 +69,7 @@ async def test_bodies_that_are_only_announced_hold_up_nobody(new_world: NewWorld
         assert (await world.call("GET", "/v1/groups")).status == 200
     finally:
         for writer in silent:
-            writer.close()
+            writer.transport.abort()
 
 
 async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> None:
@@ -87,7 +87,7 @@ async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> Non
         assert (await world.call("GET", "/v1/groups")).status == 200
     finally:
         for writer in slow:
-            writer.close()
+            writer.transport.abort()
     await until_true(lambda: world.api.in_flight.bytes == 0)
 
 
@@ -111,7 +111,7 @@ async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_mo
             head = await reader.readuntil(b"\r\n\r\n")
     finally:
         trickling.cancel()
-        writer.close()
+        writer.transport.abort()
     assert head.startswith(b"HTTP/1.1 408 ")
     await until_true(lambda: world.api.in_flight.bytes == 0)
 
@@ -133,7 +133,7 @@ async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monke
         async with asyncio.timeout(20):
             assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")
     finally:
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_a_body_that_does_not_come_is_408(new_world: NewWorld) -> None:
@@ -153,7 +153,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on(world: RestWorld) -> No
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 201 ")
     finally:
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: RestWorld) -> None:

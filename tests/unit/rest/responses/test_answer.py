@@ -29,7 +29,7 @@ async def asked(request: str, response: WholeResponse) -> tuple[list[str], bytes
             stays = "Connection: close" not in head
             assert stays or await reader.read() == b""
     finally:
-        writer.close()
+        writer.transport.abort()
         await server.stop()
     return head, body, stays
 

@@ -167,7 +167,7 @@ async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: R
             await world.api.drain(asyncio.get_running_loop().time() + 0.1)
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
     finally:
-        slow.close()
+        slow.transport.abort()
     assert head.startswith("HTTP/1.1 503 ")
     assert "Retry-After: " in head
 
@@ -214,7 +214,7 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
         assert [record.getMessage() for record in caplog.records] == []
     finally:
         for writer in opened:
-            writer.close()
+            writer.transport.abort()
         await server.stop()
 
 

@@ -175,7 +175,7 @@ async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> No
         await asyncio.wait([flooding])
         await until_true(lambda: world.api.in_flight.taken == world.api.in_flight.bytes == 0)
     finally:
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_a_client_that_leaves_without_a_word_ends_its_stream(world: RestWorld) -> None:
@@ -187,7 +187,7 @@ async def test_a_client_that_leaves_without_a_word_ends_its_stream(world: RestWo
     writer.write_eof()
     await reader.read()
     await until_true(lambda: len(world.api.streams) == 0)
-    writer.close()
+    writer.transport.abort()
 
 
 async def test_a_silent_client_is_pinged_and_cut_off(new_world: NewWorld) -> None:
