@@ -1,4 +1,8 @@
-"""Resolving: claim an id, write through the lane, apply what was written (docs/protocol.md#end-the-lane)."""
+"""Resolving: claim an id, write through the lane, apply what was written (docs/protocol.md#end-the-lane).
+
+A `Resolution` is one change of one transaction: it holds the claim of the id, and answers a caller's reply once. Each
+of its writes is an `_Attempt`, which the lane answers; if the lane is lost, the next attempt follows.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from halfway.domain.errors import (
     NotWrittenError,
     OvertakenError,
     RetryableError,
+    ShardUnavailableError,
     TopicUnavailableError,
 )
 from halfway.domain.records import Half
@@ -255,6 +260,9 @@ class Resolver:
                     self._advance(resolution, entry, half)
                 else:  # while the payload was read another owner may have had the shard
                     self._spawn(self._look_again(resolution))
+        except ShardUnavailableError as error:
+            # It says that nothing was done, and nobody can tell that of a write that was tried.
+            self._finish(resolution, unconfirmed(resolution.id) if resolution.tried else error)
         except BaseException as error:
             self._finish(resolution, error)
             if not isinstance(error, Exception):
@@ -285,7 +293,7 @@ class Resolver:
             try:
                 self._shards.apply(write, written)
                 self._activity.note_write(write)
-            except Exception as broken:  # noqa: BLE001 - as above
+            except Exception as broken:  # noqa: BLE001 - whatever it is, the caller gets it
                 result = broken
         if self._shards.claims.get(resolution.id) is resolution:
             del self._shards.claims[resolution.id]

@@ -105,6 +105,25 @@ async def test_a_lost_lane_is_settled_by_the_fold(world: World, *, written: bool
     assert len(ops(world, prepared.id)) == 1
 
 
+async def test_an_end_that_may_stand_is_unconfirmed_if_nobody_serves_its_shard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not `shard_unavailable`, which says that nothing was done; it turns out to stand once it is served again."""
+    prepared = await world.prepare()
+    membership = world.memory.membership
+    with monkeypatch.context() as patched:
+        patched.setattr(membership, "_begin", lambda: None)
+        # The timer of its call would give the same answer at nearly the same moment.
+        patched.setattr(world.coordinator._caller_requests.deadlines, "watch", lambda *_: None)
+        world.memory.faults.lose_next_batch(written=True)
+        with pytest.raises(EndUnconfirmedError):
+            await world.coordinator.end(End(id=prepared.id, outcome=Outcome.COMMIT), deadline=world.deadline(0.05))
+        await world.until(lambda: not world.coordinator.shards.claims)
+    membership._begin()
+    assert (await world.end(prepared.id, Outcome.COMMIT)).state is State.COMMITTED
+    assert len(world.memory.records("orders")) == 1
+
+
 async def test_an_end_past_its_deadline_is_not_written_behind_the_callers_back(world: World) -> None:
     """While the lane is held the caller gets `end_unconfirmed`; the transaction is still pending afterwards."""
     prepared = await world.prepare()
