@@ -1,4 +1,4 @@
 """The HTTP interface.
 
-The folders import downwards only: server, handlers, requests, responses.
+The folders import downwards only: server, stream and console, handlers, requests and responses.
 """

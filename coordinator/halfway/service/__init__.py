@@ -1,4 +1,4 @@
 """What halfway does, and the ports it needs.
 
-The folders import downwards only: cluster, checkback, prepare and resolve, query, shards.
+The folders import downwards only: cluster, jobs, checkback, prepare and resolve, query, shards.
 """

@@ -66,7 +66,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Lane(Protocol):
-    """The one writer of everything but a first prepare (docs/protocol.md#end-the-lane)."""
+    """The one writer of what becomes of a transaction after its prepare (docs/protocol.md#end-the-lane)."""
 
     def submit(self, writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
         """Queue writes; each is answered once its Kafka transaction has committed, perhaps not all in the same one.

@@ -1,1 +1,1 @@
-"""The lane, the one writer of Kafka transactions, and its quarantine. May import topics, records and clients."""
+"""The lane, which writes every change after a prepare, and its quarantine. May import topics, records and clients."""

@@ -1,4 +1,4 @@
-"""The lane: the one writer of everything but a first prepare (docs/protocol.md#end-the-lane)."""
+"""The lane: the one writer of what becomes of a transaction after its prepare (docs/protocol.md#end-the-lane)."""
 
 from __future__ import annotations
 
