@@ -30,13 +30,18 @@ class MessageIndex(msgspec.Struct, frozen=True, gc=False):
     def of(cls, pairs: Iterable[tuple[str, bytes | None]]) -> MessageIndex:
         """Take the topic and the short key hash of each message."""
         entries = tuple(pairs)
-        keys = tuple(key for _, key in entries)
-        return cls(_shared(tuple(intern(topic) for topic, _ in entries)), keys[:1] if len(set(keys)) == 1 else keys)
+        topics = _shared(tuple(intern(topic) for topic, _ in entries))
+        return cls(topics, one_if_equal(tuple(key for _, key in entries)))
 
     def __iter__(self) -> Iterator[tuple[str, bytes | None]]:
         """Iterate over (topic, key hash) of each message."""
         keys = self.keys if len(self.keys) == len(self.topics) else self.keys * len(self.topics)
         return zip(self.topics, keys, strict=True)
+
+
+def one_if_equal(keys: tuple[bytes | None, ...]) -> tuple[bytes | None, ...]:
+    """Return the keys of all messages as an index keeps them: one, if all are equal."""
+    return keys[:1] if len(set(keys)) == 1 else keys
 
 
 @lru_cache(maxsize=1024)

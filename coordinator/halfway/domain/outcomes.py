@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from halfway.domain.entries import KEY_BYTES, Ended, MessageIndex
+from halfway.domain.entries import KEY_BYTES, Ended, MessageIndex, one_if_equal
 from halfway.domain.ids import SERVER_ID
 from halfway.domain.records import OpKind
 from halfway.domain.transaction import State
@@ -97,9 +97,9 @@ class Outcomes:
         """Remember the outcome of an id that has none, by its op; it ended after all others here."""
         state = State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK
         topics = tuple([one.topic for one in op.messages])
-        keys = [None if one.key_hash is None else one.key_hash[:KEY_BYTES] for one in op.messages]
-        if len(keys) > 1 and len(set(keys)) == 1:
-            del keys[1:]
+        keys = tuple([None if one.key_hash is None else one.key_hash[:KEY_BYTES] for one in op.messages])
+        if len(keys) > 1:  # most transactions have one message
+            keys = one_if_equal(keys)
         name = _pack(op.id, self._shard)
         detail = _ENCODER.encode((keys, op.remark))
         size = _FIXED.size + len(name) + len(op.fingerprint) + len(detail)
