@@ -214,12 +214,8 @@ class Halfway:
                 self._prepares, body, self._prepare_timeout_s, PrepareUnconfirmedError, f"the prepare of {id}"
             )
         except (PrepareUnconfirmedError, RefusedError, asyncio.CancelledError) as error:
-            if self._loop is not None and (not isinstance(error, RefusedError) or error.in_doubt):
-                remark = "the prepare was not confirmed"
-                if new_id:
-                    self.begin_end(id, "rollback", remark=remark)
-                else:
-                    self.settle(id, "unknown", remark=remark)
+            if not isinstance(error, RefusedError) or error.in_doubt:
+                self.abandon(id, new_id=new_id)
             raise
         if prepared.get("state") != "prepared":
             state = prepared.get("state")
@@ -281,6 +277,16 @@ class Halfway:
         Without a barrier it ends with `outcome`.
         """
         self._in_background(self._settle(transaction_id, outcome, remark))
+
+    def abandon(self, id: str, *, new_id: bool) -> None:  # noqa: A002 - as above
+        """Settle in the background a prepare whose caller does not know that it is durable: see `prepare`."""
+        if self._loop is None:  # closed: check-back asks
+            return
+        remark = "the prepare was not confirmed"
+        if new_id:
+            self.begin_end(id, "rollback", remark=remark)
+        else:
+            self.settle(id, "unknown", remark=remark)
 
     async def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
         """Return a transaction as `GET /v1/transactions/{id}` shows it; raises UnknownTransactionError."""

@@ -89,7 +89,7 @@ class SyncHalfway:
         """Do what `Halfway.register` does."""
         thread = self._running()
         return thread.run(
-            thread.client.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
+            lambda: thread.client.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
         )
 
     def start(
@@ -104,7 +104,9 @@ class SyncHalfway:
         """Do what `Halfway.start` does. After a fork only the parent does what belongs beside the service."""
         thread = self._running()
         return thread.run(
-            thread.client.start(topics=topics, check_urls=check_urls, policy=policy, decide=decide, timeout_s=timeout_s)
+            lambda: thread.client.start(
+                topics=topics, check_urls=check_urls, policy=policy, decide=decide, timeout_s=timeout_s
+            )
         )
 
     def transaction(
@@ -130,7 +132,10 @@ class SyncHalfway:
     ) -> None:
         """Do what `Halfway.prepare` does."""
         thread = self._running()
-        thread.run(thread.client.prepare(messages, id=id, check_after_s=check_after_s, new_id=new_id))
+        thread.run(
+            lambda: thread.client.prepare(messages, id=id, check_after_s=check_after_s, new_id=new_id),
+            if_interrupted=lambda: thread.client.abandon(id, new_id=new_id),
+        )
 
     def end(
         self,
@@ -143,7 +148,7 @@ class SyncHalfway:
     ) -> None:
         """Do what `Halfway.end` does."""
         thread = self._running()
-        thread.run(thread.client.end(id, outcome, remark=remark, check_id=check_id, confirm=confirm))
+        thread.run(lambda: thread.client.end(id, outcome, remark=remark, check_id=check_id, confirm=confirm))
 
     def begin_end(
         self,
@@ -158,8 +163,8 @@ class SyncHalfway:
         async def begin() -> asyncio.Task[None] | None:
             return thread.client.begin_end(id, outcome, remark=remark)
 
-        ending = thread.run(begin())
-        return lambda: None if ending is None or ending.done() else thread.run(finished(ending))
+        ending = thread.run(begin)
+        return lambda: None if ending is None or ending.done() else thread.run(lambda: finished(ending))
 
     def demand_no_block(self) -> None:
         """Raise NestedTransactionError if a `transaction` of this client is open in this thread."""
@@ -170,17 +175,17 @@ class SyncHalfway:
     def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
         """Do what `Halfway.show` does."""
         thread = self._running()
-        return thread.run(thread.client.show(id))
+        return thread.run(lambda: thread.client.show(id))
 
     def check_secrets(self) -> list[str]:
         """Do what `Halfway.check_secrets` does."""
         thread = self._running()
-        return thread.run(thread.client.check_secrets())
+        return thread.run(thread.client.check_secrets)
 
     def check_verifier(self) -> CheckVerifier | None:
         """Do what `Halfway.check_verifier` does."""
         thread = self._running()
-        return thread.run(thread.client.check_verifier())
+        return thread.run(thread.client.check_verifier)
 
     def run_in_background(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
         """Run what `make` returns beside the calls until the client is closed.
@@ -189,7 +194,7 @@ class SyncHalfway:
         parent has it.
         """
         thread = self._running()
-        thread.run(thread.start(make))
+        thread.run(lambda: thread.start(make))
 
     def _running(self) -> _LoopThread:
         with self._lock:
@@ -216,7 +221,7 @@ class SyncTransaction:
     def __enter__(self) -> Self:
         self._transaction.enter_scope()
         try:
-            self._thread.run(self._transaction.begin())
+            self._thread.run(self._transaction.begin, if_interrupted=self._transaction.abandon)
         except BaseException:
             self._transaction.leave_scope()
             raise
@@ -228,11 +233,11 @@ class SyncTransaction:
         self._transaction.leave_scope()
         # A client that was closed, or belongs to the parent of a fork, must not replace the block's exception.
         with contextlib.suppress(*() if error is None else (HalfwayError,)):
-            self._thread.run(self._transaction.finish(error))
+            self._thread.run(lambda: self._transaction.finish(error))
 
     def end(self, outcome: Outcome, remark: str | None = None) -> None:
         """Report the outcome of the local transaction."""
-        self._thread.run(self._transaction.end(outcome, remark))
+        self._thread.run(lambda: self._transaction.end(outcome, remark))
 
     def commit(self, remark: str | None = None) -> None:
         """Report that the local transaction has committed."""
@@ -259,21 +264,31 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
         self._thread.start()
-        self.run(client.__aenter__())
+        self.run(client.__aenter__)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end; raises ClientClosedError if the thread is stopped first."""
+    def run(
+        self, work: Callable[[], Coroutine[Any, Any, T]], *, if_interrupted: Callable[[], None] = lambda: None
+    ) -> T:
+        """Run a coroutine to its end; raises ClientClosedError if the thread is stopped first.
+
+        Ctrl-C cancels it. If it had succeeded by then, nobody takes its result: `if_interrupted` runs in the thread.
+        """
         if threading.current_thread() is self._thread:
-            work.close()
             raise RuntimeError("SyncHalfway was called in its own event loop: use Halfway there")
         if self.pid != os.getpid():
-            work.close()
             raise ClientClosedError("this transaction was begun before a fork: only the parent can end it")
+        succeeded = False
+
+        async def watched() -> T:
+            nonlocal succeeded
+            result = await work()
+            succeeded = True
+            return result
+
         with self._lock:
             if self._stopped:
-                work.close()
                 raise ClientClosedError("this client was closed: open a new one")
-            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+            running = asyncio.run_coroutine_threadsafe(watched(), self._loop)
         try:
             return running.result()
         except CancelledError:
@@ -281,7 +296,9 @@ class _LoopThread:
                 "this client was closed during the call: check-back resolves what it began"
             ) from None
         except BaseException:
-            running.cancel()  # of Ctrl-C: else it would go on, and nobody would end what it prepares
+            running.cancel()  # else it would go on, and nobody would end what it prepares
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(lambda: if_interrupted() if succeeded else None)
             raise
 
     async def start(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:

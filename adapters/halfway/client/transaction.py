@@ -102,6 +102,10 @@ class Transaction:
         self._begun = True
         await self._client.prepare(self._messages, id=self.id, check_after_s=self._check_after_s, new_id=self._new_id)
 
+    def abandon(self) -> None:
+        """Settle in the background a prepare that was answered after its caller had been interrupted."""
+        self._client.abandon(self.id, new_id=self._new_id)
+
     async def finish(self, error: BaseException | None) -> None:
         """End the transaction by how its block was left, unless the block has ended it."""
         if self._ended:

@@ -102,29 +102,43 @@ async def test_the_blocks_own_exception_is_told_although_the_client_was_closed(w
     await asyncio.to_thread(work)
 
 
+@pytest.mark.parametrize("answered", [False, True])
 async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
-    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    """Ctrl-C while a thread waits for the answer."""
+    """Ctrl-C while a thread waits for the answer, or just before it takes the answer that has come."""
     real = Future.result
 
     def interrupted(future: "Future[object]", timeout: float | None = None) -> object:
         if armed:
             armed.clear()
+            if answered:
+                real(future, GENEROUS_S)
             raise KeyboardInterrupt
         return real(future, timeout)
 
     armed: list[bool] = []
 
-    def work() -> None:
-        with SyncHalfway(world.url, "shop") as client:
-            block = client.transaction([ORDER])
-            monkeypatch.setattr(Future, "result", interrupted)
-            armed.append(True)
-            with pytest.raises(KeyboardInterrupt):
-                block.__enter__()
-            ids.append(block.id)
+    def enter(client: SyncHalfway) -> str:
+        block = client.transaction([ORDER])
+        armed.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            block.__enter__()
+        return block.id
 
-    ids: list[str] = []
-    await asyncio.to_thread(work)
-    assert (await world.show(ids[0])).body.get("state") in {None, "rolled_back"}
+    def prepare(client: SyncHalfway) -> str:
+        armed.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            client.prepare([ORDER], id="prepared-alone", new_id=True)
+        return "prepared-alone"
+
+    def work() -> list[str]:
+        with SyncHalfway(world.url, "shop") as client:
+            client.check_secrets()  # its thread runs
+            monkeypatch.setattr(Future, "result", interrupted)
+            return [enter(client), prepare(client)]
+
+    for prepared in await asyncio.to_thread(work):
+        assert (await world.show(prepared)).body.get("state") in (
+            {"rolled_back"} if answered else {None, "rolled_back"}
+        )
