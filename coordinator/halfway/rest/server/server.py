@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 from aiohttp import web
@@ -20,6 +20,9 @@ from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.tls import ServerTls
 from halfway.rest.server.tls_acceptor import HANDSHAKE_S, TlsAcceptor
+
+if TYPE_CHECKING:
+    from aiohttp.http import WebSocketReader
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +54,7 @@ class _Connection(RequestHandler):
         self.waiting: asyncio.Task[Any] | None = None
         """The task to cancel if the connection is lost."""
         self.arrived: Callable[[int], bool] | None = None
-        """Told how much arrives; the connection is cut if it returns False."""
+        """Told how much of a WebSocket arrives; the connection is cut if it returns False."""
 
     @property
     def idle(self) -> bool:
@@ -66,11 +69,8 @@ class _Connection(RequestHandler):
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
 
-    def data_received(self, data: bytes) -> None:
-        if self.arrived is not None and not self.arrived(len(data)) and self.transport is not None:
-            self.transport.abort()
-            return
-        super().data_received(data)
+    def set_parser(self, parser: WebSocketReader, data_received_cb: Callable[[], None] | None = None) -> None:
+        super().set_parser(cast("WebSocketReader", _CountingReader(self, parser)), data_received_cb)
 
     def give_way(self) -> None:
         """Close for another one; TLS would first wait for the client to say that it has heard."""
@@ -117,6 +117,25 @@ class _Connection(RequestHandler):
         response = web.Response(status=told.status, body=told.body, content_type=CONTENT_TYPE)
         response.force_close()
         return response
+
+
+class _CountingReader:
+    """Reads a WebSocket, and first tells its connection how much arrives."""
+
+    def __init__(self, connection: _Connection, reader: WebSocketReader) -> None:
+        self._connection = connection
+        self._reader = reader
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        connection = self._connection
+        if connection.arrived is None or connection.arrived(len(data)):
+            return self._reader.feed_data(data)
+        if connection.transport is not None:
+            connection.transport.abort()
+        return True, data
+
+    def feed_eof(self) -> None:
+        self._reader.feed_eof()
 
 
 class _Server(web.Server):
@@ -181,7 +200,7 @@ def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
 
 @contextmanager
 def told_of_data(request: web.BaseRequest, arrived: Callable[[int], bool]) -> Iterator[None]:
-    """Call `arrived` with how much arrives on the request's connection, which is cut if it returns False."""
+    """Call `arrived` with how much arrives on the request's WebSocket, which is cut if it returns False."""
     connection = request.protocol
     if not isinstance(connection, _Connection):
         yield
