@@ -7,6 +7,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from halfway.domain.errors import HalfwayError, NotServedError
@@ -85,7 +86,21 @@ class Deadlines:
         answer_all((reply, late()) for reply, late in self._watched.pop(tick).items())
 
 
-class Answers(Generic[R]):
+class _Awaited(asyncio.Future[Any]):
+    """The future of one who waits for answers: if it is cancelled, they are abandoned."""
+
+    answers: Answers[Any] | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        answers, self.answers = self.answers, None
+        if answers is not None:
+            answers.abandon()
+        return True
+
+
+class Answers(msgspec.Struct, Generic[R], eq=False):
     """The answers to a list of operations, each at its operation's place, in whatever order they come.
 
     Each place is answered once, whether somebody waits for it or not.
@@ -93,38 +108,25 @@ class Answers(Generic[R]):
     Everything here happens on the event loop's thread.
     """
 
-    __slots__ = (
-        "_abandoned",
-        "_asked",
-        "_done",
-        "_forward",
-        "_fresh",
-        "_if_abandoned",
-        "_told",
-        "_watching",
-        "left",
-        "results",
-    )
+    results: list[R | Exception | None]
+    """None for what is not answered yet, as all of it is in the beginning; an exception is an answer too."""
+    forward: Callable[[int, NotServedError], asyncio.Task[R] | None] | None = None
+    """Asks the owner of a shard that is not served here for the answer at a place."""
+    _answered: int = 0
+    _fresh: list[int] = []
+    _asked: dict[int, asyncio.Task[R]] = {}
+    _told: Callable[[Sequence[int]], None] | None = None
+    _watching: Callable[[int, R | Exception], None] | None = None
+    _awaited: _Awaited | None = None
+    _raises: bool = False
+    """Whether an error is raised to the one who waits."""
+    _abandoned: bool = False
+    _if_abandoned: list[Callable[[], object]] = []
 
-    def __init__(
-        self, count: int, forward: Callable[[int, NotServedError], asyncio.Task[R] | None] | None = None
-    ) -> None:
-        """Wait for so many answers.
-
-        `forward` asks the owner of a shard that is not served here for the answer at a place.
-        """
-        self._forward = forward
-        self._asked: dict[int, asyncio.Task[R]] = {}
-        self.results: list[R | Exception | None] = [None] * count
-        """None for what is not answered yet; an exception is an answer too."""
-        self.left = count
+    @property
+    def left(self) -> int:
         """How many are not answered yet."""
-        self._fresh: list[int] = []
-        self._told: Callable[[Sequence[int]], None] | None = None
-        self._watching: Callable[[int, R | Exception], None] | None = None
-        self._done: asyncio.Future[None] | None = None
-        self._abandoned = False
-        self._if_abandoned: list[Callable[[], object]] = []
+        return len(self.results) - self._answered
 
     def listen(self, told: Callable[[Sequence[int]], None]) -> None:
         """Call `told` with the places that are answered: now if there are any, and whenever some more are.
@@ -149,27 +151,33 @@ class Answers(Generic[R]):
         except Exception:
             log.exception("answer_not_watched")  # it must not cost the others their answers
 
-    async def all(self) -> Sequence[R | Exception]:
+    def all(self) -> asyncio.Future[Sequence[R | Exception]]:
         """Return all answers in the order of the operations; if this is cancelled, the rest is abandoned."""
-        if self.left:
-            self._done = asyncio.get_running_loop().create_future()
-            try:
-                await self._done
-            except asyncio.CancelledError:
-                self.abandon()
-                raise
-        return self.results  # type: ignore[return-value] # none is None any more
+        return self._wait()
 
-    async def only(self) -> R:
-        """Return the answer to a list of one, or raise it."""
-        (answer,) = await self.all()
-        if isinstance(answer, Exception):
-            self.results[0] = _RAISED  # its traceback leads to this frame, so an error that is kept is a cycle
-            try:
-                raise answer
-            finally:
-                del answer
-        return answer
+    def only(self) -> asyncio.Future[R]:
+        """Return the answer to a list of one, or raise it; if this is cancelled, it is abandoned."""
+        self._raises = True
+        return self._wait()
+
+    def _wait(self) -> _Awaited:
+        awaited = self._awaited = _Awaited(loop=asyncio.get_running_loop())
+        awaited.answers = self
+        if self._answered == len(self.results):
+            self._settle(awaited)
+        return awaited
+
+    def _settle(self, awaited: _Awaited) -> None:
+        self._awaited = None
+        if awaited.done():
+            return
+        if not self._raises:
+            awaited.set_result(self.results)
+        elif isinstance(answer := self.results[0], Exception):
+            self.results[0] = _RAISED  # its traceback will lead to frames that may hold these answers: a cycle
+            awaited.set_exception(answer)
+        else:
+            awaited.set_result(answer)
 
     def abandon(self) -> None:
         """Wait no longer: what was begun is finished all the same, and nobody is told."""
@@ -199,13 +207,13 @@ class Answers(Generic[R]):
                 return
             result.__traceback__ = None  # its frames hold these answers: with them it would be a cycle
         self.results[place] = result
-        self.left -= 1
+        self._answered += 1
         self._fresh.append(place)
         if self._told is not None and len(self._fresh) == 1:
             # Not at once: whoever listens must not disturb those who are answered next.
             asyncio.get_running_loop().call_soon(self._tell)
-        if not self.left and self._done is not None and not self._done.done():
-            self._done.set_result(None)
+        if self._awaited is not None and self._answered == len(self.results):
+            self._settle(self._awaited)
         if self._watching is not None:
             self._watch(self._watching, place, result)
 
@@ -217,9 +225,9 @@ class Answers(Generic[R]):
 
     def _is_forwarded(self, place: int, error: NotServedError) -> bool:
         """Ask the owner of the shard, unless it was asked before or nobody waits."""
-        if self._forward is None or place in self._asked or self._abandoned:
+        if self.forward is None or place in self._asked or self._abandoned:
             return False
-        asked = self._forward(place, error)
+        asked = self.forward(place, error)
         if asked is None:
             return False
         self._asked[place] = asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from halfway.domain.audit_trail import Audited
 from halfway.domain.principal import ANYBODY, Permission, Principal, PrincipalKind
@@ -47,7 +47,8 @@ from halfway.service.shards.groups import Groups
 from halfway.service.shards.shard_table import ShardTable
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    import asyncio
+    from collections.abc import Sequence
 
     from halfway.service.check_ports import CheckCaller
     from halfway.service.keys import Keys
@@ -186,9 +187,7 @@ class Coordinator:
         """The shards this instance serves, for metrics and health."""
         return self._shards
 
-    def prepare(
-        self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY
-    ) -> Coroutine[Any, Any, Prepared]:
+    def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[Prepared]:
         """Store a half message and answer once it is durable (docs/protocol.md#prepare)."""
         return self.begin_prepares([request], deadline=deadline, principal=principal).only()
 
@@ -197,7 +196,7 @@ class Coordinator:
     ) -> Answers[Prepared]:
         """Do as `prepare` does, for many: each has gone as far as it can without waiting when this returns."""
         answers: Answers[Prepared] = Answers(
-            len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
+            [None] * len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
         )
         limited = self._group_limits.admitting(answers)
 
@@ -208,7 +207,7 @@ class Coordinator:
         self._preparer.begin(requests, answers, deadline=deadline, admit=admit)
         return answers
 
-    def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> Coroutine[Any, Any, EndResult]:
+    def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[EndResult]:
         """Commit, roll back, or say that the outcome is unknown (docs/protocol.md#end-the-lane)."""
         return self.begin_ends([request], deadline=deadline, principal=principal).only()
 
@@ -217,7 +216,7 @@ class Coordinator:
     ) -> Answers[EndResult]:
         """Do as `end` does, for many: each has gone as far as it can without waiting when this returns."""
         answers: Answers[EndResult] = Answers(
-            len(requests), partial(self._forwarder.begin, requests, EndCall, deadline, principal)
+            [None] * len(requests), partial(self._forwarder.begin, requests, EndCall, deadline, principal)
         )
         self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal)
         if principal.kind is PrincipalKind.OPERATOR or any(request.cause is Cause.OPERATOR for request in requests):

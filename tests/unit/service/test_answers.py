@@ -9,7 +9,7 @@ from halfway.service.answers import Answers, Deadlines, answer_all
 
 
 async def test_all_waits_for_every_answer_and_keeps_their_places() -> None:
-    answers: Answers[str] = Answers(3)
+    answers: Answers[str] = Answers([None] * 3)
     waiting = asyncio.ensure_future(answers.all())
     await asyncio.sleep(0)
     answers.answer(2, "c")
@@ -24,7 +24,7 @@ async def test_all_waits_for_every_answer_and_keeps_their_places() -> None:
 
 
 async def test_only_raises_what_is_an_error() -> None:
-    answers: Answers[str] = Answers(1)
+    answers: Answers[str] = Answers([None])
     answers.answer(0, KeyError("a"))
     with pytest.raises(KeyError):
         await answers.only()
@@ -32,7 +32,7 @@ async def test_only_raises_what_is_an_error() -> None:
 
 async def test_a_listener_is_told_each_place_once_with_others_of_its_turn() -> None:
     """Those that were answered before it listened come first."""
-    answers: Answers[int] = Answers(4)
+    answers: Answers[int] = Answers([None] * 4)
     told: list[list[int]] = []
     answers.answer(3, 3)
     answers.listen(lambda places: told.append(list(places)))
@@ -48,7 +48,7 @@ async def test_a_listener_is_told_each_place_once_with_others_of_its_turn() -> N
 
 
 async def test_the_first_answer_stands() -> None:
-    answers: Answers[int] = Answers(1)
+    answers: Answers[int] = Answers([None])
     answers.answer(0, 1)
     answers.answer(0, 2)
     assert answers.results == [1]
@@ -56,7 +56,7 @@ async def test_the_first_answer_stands() -> None:
 
 
 async def test_nobody_is_told_of_what_was_abandoned() -> None:
-    answers: Answers[int] = Answers(2)
+    answers: Answers[int] = Answers([None] * 2)
     told: list[int] = []
     answers.listen(told.extend)
     answers.answer(0, 0)
@@ -68,7 +68,7 @@ async def test_nobody_is_told_of_what_was_abandoned() -> None:
 
 
 async def test_whoever_is_cancelled_while_it_waits_abandons_the_rest() -> None:
-    answers: Answers[int] = Answers(1)
+    answers: Answers[int] = Answers([None])
     waiting = asyncio.ensure_future(answers.all())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -78,7 +78,7 @@ async def test_whoever_is_cancelled_while_it_waits_abandons_the_rest() -> None:
 
 async def test_whoever_watches_hears_every_answer_waited_for_or_not() -> None:
     """One that breaks keeps nobody from the answers."""
-    answers: Answers[int] = Answers(3)
+    answers: Answers[int] = Answers([None] * 3)
     seen: list[tuple[int, object]] = []
 
     def watching(place: int, result: object) -> None:

@@ -114,7 +114,9 @@ class JobWork:
             cause=Cause.OPERATOR,
             prepared_at=prepared_at,
         )
-        answers: Answers[EndResult] = Answers(1, partial(self._forwarder.begin, [end], EndCall, deadline, principal))
+        answers: Answers[EndResult] = Answers(
+            [None], partial(self._forwarder.begin, [end], EndCall, deadline, principal)
+        )
         self._caller_requests.begin([end], answers, deadline=deadline, principal=principal)
         ended = await answers.only()
         return Acted(ended.state, ended.changed)

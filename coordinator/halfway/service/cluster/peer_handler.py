@@ -99,13 +99,13 @@ class PeerHandler:
     async def _answer(self, call: Core, deadline: float, principal: Principal) -> msgspec.Struct:
         match call:
             case PrepareCall():
-                prepared: Answers[Prepared] = Answers(1)
+                prepared: Answers[Prepared] = Answers([None])
                 self._authority.require(principal, Permission.PREPARE, call.request.group)
                 admit = self._group_limits.admitting(prepared, forwarded=True)
                 self._preparer.begin([call.request], prepared, deadline=deadline, admit=admit)
                 done: msgspec.Struct = await prepared.only()
             case EndCall():
-                ended: Answers[EndResult] = Answers(1)
+                ended: Answers[EndResult] = Answers([None])
                 self._caller_requests.begin([call.request], ended, deadline=deadline, principal=principal)
                 done = await ended.only()
             case CheckCall():
