@@ -3,7 +3,7 @@
 from tests.support.rest.hops import way_of_a_commit
 
 MOST_MODULES = 21
-MOST_HOPS = 46
+MOST_HOPS = 40
 
 
 async def test_a_commit_takes_no_more_hops_between_modules_than_it_did() -> None:

@@ -115,7 +115,7 @@ class MemoryMembership:
             remember_since=now - self._horizon_ms,
             horizon_ms=self._horizon_ms,
         )
-        state.advance_tail(position)
+        state.half_tail = position
         state.complete_fold()
         incarnation.shards.add(shard)
         listener.acquired(shard, state)

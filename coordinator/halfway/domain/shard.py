@@ -48,7 +48,7 @@ class ShardState:
         """Counts of pending and parked by group, of groups that have any."""
         self._complete = False
         self.half_tail = 0
-        """The contiguous position of the tail in half[s]."""
+        """Up to where half[s] has been read without a gap; who reads it sets this, and never back."""
         self.op_tail = 0
         """The position after the last op that is known."""
 
@@ -288,10 +288,6 @@ class ShardState:
         return self._horizon_ms is not None and entry.prepared_at >= at + self._horizon_ms
 
     # --- positions and forgetting
-
-    def advance_tail(self, position: int) -> None:
-        """Note that half[s] has been read without a gap up to `position`."""
-        self.half_tail = max(self.half_tail, position)
 
     def complete_fold(self) -> None:
         """Forget what mattered only while the three partitions were read at different speeds.

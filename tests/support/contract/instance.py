@@ -118,7 +118,7 @@ class Listener:
         state = self.states[shard]
         for offset, transaction_id, half in records:
             state.apply_half(offset, transaction_id, half)
-        state.advance_tail(position)
+        state.half_tail = position
 
     def current(self, write: LaneWrite) -> bool:
         return write.id not in self.not_current

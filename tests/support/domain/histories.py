@@ -188,7 +188,7 @@ class World:
         """Let the tail bring some more records of half[s]."""
         for offset, key, half in self.logs.half[self.tail : self.tail + records]:
             self.owner.apply_half(offset, key, half)
-            self.owner.advance_tail(offset + 1)
+            self.owner.half_tail = offset + 1
         self.tail = min(len(self.logs.half), self.tail + records)
 
     # --- what happens

@@ -132,7 +132,7 @@ class SmallService:
             return
         for offset, transaction_id, half in records:
             state.apply_half(offset, transaction_id, half)
-        state.advance_tail(position)
+        state.half_tail = position
 
     def current(self, write: LaneWrite) -> bool:
         return not self.refuse(write)

@@ -40,7 +40,7 @@ class Reader:
         """Apply the record at a place, wherever the reading stands; False where there is none."""
         if partition == "half" and place < len(self._logs.half):
             self.state.apply_half(*self._logs.half[place])
-            self.state.advance_tail(self._logs.half[place][0] + 1)
+            self.state.half_tail = max(self.state.half_tail, self._logs.half[place][0] + 1)
         elif partition == "op" and place < len(self._logs.op):
             self.state.apply_op(*self._logs.op[place])
         elif partition == "parked" and place < len(self._logs.parked):

@@ -15,7 +15,7 @@ class TestForgetting:
     def test_only_what_ended_before_the_time_goes(self, state: ShardState) -> None:
         for number in range(4):
             self.ended(state, f"t{number}", number, at=1_000 * number)
-        state.advance_tail(200)
+        state.half_tail = 200
         assert state.forget(2_000) == 2
         assert [entry.id for entry in state.ended()] == ["t2", "t3"]
         assert state_of(state, "t0") is None
@@ -23,15 +23,15 @@ class TestForgetting:
     def test_not_before_the_tail_has_passed_the_tombstone(self, state: ShardState) -> None:
         """A prepare that still stands between would be taken for a new transaction."""
         self.ended(state, ID, 0, at=0)
-        state.advance_tail(100)
+        state.half_tail = 100
         assert state.forget(10_000) == 0
-        state.advance_tail(101)
+        state.half_tail = 101
         assert state.forget(10_000) == 1
 
     def test_not_while_a_stray_of_it_is_uncorrected(self, state: ShardState) -> None:
         self.ended(state, ID, 0, at=0)
         state.apply_half(150, ID, A)
-        state.advance_tail(200)
+        state.half_tail = 200
         assert state.forget(10_000) == 0
         state.apply_half(160, ID, None)
         assert state.forget(10_000) == 1
@@ -39,14 +39,14 @@ class TestForgetting:
     def test_where_too_many_are_remembered_the_oldest_go_whatever_their_age(self, state: ShardState) -> None:
         for number in range(5):
             self.ended(state, f"t{number}", number, at=1_000 * number)
-        state.advance_tail(200)
+        state.half_tail = 200
         assert state.forget(0, at_most=3) == 2
         assert [entry.id for entry in state.ended()] == ["t2", "t3", "t4"]
 
     def test_no_more_than_asked_for_go_at_once(self, state: ShardState) -> None:
         for number in range(5):
             self.ended(state, f"t{number}", number, at=1_000 * number)
-        state.advance_tail(200)
+        state.half_tail = 200
         assert [state.forget(10_000, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
     def test_an_outcome_whose_tombstone_lies_before_the_cursor_is_forgotten_in_its_time(
@@ -54,7 +54,7 @@ class TestForgetting:
     ) -> None:
         """Recovery reads op further back than half: such a tombstone is never read."""
         state.apply_op(0, op(OpKind.COMMITTED))
-        state.advance_tail(500)
+        state.half_tail = 500
         assert state.forget(10_000) == 0
         state.complete_fold()
         assert state.forget(4_000) == 0
@@ -64,7 +64,7 @@ class TestForgetting:
         self, state: ShardState
     ) -> None:
         state.apply_parked(0, ID, parked_of(A))
-        state.advance_tail(500)
+        state.half_tail = 500
         state.complete_fold()
         state.apply_op(0, op(OpKind.COMMITTED, half_offset=-1))
         state.apply_parked(1, ID, None)
@@ -80,7 +80,7 @@ class TestForgetting:
             state.apply_parked(2 * number, transaction_id, parked_of(half_of(transaction_id, "A", 0)))
             state.apply_op(4 * number + 2, op(OpKind.COMMITTED, transaction_id, half_offset=-1))
             state.apply_parked(2 * number + 1, transaction_id, None)
-        state.advance_tail(3_000)
+        state.half_tail = 3_000
         assert state.forget(10_000) == 300
         left = {name: len(table) for name, table in vars(state).items() if hasattr(table, "__len__")}
         assert not any(left.values()), left

@@ -124,6 +124,6 @@ def test_a_repeat_that_was_prepared_before_this_life_does_not_end_it(*, half_fir
         op=[(0, op(OpKind.COMMITTED, at=10_000 - HORIZON_MS))],
     )
     owner = recovered(logs, 0, half_first=half_first)
-    owner.advance_tail(2)
+    owner.half_tail = 2
     assert owner.strays() == [(ID, 1)]
     assert state_of(recovered(logs, owner.half_cursor, half_first=half_first), ID) is State.PREPARED

@@ -95,6 +95,6 @@ def test_an_outcome_costs_at_most_150_bytes(name: str | None) -> None:
         state.apply_half(2 * number + 1, made, None)
     assert state.counts == (0, 0, count)
     assert bytes_of(state) / count <= 150
-    state.advance_tail(2 * count)
+    state.half_tail = 2 * count
     assert state.forget(2_000_000_000_000) == count
     assert bytes_of(state) / count <= 30

@@ -51,7 +51,7 @@ def recover(logs: Logs, half_cursor: int, op_cursor: int, *, now: int) -> ShardS
     for offset, half_id, half in logs.half:
         if offset >= half_cursor:
             state.apply_half(offset, half_id, half)
-    state.advance_tail(logs.half[-1][0] + 1 if logs.half else half_cursor)
+    state.half_tail = logs.half[-1][0] + 1 if logs.half else half_cursor
     state.complete_fold()
     return state
 

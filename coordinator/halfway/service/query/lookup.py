@@ -78,15 +78,17 @@ class Lookup:
 
     async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
         """Return the half of a prepared or parked transaction, read back by offset if it is not in memory."""
-        half = self._shards.payloads.get(entry.id, entry.fingerprint)
-        if half is not None:
+        payloads = self._shards.payloads
+        half = payloads.get(entry.id)
+        if half is not None and half.fingerprint == entry.fingerprint:
             return half
         if isinstance(entry, ParkedEntry):
             record = await self._half_log.read_parked(shard.number, entry.offset, entry.id, deadline=deadline)
             half = record.half
         else:
             half = await self._half_log.read_half(shard.number, entry.offset, entry.id, deadline=deadline)
-        self._shards.payloads.put(half, entry.size)
+        payloads.misses += 1
+        payloads.put(half, entry.size)
         return half
 
 

@@ -166,7 +166,9 @@ class CallerRequests:
             self._authority.require(principal, _permission(request))
             if request.outcome is Outcome.UNKNOWN:
                 return False
-            shard, entry, half = self._shards.look(request.id)
+            kept = self._shards.payloads.get(request.id)
+            shard = self._shards.of(request.id)
+            entry = shard.state.find(request.id)
         except (UnknownTransactionError, NotServedError):
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
@@ -179,7 +181,7 @@ class CallerRequests:
         try:
             if request.check_id is not None:
                 self._note_check(shard, entry, ended, request.check_id)
-            begun = self._resolver.begin(shard, entry, ended.act, half, deadline=ends.deadline, reply=ended)
+            begun = self._resolver.begin(shard, entry, ended.act, kept, deadline=ends.deadline, reply=ended)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             ended.set_exception(error)
             return True

@@ -52,7 +52,6 @@ class Resolution(Claim, kw_only=True, eq=False):
     """One change of one transaction, from its claim to its answer, through as many writes as it takes."""
 
     id: str
-    shard: int
     change: Change
     deadline: float
     """On the loop's clock: the answer is given by then."""
@@ -120,7 +119,7 @@ class Resolver:
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
         while True:
             shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-            if self.begin(shard, entry, change, self._half(entry, change), deadline=deadline, reply=answer):
+            if self.begin(shard, entry, change, self._kept(entry, change), deadline=deadline, reply=answer):
                 return await self._in_time(answer, transaction_id, deadline)
             await _released(self._shards.claims[transaction_id], transaction_id, deadline=deadline)
 
@@ -138,14 +137,12 @@ class Resolver:
 
     async def _unless_claimed(self, shard: Shard, entry: Entry, change: Change, deadline: float) -> None:
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
-        if self.begin(shard, entry, change, self._half(entry, change), deadline=deadline, reply=answer):
+        if self.begin(shard, entry, change, self._kept(entry, change), deadline=deadline, reply=answer):
             await self._in_time(answer, entry.id, deadline)
 
-    def _half(self, entry: Entry, change: Change) -> Half | None:
-        """Return the payload if the change needs it and it is in memory."""
-        if isinstance(entry, Ended) or entry.id in self._shards.claims or not change.needs_payload:
-            return None
-        return self._shards.payloads.get(entry.id, entry.fingerprint)
+    def _kept(self, entry: Entry, change: Change) -> Half | None:
+        """Return the payload in memory if the change needs it."""
+        return self._shards.payloads.get(entry.id) if change.needs_payload else None
 
     async def _in_time(self, answer: asyncio.Future[EndResult], transaction_id: str, deadline: float) -> EndResult:
         self._deadlines.watch(answer, deadline, partial(unconfirmed, transaction_id))
@@ -159,15 +156,15 @@ class Resolver:
         shard: Shard,
         entry: Entry,
         change: Change,
-        half: Half | None,
+        kept: Half | None,
         *,
         deadline: float,
         reply: Reply[EndResult],
     ) -> bool:
         """Begin a change, and reply once it is done; False if the id is claimed by another change.
 
-        `half` is the payload if it is in memory. What was begun is finished, whether somebody waits for the reply or
-        not; a reply that must come by the deadline is its caller's to watch.
+        `kept` is the payload that is in memory under the id, if any. What was begun is finished, whether somebody waits
+        for the reply or not; a reply that must come by the deadline is its caller's to watch.
 
         Raises:
             AlreadyEndedError, NotPendingError: the state does not allow it.
@@ -175,7 +172,8 @@ class Resolver:
         """
         if entry.id in self._shards.claims:
             return False
-        resolution = Resolution(id=entry.id, shard=shard.number, change=change, deadline=deadline, reply=reply)
+        resolution = Resolution(id=entry.id, shard=shard, change=change, deadline=deadline, reply=reply)
+        half = kept if kept is not None and kept.fingerprint == entry.fingerprint else None
         if half is None and not isinstance(entry, Ended) and change.needs_payload:
             self._shards.claims[entry.id] = resolution
             self._spawn(self._look_again(resolution))
@@ -196,7 +194,9 @@ class Resolver:
         self._shards.claims[entry.id] = resolution
         attempt = _Attempt(self, resolution, entry, at)
         try:
-            write = attempt.write = change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
+            write = attempt.write = change.write(
+                resolution.shard.number, entry, half, at=at, deadline=resolution.deadline
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             attempt.set_exception(error)
             return
@@ -250,13 +250,14 @@ class Resolver:
         try:
             if pause_s:
                 await asyncio.sleep(pause_s)
-            shard = await self._shards.serving(resolution.shard, deadline=resolution.deadline)
+            number = resolution.shard.number
+            shard = resolution.shard = await self._shards.serving(number, deadline=resolution.deadline)
             entry = shard.state.find(resolution.id)
             if entry is None:
                 self._finish(resolution, unconfirmed(resolution.id))
             else:
                 half = await self._payload(shard, entry, resolution)
-                if self._shards.find(resolution.shard) is shard:
+                if self._shards.find(number) is shard:
                     self._advance(resolution, entry, half)
                 else:  # while the payload was read another owner may have had the shard
                     self._spawn(self._look_again(resolution))

@@ -20,7 +20,7 @@ from halfway.domain.errors import (
 from halfway.domain.ids import shard_of
 from halfway.domain.indexes import IndexedHeap
 from halfway.domain.records import Half
-from halfway.domain.shard import Ended, Pending
+from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause
 from halfway.service.ports import TOMBSTONE, Tombstone
 from halfway.service.shards.rotation import ShardRotation
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from halfway.domain.records import Foreign
-    from halfway.domain.shard import Entry, ShardState
+    from halfway.domain.shard import ShardState
     from halfway.service.ports import Clock, LaneWrite, Written
     from halfway.service.requests import ServiceLimits
 
@@ -117,7 +117,7 @@ class Shard:
 
     def advance(self, position: int) -> None:
         """Note that the tail has reached `position`, and wake the calls that waited for it."""
-        self.state.advance_tail(position)
+        self.state.half_tail = max(self.state.half_tail, position)
         while self._waiting and self._waiting[0][0] <= self.state.half_tail:
             waiter = heappop(self._waiting)[2]
             if not waiter.done():
@@ -150,6 +150,8 @@ class Shard:
 class Claim(msgspec.Struct, eq=False):
     """A hold on an id by the change that is being made to it; others may wait for its release."""
 
+    shard: Shard
+    """As it was served when the change last looked at the id."""
     waiter: asyncio.Future[None] | None = None
     """Done once the id is free, if somebody waits for that."""
 
@@ -183,6 +185,7 @@ class PayloadCache:
         self.bytes = 0
         self.hits = 0
         self.misses = 0
+        """Those that were read back."""
 
     def __len__(self) -> int:
         """Count the halves."""
@@ -200,11 +203,10 @@ class PayloadCache:
             _, (_, freed) = self._halves.popitem(last=False)
             self.bytes -= freed
 
-    def get(self, transaction_id: str, fingerprint: bytes) -> Half | None:
-        """Return the half of an id, None if it is not here or has other content."""
+    def get(self, transaction_id: str) -> Half | None:
+        """Return the half that is kept of an id; if it was prepared anew elsewhere, the fingerprint is another."""
         kept = self._halves.get(transaction_id)
-        if kept is None or kept[0].fingerprint != fingerprint:
-            self.misses += 1
+        if kept is None:
             return None
         self._halves.move_to_end(transaction_id)
         self.hits += 1
@@ -346,19 +348,6 @@ class ShardTable:
         if entry is not None and isinstance(write.half, Half):
             self.payloads.put(write.half, entry.size)
 
-    def look(self, transaction_id: str) -> tuple[Shard, Entry | None, Half | None]:
-        """Return what is known here of an id that is to be ended: its shard, its entry, and its payload if in memory.
-
-        Raises:
-            UnknownTransactionError, NotServedError: as for `get`.
-
-        """
-        shard = self.of(transaction_id)
-        entry = shard.state.find(transaction_id)
-        if entry is None or isinstance(entry, Ended) or transaction_id in self.claims:
-            return shard, entry, None
-        return shard, entry, self.payloads.get(transaction_id, entry.fingerprint)
-
     # --- ShardListener
 
     def acquired(self, shard: int, state: ShardState) -> None:
@@ -394,20 +383,18 @@ class ShardTable:
         return served is not None and served.has_applied(offset, key)
 
     def current(self, write: LaneWrite) -> bool:
-        """Whether a write's id is still claimed and, if the write resolves it, pending or parked.
+        """Whether a write's id is still claimed in the shard that is served now.
 
+        If the write resolves the id, it is pending or parked: within one fold, only the write of its claim ends it.
         An act of policy is no longer current once a check has said commit. A tombstone alone is that of a stray: it is
         no longer current once the id is prepared again, as it would remove the new transaction.
         """
-        served = self._served.get(write.shard)
-        if served is None or write.id not in self.claims:
+        served, claim = self._served.get(write.shard), self.claims.get(write.id)
+        if served is None or claim is None or claim.shard is not served:
             return False
-        if write.op is not None and write.op.cause is Cause.POLICY and write.id in self.said_commit:
-            return False
-        entry = served.state.unresolved(write.id)
-        if write.op is None:
-            return not (isinstance(write.half, Tombstone) and isinstance(entry, Pending))
-        return entry is not None
+        if write.op is not None:
+            return write.op.cause is not Cause.POLICY or write.id not in self.said_commit
+        return not (isinstance(write.half, Tombstone) and isinstance(served.state.unresolved(write.id), Pending))
 
     async def revoked(self, shard: int) -> None:
         """Take no more ends of a shard and return once those in flight are finished; then it is gone."""
@@ -416,7 +403,7 @@ class ShardTable:
             return
         served.leaving = True
         self._note_taking()
-        while mine := [claim.released() for key, claim in self.claims.items() if self.number_of(key) == shard]:
+        while mine := [claim.released() for claim in self.claims.values() if claim.shard.number == shard]:
             await asyncio.wait(mine)
         if self._served.get(shard) is served:
             self.lost(shard)

@@ -63,6 +63,17 @@ async def test_an_outcome_is_never_changed(world: World, first: Outcome, second:
 
 
 @pytest.mark.parametrize("cached", [True, False])
+async def test_a_payload_counts_as_found_in_memory_or_as_read_back(world: World, *, cached: bool) -> None:
+    """Once for its end, and not at all for the same end again."""
+    prepared, payloads = await world.prepare(), world.coordinator.shards.payloads
+    if not cached:
+        payloads.drop(prepared.id)
+    assert (await world.end(prepared.id, Outcome.COMMIT)).changed
+    assert not (await world.end(prepared.id, Outcome.COMMIT)).changed
+    assert (payloads.hits, payloads.misses) == ((1, 0) if cached else (0, 1))
+
+
+@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("first,second", [(Outcome.COMMIT, Outcome.ROLLBACK), (Outcome.ROLLBACK, Outcome.COMMIT)])
 async def test_an_outcome_of_a_clock_that_was_set_back_is_remembered(
     world: World, first: Outcome, second: Outcome, *, cached: bool

@@ -6,6 +6,7 @@ from halfway.domain.records import FOREIGN, OpKind
 from halfway.domain.shard import Pending, ShardState
 from halfway.domain.transaction import State
 from halfway.memory.surroundings import ManualClock
+from halfway.service.ports import TOMBSTONE, LaneWrite
 from halfway.service.requests import ServiceLimits
 from halfway.service.resolve.changes import tombstone_again
 from halfway.service.shards.shard_table import Claim, ShardTable
@@ -24,10 +25,48 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
     state.apply_half(5, ID, FOREIGN)
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, state)
-    table.claims[ID] = Claim()
+    table.claims[ID] = Claim(table.get(0))
     stray = tombstone_again(0, ID, "shop", State.COMMITTED, A.prepared_at, deadline=0)
     assert table.current(stray)
     later = ended.at + HORIZON_MS
     table.appended(0, [(6, ID, msgspec.structs.replace(B, prepared_at=later, since=later))], 7)
     assert isinstance(state.find(ID), Pending)
     assert not table.current(stray)
+
+
+async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_longer_current() -> None:
+    """Its shard was lost and acquired again while the write waited: it is made again from what stands now."""
+    table = ShardTable(ServiceLimits(shards=1), ManualClock())
+    table.acquired(0, _with_a())
+    table.claims[ID] = Claim(table.get(0))
+    write = LaneWrite(
+        shard=0,
+        id=ID,
+        group=A.group,
+        state=State.COMMITTED,
+        prepared_at=A.prepared_at,
+        op=op(OpKind.COMMITTED),
+        half=TOMBSTONE,
+        deadline=0,
+    )
+    assert table.current(write)
+    table.lost(0)
+    assert not table.current(write)
+    table.acquired(0, _with_a())
+    assert not table.current(write)
+    table.claims[ID].shard = table.get(0)
+    assert table.current(write)
+
+
+def _with_a() -> ShardState:
+    state = ShardState(0)
+    state.apply_half(0, ID, A)
+    return state
+
+
+async def test_a_tail_that_reads_again_does_not_go_back() -> None:
+    table = ShardTable(ServiceLimits(shards=1), ManualClock())
+    table.acquired(0, ShardState(0))
+    table.appended(0, [], 8)
+    table.appended(0, [], 3)
+    assert table.get(0).state.half_tail == 8
