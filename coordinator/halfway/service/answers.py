@@ -1,4 +1,4 @@
-"""Where answers go, one by one or to a list of operations, and their deadlines: many replies share few timers."""
+"""Where answers go, one by one or to a list of operations, and their deadlines: many of them share few timers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
 _TICKS_IN_S: Final = 50
-"""Deadlines within one tick share a timer: a reply fails at most this fraction of a second too late."""
+"""Deadlines within one tick share a timer: it comes at most this fraction of a second too late."""
 _RAISED: Final = RuntimeError("this answer was raised where it was waited for")
 
 
@@ -56,34 +56,41 @@ def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
 
 
 class Deadlines:
-    """Fails replies that are not done in time. Deadlines are times on the loop's own clock."""
+    """Calls what is to be called at a deadline, a time on the loop's own clock, unless it is forgotten before."""
 
     def __init__(self) -> None:
         """Watch nothing."""
-        self._watched: dict[int, dict[Reply[Any], Callable[[], Exception]]] = {}
+        self._watched: dict[int, dict[Callable[[], None], None]] = {}
+        """What to call, by tick."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
-    def watch(self, reply: Reply[Any], deadline: float, late: Callable[[], Exception]) -> None:
-        """Give a reply the error that `late` makes if it is not done by its deadline."""
+    def watch(self, late: Callable[[], None], deadline: float) -> None:
+        """Call `late` at a deadline."""
         tick = math.ceil(deadline * _TICKS_IN_S)
         watched = self._watched.get(tick)
         if watched is None:
             watched = self._watched[tick] = {}
             self._timers[tick] = asyncio.get_running_loop().call_at(tick / _TICKS_IN_S, self._expire, tick)
-        watched[reply] = late
+        watched[late] = None
 
-    def forget(self, reply: Reply[Any], deadline: float) -> None:
-        """Watch a reply no longer, whether it is done or not."""
+    def forget(self, late: Callable[[], None], deadline: float) -> None:
+        """Call it no more, whether it was called or not."""
         tick = math.ceil(deadline * _TICKS_IN_S)
         watched = self._watched.get(tick)
-        if watched is None or watched.pop(reply, None) is None or watched:
+        if watched is None:
             return
-        del self._watched[tick]
-        self._timers.pop(tick).cancel()
+        watched.pop(late, None)
+        if not watched:
+            del self._watched[tick]
+            self._timers.pop(tick).cancel()
 
     def _expire(self, tick: int) -> None:
         del self._timers[tick]
-        answer_all((reply, late()) for reply, late in self._watched.pop(tick).items())
+        for late in self._watched.pop(tick):
+            try:
+                late()
+            except Exception:
+                log.exception("deadline_failed")  # it must not cost the others theirs
 
 
 class _Awaited(asyncio.Future[Any]):

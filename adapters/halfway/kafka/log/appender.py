@@ -43,28 +43,22 @@ class Appending(NamedTuple):
 
 
 class _List:
-    """Records that were handed over together; it is told, as an `answers.Reply`, if they are late."""
+    """Records that were handed over together, and have one deadline."""
 
-    __slots__ = ("_late", "_report", "deadline", "is_late", "waiting")
+    __slots__ = ("_report", "_topic", "deadline", "is_late", "waiting")
 
-    def __init__(self, deadline: float, late: Callable[[], Exception], report: _Report) -> None:
+    def __init__(self, topic: str, deadline: float, report: _Report) -> None:
+        self._topic = topic
         self.deadline = deadline
         self.waiting: dict[bytes, Appending] = {}
         """The records without a delivery report, by key."""
         self.is_late = False
-        self._late = late
         self._report = report
 
-    def done(self) -> bool:
-        return not self.waiting
-
-    def set_result(self, _: object) -> None:
-        raise NotImplementedError
-
-    def set_exception(self, _: BaseException) -> None:
+    def answer_late(self) -> None:
         """Answer those that are late, each with an error of its own."""
         self.is_late = True
-        answer_all([(record.reply, self._late()) for record in self.waiting.values()])
+        answer_all([(record.reply, _not_in_time(self._topic)) for record in self.waiting.values()])
 
     def delivered(self, error: KafkaError | None, message: Message) -> None:
         """Hear of a record's delivery, on the polling thread."""
@@ -135,7 +129,7 @@ class RecordWriter:
         for one in list(self._lists):
             self._forget(one)
             if not one.is_late:
-                one.set_exception(OutcomeUnknownError())
+                one.answer_late()
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -153,8 +147,7 @@ class RecordWriter:
         """
         client = self._client
         left = deadline - asyncio.get_running_loop().time()
-        late = partial(_not_in_time, topic)
-        one = _List(deadline, late, partial(self._delivered, client))
+        one = _List(topic, deadline, partial(self._delivered, client))
         refused: list[tuple[Reply[int], Exception]] = []
         for record in records:
             try:
@@ -169,7 +162,7 @@ class RecordWriter:
         if one.waiting:
             self._lists.add(one)
             self._empty.clear()
-            self._deadlines.watch(one, deadline, late)
+            self._deadlines.watch(one.answer_late, deadline)
         answer_all(refused)
 
     def append_one(
@@ -206,7 +199,7 @@ class RecordWriter:
             raise OverloadedError(f"the producer is being replaced: {error.str()}") from exception
 
     def _forget(self, one: _List) -> None:
-        self._deadlines.forget(one, one.deadline)
+        self._deadlines.forget(one.answer_late, one.deadline)
         self._lists.discard(one)
         if not self._lists:
             self._empty.set()

@@ -71,7 +71,7 @@ class _Ended(msgspec.Struct, eq=False):
         self.is_answered = True
         ends = self.ends
         if ends.in_lane.pop(self.place, None) is not None and not ends.in_lane:
-            ends.requests.deadlines.forget(ends, ends.deadline)
+            ends.requests.deadlines.forget(ends.answer_late, ends.deadline)
         ends.answers.answer(self.place, result)
         if self.said_commit or self.by is not None:
             ends.requests.note(self, error, changed=counted == "changed")
@@ -80,7 +80,7 @@ class _Ended(msgspec.Struct, eq=False):
 
 
 class _Ends:
-    """The ends of one call, which have one deadline; it is told, as an `answers.Reply`, if some are late."""
+    """The ends of one call, which have one deadline."""
 
     __slots__ = ("activity", "answers", "began", "deadline", "in_lane", "requests")
 
@@ -95,13 +95,7 @@ class _Ends:
         self.in_lane: dict[int, _Ended] = {}
         """Those that the resolver has begun, by place."""
 
-    def done(self) -> bool:
-        return not self.in_lane
-
-    def set_result(self, _: object) -> None:
-        raise NotImplementedError
-
-    def set_exception(self, _: BaseException) -> None:
+    def answer_late(self) -> None:
         """Answer those that are late, each with an error of its own."""
         answer_all([(ended, unconfirmed(ended.request.id)) for ended in self.in_lane.values()])
 
@@ -157,7 +151,7 @@ class CallerRequests:
                 task.add_done_callback(partial(self._over, ended))
                 answers.if_abandoned(task.cancel)
         if ends.in_lane:
-            self.deadlines.watch(ends, deadline, TimeoutError)
+            self.deadlines.watch(ends.answer_late, deadline)
 
     def _has_begun(self, ended: _Ended, principal: Principal) -> bool:
         """Begin or refuse an end; False if it has to wait for something other than the lane."""

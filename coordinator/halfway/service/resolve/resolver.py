@@ -145,11 +145,12 @@ class Resolver:
         return self._shards.payloads.get(entry.id) if change.needs_payload else None
 
     async def _in_time(self, answer: asyncio.Future[EndResult], transaction_id: str, deadline: float) -> EndResult:
-        self._deadlines.watch(answer, deadline, partial(unconfirmed, transaction_id))
+        late = partial(_answer_late, answer, transaction_id)
+        self._deadlines.watch(late, deadline)
         try:
             return await answer
         finally:
-            self._deadlines.forget(answer, deadline)
+            self._deadlines.forget(late, deadline)
 
     def begin(
         self,
@@ -324,6 +325,11 @@ def note_late(transaction_id: str, error: BaseException) -> None:
     """Log an end that failed when nobody waited for it any more, unless the same end again would mend it."""
     if isinstance(error, Exception) and not isinstance(error, RetryableError):
         log.info("late_end_failed", id=transaction_id, error=str(error))
+
+
+def _answer_late(answer: asyncio.Future[EndResult], transaction_id: str) -> None:
+    if not answer.done():
+        answer.set_exception(unconfirmed(transaction_id))
 
 
 async def _released(claim: Claim, transaction_id: str, *, deadline: float) -> None:
