@@ -26,15 +26,13 @@ class Reader:
             self._position[partition] = max(0, self._position[partition] + records)
             return
         for _ in range(records):
-            self._read_one(partition)
+            if not self.apply(partition, self._position[partition]):
+                break
+            self._position[partition] += 1
 
     def finish(self) -> None:
         for partition in PARTITIONS:
             self.move(partition, 1000)
-
-    def _read_one(self, partition: str) -> None:
-        if self.apply(partition, self._position[partition]):
-            self._position[partition] += 1
 
     def apply(self, partition: str, place: int) -> bool:
         """Apply the record at a place, wherever the reading stands; False where there is none."""

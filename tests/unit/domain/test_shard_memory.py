@@ -51,8 +51,8 @@ def ended_of(half: Half) -> Op:
 
 
 def test_a_pending_transaction_costs_at_most_1_kib_beside_its_payload(state: ShardState) -> None:
-    """Three messages, a check in the op, over 10,000 transactions."""
-    count, half = 10_000, None
+    """Three messages, a check in the op, over 2,500 transactions."""
+    count, half = 2_500, None
     gc.collect()
     tracemalloc.start()
     try:
@@ -85,8 +85,8 @@ def bytes_of(root: object) -> int:
 
 @pytest.mark.parametrize("name", [None, "order-{:012}"], ids=["an id of the server", "an id of the client"])
 def test_an_outcome_costs_at_most_150_bytes(name: str | None) -> None:
-    """Three messages with one key, over 100,000 transactions; forgotten, they cost next to nothing."""
-    count, state, half = 100_000, ShardState(3), typical_half(0)
+    """Three messages with one key, over 25,000 transactions; forgotten, they cost next to nothing."""
+    count, state, half = 25_000, ShardState(3), typical_half(0)
     end = ended_of(half)
     for number in range(count):
         made = server_id(3, UUID(int=FIRST_UUID + number)) if name is None else name.format(number)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -33,7 +32,7 @@ class Held:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Measure every step of the event loop by its CPU time: a busy machine counts for nothing.
 
     Nor does what other tests have left: Python would look through all of it for garbage within a step.
@@ -48,8 +47,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 
     monkeypatch.setattr(asyncio.Handle, "_run", measured)
     gc.freeze()
-    yield held
-    gc.unfreeze()
+    return held
 
 
 @pytest.mark.parametrize("path, body", WORST.values(), ids=WORST.keys())
@@ -63,7 +61,7 @@ async def test_no_body_holds_the_event_loop(world: RestWorld, held: Held, path: 
     answer = await world.send(head + body)
     assert answer.startswith(b"HTTP/1.1 "), answer[:100]
     assert answer.split()[1] in {b"200", b"201", b"400", b"413", b"422"}, answer[:300]
-    assert held.longest_s < HELD * max(before_s, unit_s())
+    assert held.longest_s < HELD * before_s or held.longest_s < HELD * unit_s()
     assert (await world.prepare()).status == 201
 
 
