@@ -80,6 +80,8 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     """When this owner last queued a check, ms since the epoch."""
     offered_since: int | None = None
     """When this owner first queued a check, ms since the epoch."""
+    look_at: int | None = None
+    """When the scan looks at it next, ms since the epoch; 0 for as soon as possible, None while that is not planned."""
     state: ClassVar[State] = State.PREPARED
 
     @classmethod

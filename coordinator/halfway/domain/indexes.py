@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 _SLACK = 64
 
@@ -20,6 +20,68 @@ class Standing(Protocol):
     @property
     def offset(self) -> int:
         """Its offset now."""
+
+
+class Planned(Protocol):
+    """An entry that knows when it is to be looked at."""
+
+    look_at: int | None
+
+
+class Agenda:
+    """Returns ids when it is time to look at them. Each entry holds its own time, so no second table maps ids to times.
+
+    `entries` is kept elsewhere; an absent id is gone.
+    """
+
+    def __init__(self, entries: Mapping[str, Planned]) -> None:
+        """Plan to look at every entry as soon as possible."""
+        self._entries = entries
+        for entry in entries.values():
+            entry.look_at = 0
+        self._unseen = list(reversed(list(entries)))
+        """Of the entries that were there first, those that no call has passed yet."""
+        self._heap: list[tuple[int, str]] = []
+
+    def put(self, key: str, at: int) -> None:
+        """Set when to look at an entry, replacing the former time; it must not be below 0."""
+        entry = self._entries.get(key)
+        if entry is None or entry.look_at == at:
+            return
+        entry.look_at = at
+        if len(self._heap) > 2 * len(self._entries) + _SLACK:
+            planned = ((entry.look_at, name) for name, entry in self._entries.items())
+            self._heap = [(time, name) for time, name in planned if time is not None]
+            heapify(self._heap)
+            self._unseen = []
+        else:
+            heappush(self._heap, (at, key))
+
+    def discard(self, key: str) -> None:
+        """Plan no look at an entry."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.look_at = None
+
+    def pop_up_to(self, limit: int) -> str | None:
+        """Take and return the id whose time comes first, None if that is after `limit`."""
+        while self._unseen:
+            key = self._unseen.pop()
+            if self._take(key, 0):
+                return key
+        heap = self._heap
+        while heap and heap[0][0] <= limit:
+            at, key = heappop(heap)
+            if self._take(key, at):
+                return key
+        return None
+
+    def _take(self, key: str, at: int) -> bool:
+        entry = self._entries.get(key)
+        if entry is None or entry.look_at != at:
+            return False
+        entry.look_at = None
+        return True
 
 
 class OffsetOrder:
@@ -79,39 +141,26 @@ class OffsetOrder:
 
 
 class IndexedHeap:
-    """Keeps one number (an offset, a time) for each id and returns the lowest."""
+    """Keeps one offset for each id and returns the lowest."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._current: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
-        self._level = 0
-        self._levelled: list[str] = []
-        """Ids that were set together to the number `_level`, in reverse order."""
-
-    def __len__(self) -> int:
-        """Count the ids."""
-        return len(self._current)
 
     def put(self, key: str, value: int) -> None:
-        """Set the number of an id, replacing the former one."""
+        """Set the offset of an id, replacing the former one."""
         if self._current.get(key) == value:
             return
         self._current[key] = value
         if len(self._heap) > 2 * len(self._current) + _SLACK:
             self._heap = [(number, name) for name, number in self._current.items()]
             heapify(self._heap)
-            self._levelled = []
         else:
             heappush(self._heap, (value, key))
 
-    def put_all(self, keys: Iterable[str], value: int) -> None:
-        """Set the number of many ids at once, in an empty index: much faster than one by one."""
-        self._level, self._current = value, dict.fromkeys(keys, value)
-        self._levelled = list(reversed(self._current))
-
     def get(self, key: str) -> int | None:
-        """Return the number of an id, None if it has none."""
+        """Return the offset of an id, None if it has none."""
         return self._current.get(key)
 
     def discard(self, key: str) -> None:
@@ -119,29 +168,8 @@ class IndexedHeap:
         self._current.pop(key, None)
 
     def first(self) -> tuple[int, str] | None:
-        """Return (number, id) of the lowest, None if there is none."""
-        heap, levelled, current = self._heap, self._levelled, self._current
+        """Return (offset, id) of the lowest, None if there is none."""
+        heap, current = self._heap, self._current
         while heap and current.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
-        while levelled and current.get(levelled[-1]) != self._level:
-            levelled.pop()
-        if levelled and (not heap or heap[0][0] >= self._level):
-            return self._level, levelled[-1]
         return heap[0] if heap else None
-
-    def lowest(self, at_most: int) -> list[str]:
-        """Return up to `at_most` ids with the lowest numbers, in order; cheap if `at_most` is small."""
-        first = self.first()
-        if first is None:
-            return []
-        if at_most == 1:
-            return [first[1]]
-        return nsmallest(at_most, self._current, key=self._current.__getitem__)
-
-    def pop_up_to(self, limit: int) -> str | None:
-        """Remove and return the id of the lowest number that is not above `limit`, None if there is none."""
-        first = self.first()
-        if first is None or first[0] > limit:
-            return None
-        del self._current[first[1]]
-        return first[1]

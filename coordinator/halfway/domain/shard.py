@@ -17,7 +17,7 @@ from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "Unresolved", "key_index"]
 
@@ -61,6 +61,11 @@ class ShardState:
     def unresolved(self, transaction_id: str) -> Pending | ParkedEntry | None:
         """Return the entry of a pending or parked id, None for any other. Any thread may call this."""
         return self._parked.get(transaction_id) or self._halves.get(transaction_id)
+
+    @property
+    def halves(self) -> Mapping[str, Pending]:
+        """The halves that stand, by id, as they change: of what is pending, and of something parked perhaps."""
+        return self._halves
 
     def pending(self) -> Iterator[Pending]:
         """Iterate over the pending transactions, oldest half first except for re-anchored ones."""
@@ -337,6 +342,7 @@ class ShardState:
             entry.leased_check, entry.leased_until = before.leased_check, before.leased_until
             entry.asked_here = before.asked_here
             entry.offered_at, entry.offered_since = before.offered_at, before.offered_since
+            entry.look_at = before.look_at
         self._halves[entry.id] = entry
         self._half_offsets.note(entry.id, entry.offset)
         self._note_offsets.discard(entry.id)

@@ -1,67 +1,79 @@
-"""`IndexedHeap` and `OffsetOrder` against dictionaries that are sorted each time."""
+"""`Agenda`, `IndexedHeap` and `OffsetOrder` against dictionaries that are sorted each time."""
 
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.indexes import IndexedHeap, OffsetOrder
+from halfway.domain.indexes import Agenda, IndexedHeap, OffsetOrder
 
 KEYS = st.sampled_from("abcde")
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), KEYS, st.integers(0, 9)),
-        st.tuples(st.just("discard"), KEYS, st.just(0)),
-        st.tuples(st.just("pop_up_to"), st.just(""), st.integers(0, 9)),
-    ),
-    max_size=80,
+changes = st.one_of(
+    st.tuples(st.just("put"), KEYS, st.integers(0, 9)),
+    st.tuples(st.just("discard"), KEYS, st.just(0)),
+)
+plans = st.one_of(
+    changes,
+    st.tuples(st.just("pop_up_to"), st.just(""), st.integers(0, 9)),
+    st.tuples(st.just("gone"), KEYS, st.just(0)),
 )
 
 
-@given(steps)
+@given(st.lists(changes, max_size=80))
 def test_it_tells_the_lowest_of_what_stands_now(history: list[tuple[str, str, int]]) -> None:
     index, plain = IndexedHeap(), dict[str, int]()
     for action, key, number in history:
         if action == "put":
             index.put(key, number)
             plain[key] = number
-        elif action == "discard":
+        else:
             index.discard(key)
             plain.pop(key, None)
-        else:
-            popped = index.pop_up_to(number)
-            lowest = min(((value, name) for name, value in plain.items()), default=None)
-            assert popped == (lowest[1] if lowest is not None and lowest[0] <= number else None)
-            plain.pop(popped or "", None)
         assert index.first() == min(((value, name) for name, value in plain.items()), default=None)
-        assert len(index) == len(plain)
         assert [index.get(name) for name in "abcde"] == [plain.get(name) for name in "abcde"]
-        assert [plain[name] for name in index.lowest(3)] == sorted(plain.values())[:3]
-        assert len(index.lowest(1)) == min(1, len(plain))
 
 
-@given(st.sets(KEYS), st.integers(0, 9), steps)
-def test_what_was_put_all_at_once_is_told_like_what_was_put_one_by_one(
-    keys: set[str], level: int, history: list[tuple[str, str, int]]
-) -> None:
-    index, plain = IndexedHeap(), dict.fromkeys(keys, level)
-    index.put_all(sorted(keys), level)
+@dataclass
+class Entry:
+    look_at: int | None = None
+
+
+@given(st.sets(KEYS), st.lists(plans, max_size=80))
+def test_the_agenda_takes_what_comes_first(keys: set[str], history: list[tuple[str, str, int]]) -> None:
+    """Everything that was there first has the time 0; an entry may go, and come back without a time."""
+    entries = {key: Entry() for key in sorted(keys)}
+    agenda, plain = Agenda(entries), dict.fromkeys(keys, 0)
     for action, key, number in history:
         if action == "put":
-            index.put(key, number)
+            entries.setdefault(key, Entry())
+            agenda.put(key, number)
             plain[key] = number
         elif action == "discard":
-            index.discard(key)
+            agenda.discard(key)
+            plain.pop(key, None)
+        elif action == "gone":
+            entries.pop(key, None)
+            agenda.put(key, 0)
             plain.pop(key, None)
         else:
-            popped = index.pop_up_to(number)
+            popped = agenda.pop_up_to(number)
             assert (popped is None) == (min(plain.values(), default=10) > number)
             assert popped is None or plain.pop(popped) <= min([number, *plain.values()])
-        first = index.first()
-        assert (None if first is None else first[0]) == min(plain.values(), default=None)
-        assert first is None or plain[first[1]] == first[0]
-        assert {name: index.get(name) for name in plain} == plain
-        assert len(index) == len(plain)
+        assert {name: entry.look_at for name, entry in entries.items() if entry.look_at is not None} == plain
+
+
+def test_the_agenda_does_not_grow_with_what_has_gone() -> None:
+    """Nor with what is put again and again."""
+    entries = {"old": Entry()}
+    agenda = Agenda(entries)
+    for number in range(1, 10_000):
+        entries[f"{number}"] = Entry()
+        agenda.put(f"{number}", number)
+        agenda.put("old", number)
+        del entries[f"{number}"]
+    assert len(agenda._heap) < 200
+    assert agenda.pop_up_to(10_000) == "old"
+    assert agenda.pop_up_to(10_000) is None
 
 
 @dataclass

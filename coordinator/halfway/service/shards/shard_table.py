@@ -18,7 +18,7 @@ from halfway.domain.errors import (
     UnknownTransactionError,
 )
 from halfway.domain.ids import shard_of
-from halfway.domain.indexes import IndexedHeap
+from halfway.domain.indexes import Agenda
 from halfway.domain.records import Half
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause
@@ -62,13 +62,12 @@ class Shard:
         """Take over the fold that an acquisition made; everything pending is looked at by the first scan."""
         self.number = number
         self.state = state
-        self.agenda = IndexedHeap()
+        self.agenda = Agenda(state.halves)
         self.leaving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._own: dict[int, str] = {}
         """The ids of own records by offset, from when they are applied until the tail passes them."""
-        self.agenda.put_all((entry.id for entry in state.pending()), 0)
 
     def apply_own_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
         """Apply a record of half[s] that this instance has written, so that the tail need not read it again."""
@@ -100,7 +99,6 @@ class Shard:
             if isinstance(write.half, Half):
                 self.agenda.put(write.id, 0)
             return entry
-        self.agenda.discard(write.id)
         return None
 
     def has_applied(self, offset: int, key: bytes | None) -> bool:
@@ -437,6 +435,6 @@ def _stats(shard: Shard, now: int) -> ShardStats:
         oldest_pending_s=0.0 if oldest is None else max(0, now - oldest.prepared_at) / 1000,
         half_lag=state.half_tail - state.half_cursor,
         op_lag=state.op_tail - state.op_cursor,
-        due=len(shard.agenda),
+        due=pending,
         strays=len(state.strays()),
     )

@@ -182,8 +182,8 @@ async def test_a_large_backlog_of_an_unreachable_group_is_looked_at_bit_by_bit(w
     now = again.memory.clock.now_ms()
     soon = 0
     for number in again.coordinator.shards.served:
-        agenda = again.coordinator.shards.get(number).agenda
-        soon += sum(1 for name in agenda.lowest(1000) if (agenda.get(name) or 0) <= now + 3_000)
+        pending = again.coordinator.shards.get(number).state.pending()
+        soon += sum(1 for entry in pending if (entry.look_at or 0) <= now + 3_000)
     assert soon <= 60
     again.memory.caller.always(verdict(Outcome.ROLLBACK))
     for _ in range(60):
