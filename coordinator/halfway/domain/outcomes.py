@@ -3,7 +3,8 @@
 See docs/protocol.md#state-is-a-fold-over-the-log.
 
 Outcomes come in the order of their ends and mostly go in that order. Each is a run of bytes in a segment, a segment is
-dropped once nothing in it is remembered, and an index of plain numbers maps an id to its place.
+dropped once nothing in it is remembered, and an index of plain numbers maps an id to an address: the number of a
+segment, and where in it the outcome begins.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Outcomes:
         self._segments: dict[int, _Segment] = {}
         self._newest = _Segment()
         self._numbers = count()
-        self._places = _PlaceIndex()
+        self._addresses = _AddressIndex()
         self._shapes = _Shapes()
 
     def __len__(self) -> int:
@@ -116,10 +117,10 @@ class Outcomes:
             _NONE if tombstone is None else tombstone,
         )
         segment = self._segment(size)
-        place = segment.number << _OFFSET_BITS | len(segment.data)
+        address = segment.number << _OFFSET_BITS | len(segment.data)
         segment.data += b"".join((fixed, name, op.fingerprint, detail))
         segment.live += 1
-        self._places.add(hash(op.id), place)
+        self._addresses.add(hash(op.id), address)
         self._count += 1
 
     def note_tombstone(self, transaction_id: str, tombstone: int) -> bool:
@@ -127,9 +128,9 @@ class Outcomes:
         found = self._find(transaction_id)
         if found is None:
             return False
-        data, place = found[0].data, found[1] + _POSITIONS_AT
-        half, before = _POSITIONS.unpack_from(data, place)
-        _POSITIONS.pack_into(data, place, half, max(before, tombstone))
+        data, start = found[0].data, found[1] + _POSITIONS_AT
+        half, before = _POSITIONS.unpack_from(data, start)
+        _POSITIONS.pack_into(data, start, half, max(before, tombstone))
         return True
 
     def discard(self, transaction_id: str) -> None:
@@ -142,7 +143,7 @@ class Outcomes:
         segment.data[offset + _REMEMBERED_AT] = False
         segment.live -= 1
         self._count -= 1
-        self._places.remove(hash(transaction_id), segment.number << _OFFSET_BITS | offset)
+        self._addresses.remove(hash(transaction_id), segment.number << _OFFSET_BITS | offset)
         if not segment.live and segment is not self._newest:
             del self._segments[segment.number]
 
@@ -167,12 +168,12 @@ class Outcomes:
         return self._newest
 
     def _find(self, transaction_id: str) -> tuple[_Segment, int] | None:
-        candidates = self._places.candidates(hash(transaction_id))
+        candidates = self._addresses.candidates(hash(transaction_id))
         if not candidates:
             return None
         name = _pack(transaction_id, self._shard)
-        for place in candidates:
-            segment, offset = self._segments[place >> _OFFSET_BITS], place & (_SEGMENT_BYTES - 1)
+        for address in candidates:
+            segment, offset = self._segments[address >> _OFFSET_BITS], address & (_SEGMENT_BYTES - 1)
             if self._packed(segment.data, offset) == name:
                 return segment, offset
         return None
@@ -261,8 +262,8 @@ class _Shapes:
             self._free.append(number)
 
 
-class _PlaceIndex:
-    """Maps hashes to places by linear hashing: it grows by one bucket at a time, so no call takes long."""
+class _AddressIndex:
+    """Maps hashes to addresses by linear hashing: it grows by one bucket at a time, so no call takes long."""
 
     def __init__(self) -> None:
         self._buckets = [array("Q")]
@@ -274,19 +275,19 @@ class _PlaceIndex:
         number = hashed & (2 * self._base - 1)
         return self._buckets[number if number < len(self._buckets) else number - self._base]
 
-    def add(self, hashed: int, place: int) -> None:
-        self._bucket(hashed).append((hashed & _HASH_MASK) << _HASH_SHIFT | place)
+    def add(self, hashed: int, address: int) -> None:
+        self._bucket(hashed).append((hashed & _HASH_MASK) << _HASH_SHIFT | address)
         self._count += 1
         if self._count > _PER_BUCKET * len(self._buckets) and len(self._buckets) <= _HASH_MASK:
             self._split()
 
     def candidates(self, hashed: int) -> list[int]:
-        """Return the places that have this hash; mostly none, or the right one."""
+        """Return the addresses that have this hash; mostly none, or the right one."""
         tag = hashed & _HASH_MASK
         return [word & (1 << _HASH_SHIFT) - 1 for word in self._bucket(hashed) if word >> _HASH_SHIFT == tag]
 
-    def remove(self, hashed: int, place: int) -> None:
-        self._bucket(hashed).remove((hashed & _HASH_MASK) << _HASH_SHIFT | place)
+    def remove(self, hashed: int, address: int) -> None:
+        self._bucket(hashed).remove((hashed & _HASH_MASK) << _HASH_SHIFT | address)
         self._count -= 1
 
     def _split(self) -> None:

@@ -108,9 +108,9 @@ class _Awaited(asyncio.Future[Any]):
 
 
 class Answers(msgspec.Struct, Generic[R], eq=False):
-    """The answers to a list of operations, each at its operation's place, in whatever order they come.
+    """The answers to a list of operations, each by the index of its operation, in whatever order they come.
 
-    Each place is answered once, whether somebody waits for it or not.
+    Each is answered once, whether somebody waits for it or not.
 
     Everything here happens on the event loop's thread.
     """
@@ -118,7 +118,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
     results: list[R | Exception | None]
     """None for what is not answered yet, as all of it is in the beginning; an exception is an answer too."""
     forward: Callable[[int, NotServedError], asyncio.Task[R] | None] | None = None
-    """Asks the owner of a shard that is not served here for the answer at a place."""
+    """Asks the owner of a shard that is not served here for the answer at an index."""
     _answered: int = 0
     _fresh: list[int] = []
     _asked: dict[int, asyncio.Task[R]] = {}
@@ -136,25 +136,25 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
         return len(self.results) - self._answered
 
     def listen(self, told: Callable[[Sequence[int]], None]) -> None:
-        """Call `told` with the places that are answered: now if there are any, and whenever some more are.
+        """Call `told` with the indexes of those that are answered: now if there are any, and whenever some more are.
 
-        It is called once for each place, with all that were answered in one turn of the loop.
+        It is called once for each of them, with all that were answered in one turn of the loop.
         """
         self._told = told
         if self._fresh:
             self._tell()
 
     def watch(self, watching: Callable[[int, R | Exception], None]) -> None:
-        """Call `watching` with each place and its answer, whether somebody waits for it or not."""
+        """Call `watching` with each index and its answer, whether somebody waits for it or not."""
         self._watching = watching
-        for place, result in enumerate(self.results):
+        for index, result in enumerate(self.results):
             if result is not None:
-                self._watch(watching, place, result)
+                self._watch(watching, index, result)
 
     @staticmethod
-    def _watch(watching: Callable[[int, R | Exception], None], place: int, result: R | Exception) -> None:
+    def _watch(watching: Callable[[int, R | Exception], None], index: int, result: R | Exception) -> None:
         try:
-            watching(place, result)
+            watching(index, result)
         except Exception:
             log.exception("answer_not_watched")  # it must not cost the others their answers
 
@@ -199,30 +199,30 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
         """Call this if nobody waits any more: what has not begun yet need not begin."""
         self._if_abandoned.append(call)
 
-    def waits_for(self, place: int) -> bool:
+    def waits_for(self, index: int) -> bool:
         """Whether somebody waits for the answer to an operation."""
-        return not self._abandoned and self.results[place] is None
+        return not self._abandoned and self.results[index] is None
 
     # --- for those who answer
 
-    def answer(self, place: int, result: R | Exception) -> None:
+    def answer(self, index: int, result: R | Exception) -> None:
         """Answer one operation, unless it is answered; those who listen are told with others of the same turn."""
-        if self.results[place] is not None:
+        if self.results[index] is not None:
             return
         if isinstance(result, HalfwayError):
-            if isinstance(result, NotServedError) and self._is_forwarded(place, result):
+            if isinstance(result, NotServedError) and self._is_forwarded(index, result):
                 return
             result.__traceback__ = None  # its frames hold these answers: with them it would be a cycle
-        self.results[place] = result
+        self.results[index] = result
         self._answered += 1
-        self._fresh.append(place)
+        self._fresh.append(index)
         if self._told is not None and len(self._fresh) == 1:
             # Not at once: whoever listens must not disturb those who are answered next.
             asyncio.get_running_loop().call_soon(self._tell)
         if self._awaited is not None and self._answered == len(self.results):
             self._settle(self._awaited)
         if self._watching is not None:
-            self._watch(self._watching, place, result)
+            self._watch(self._watching, index, result)
 
     def _tell(self) -> None:
         told, fresh = self._told, self._fresh
@@ -230,17 +230,17 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
             self._fresh = []
             told(fresh)
 
-    def _is_forwarded(self, place: int, error: NotServedError) -> bool:
+    def _is_forwarded(self, index: int, error: NotServedError) -> bool:
         """Ask the owner of the shard, unless it was asked before or nobody waits."""
-        if self.forward is None or place in self._asked or self._abandoned:
+        if self.forward is None or index in self._asked or self._abandoned:
             return False
-        asked = self.forward(place, error)
+        asked = self.forward(index, error)
         if asked is None:
             return False
-        self._asked[place] = asked
-        asked.add_done_callback(partial(self._forwarded, place))
+        self._asked[index] = asked
+        asked.add_done_callback(partial(self._forwarded, index))
         return True
 
-    def _forwarded(self, place: int, asked: asyncio.Task[R]) -> None:
+    def _forwarded(self, index: int, asked: asyncio.Task[R]) -> None:
         error = ConnectionAbortedError("the caller is gone") if asked.cancelled() else asked.exception()
-        self.answer(place, asked.result() if error is None else error)  # type: ignore[arg-type] # no BaseException
+        self.answer(index, asked.result() if error is None else error)  # type: ignore[arg-type] # no BaseException

@@ -82,8 +82,8 @@ class Auditor:
     def watch_ends(self, ends: Sequence[End], answers: Answers[EndResult], principal: Principal) -> None:
         """Record those ends that are by hand as they are answered."""
 
-        def answered(place: int, result: EndResult | Exception) -> None:
-            end = ends[place]
+        def answered(index: int, result: EndResult | Exception) -> None:
+            end = ends[index]
             if isinstance(result, ForbiddenError | UnauthenticatedError):
                 return  # what a caller has no right to do is counted only
             if end.cause is not Cause.OPERATOR and principal.kind is not PrincipalKind.OPERATOR:

@@ -200,9 +200,9 @@ class Coordinator:
         )
         limited = self._group_limits.admitting(answers)
 
-        def admit(place: int, request: Prepare) -> None:
+        def admit(index: int, request: Prepare) -> None:
             self.authority.require(principal, Permission.PREPARE, request.group)
-            limited(place, request)
+            limited(index, request)
 
         self._preparer.begin(requests, answers, deadline=deadline, admit=admit)
         return answers

@@ -9,7 +9,7 @@ from halfway.service.answers import Answers, Deadlines, answer_all
 from tests.support.waiting import GENEROUS_S
 
 
-async def test_all_waits_for_every_answer_and_keeps_their_places() -> None:
+async def test_all_waits_for_every_answer_and_keeps_their_order() -> None:
     answers: Answers[str] = Answers([None] * 3)
     waiting = asyncio.ensure_future(answers.all())
     await asyncio.sleep(0)
@@ -31,7 +31,7 @@ async def test_only_raises_what_is_an_error() -> None:
         await answers.only()
 
 
-async def test_a_listener_is_told_each_place_once_with_others_of_its_turn() -> None:
+async def test_a_listener_is_told_each_index_once_with_others_of_its_turn() -> None:
     """Those that were answered before it listened come first."""
     answers: Answers[int] = Answers([None] * 4)
     told: list[list[int]] = []
@@ -82,8 +82,8 @@ async def test_whoever_watches_hears_every_answer_waited_for_or_not() -> None:
     answers: Answers[int] = Answers([None] * 3)
     seen: list[tuple[int, object]] = []
 
-    def watching(place: int, result: object) -> None:
-        seen.append((place, result))
+    def watching(index: int, result: object) -> None:
+        seen.append((index, result))
         raise RuntimeError
 
     answers.answer(0, 0)

@@ -129,9 +129,9 @@ class OperationAccumulator:
             self._refuse_all(asker, asked.prepares[len(prepares) :], "prepare", refusal)
         self._ends += [_Operation(asker, frame, "end", n, end, confirm=confirm) for n, end, confirm in ends]
         admitted = self._admission.take(len(prepares))
-        for place, (n, prepare) in enumerate(prepares):
+        for index, (n, prepare) in enumerate(prepares):
             operation = _Operation(asker, frame, "prepare", n, prepare)
-            if place < admitted:
+            if index < admitted:
                 self._prepares.append(operation)
             else:
                 self._wait(operation)
@@ -191,26 +191,26 @@ class OperationAccumulator:
         """Tell the connections their answers as they come; `done` is called with how many were."""
         results = answers.results
 
-        def told(places: Sequence[int]) -> None:
+        def told(indexes: Sequence[int]) -> None:
             counts: Counter[int] = Counter()
-            for place in places:
-                one = operations[place]
+            for index in indexes:
+                one = operations[index]
                 self._finish(one)
                 if one.accepted:
                     one.asker.settled()
                     continue
-                result = results[place]
+                result = results[index]
                 if isinstance(result, Exception):
                     answer = frames.refused(one.n, _error(result))
                 else:
-                    answer = shown(one.n, result)  # type: ignore[arg-type] # a place that is told has its result
+                    answer = shown(one.n, result)  # type: ignore[arg-type] # an index that is told has its result
                 counts[answer.status] += 1
                 if isinstance(result, GroupLimitedError):
                     # As in REST: who sends the next one at once is slowed down, or refusals take the others' time.
                     asyncio.get_running_loop().call_later(held_s(self._hold_s), one.asker.answer, answer)
                 else:
                     one.asker.answer(answer)
-            done(len(places))
+            done(len(indexes))
             for status, count in counts.items():
                 self._observer.streamed(operations[0].kind, status, count)
 

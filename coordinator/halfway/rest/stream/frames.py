@@ -102,11 +102,11 @@ class FrameReader:
 
         def each(kind: str, raws: Sequence[msgspec.Raw], model: type[M], to: Callable[[M], R]) -> list[R]:
             done = []
-            for place, raw in enumerate(raws):
+            for index, raw in enumerate(raws):
                 try:
                     done.append(self._validation.read(model, raw, to, explaining=explaining))
                 except HalfwayError as error:
-                    wrong.append((kind, _decoded(_NUMBERED, raw, f"{kind}[{place}]").n, error))
+                    wrong.append((kind, _decoded(_NUMBERED, raw, f"{kind}[{index}]").n, error))
             return done
 
         return Asked(

@@ -65,13 +65,13 @@ class Forwarder:
         call: Callable[..., PeerCall],
         deadline: float,
         principal: Principal,
-        place: int,
+        index: int,
         error: NotServedError,
     ) -> asyncio.Task[Any] | None:
-        """Ask the owner of the shard that `error` names for the answer to the request at a place; None if alone."""
+        """Ask the owner of the shard that `error` names for the answer to the request at an index; None if alone."""
         if self._alone:
             return None
-        asked = self._forward(error, call(request=requests[place]), deadline=deadline, principal=principal)
+        asked = self._forward(error, call(request=requests[index]), deadline=deadline, principal=principal)
         return asyncio.get_running_loop().create_task(asked)
 
     async def or_forward(

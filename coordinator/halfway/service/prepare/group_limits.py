@@ -51,20 +51,20 @@ class GroupLimits:
         self._in_flight: Counter[str] = Counter()
 
     def admitting(self, answers: Answers[Prepared], *, forwarded: bool = False) -> Callable[[int, Prepare], None]:
-        """Return what admits the prepares of a list by their places; what one takes is given back with its answer.
+        """Return what admits the prepares of a list by their indexes; what one takes is given back with its answer.
 
         One that another instance forwards has its token. It raises GroupLimitedError if the group has reached a limit.
         """
         held: dict[int, tuple[str, int]] = {}
 
-        def release(place: int, _: object) -> None:
-            if place in held:
-                self._release(*held.pop(place))
+        def release(index: int, _: object) -> None:
+            if index in held:
+                self._release(*held.pop(index))
 
-        def admit(place: int, request: Prepare) -> None:
+        def admit(index: int, request: Prepare) -> None:
             size = self._admit(request, forwarded=forwarded)
             if size:
-                held[place] = request.group, size
+                held[index] = request.group, size
 
         if self._bytes is not None:
             answers.watch(release)

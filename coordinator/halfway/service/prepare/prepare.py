@@ -40,8 +40,8 @@ class _Asked:
         "deadline",
         "facts",
         "half",
+        "index",
         "is_stored",
-        "place",
         "preparer",
         "refreshed",
         "request",
@@ -55,14 +55,14 @@ class _Asked:
         self,
         preparer: Preparer,
         answers: Answers[Prepared],
-        place: int,
+        index: int,
         request: Prepare,
         deadline: float,
         began: float,
     ) -> None:
         self.preparer = preparer
         self.answers = answers
-        self.place = place
+        self.index = index
         self.request = request
         self.deadline = deadline
         self.began = began
@@ -128,7 +128,7 @@ class Preparer:
 
         Those of one turn of the loop go to the log together. Only a prepare that waits for something other than the log
         takes a task of its own. If the answers are abandoned, such a prepare goes no further. `admit` is
-        asked first, with the place: HalfwayError is the answer to a prepare that the caller may not make now.
+        asked first, with the index: HalfwayError is the answer to a prepare that the caller may not make now.
 
         Answers:
             OutcomeUnknownError: it is not known whether it was stored: roll back, or send the same id again.
@@ -138,12 +138,12 @@ class Preparer:
 
         """
         began, unresolved = asyncio.get_running_loop().time(), self._shards.unresolved
-        for place, request in enumerate(requests):
-            asked = _Asked(self, answers, place, request, deadline, began)
+        for index, request in enumerate(requests):
+            asked = _Asked(self, answers, index, request, deadline, began)
             try:
-                admit(place, request)
+                admit(index, request)
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-                answers.answer(place, error)
+                answers.answer(index, error)
                 continue
             try:
                 wait = self._advance(asked, unresolved)
@@ -159,14 +159,14 @@ class Preparer:
         try:
             while wait is not None:
                 await wait
-                if not asked.answers.waits_for(asked.place):
-                    asked.answers.answer(asked.place, ConnectionAbortedError("the caller is gone"))
+                if not asked.answers.waits_for(asked.index):
+                    asked.answers.answer(asked.index, ConnectionAbortedError("the caller is gone"))
                     return
                 wait = self._advance(asked, self._shards.unresolved)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell(asked, error)
         except asyncio.CancelledError:
-            asked.answers.answer(asked.place, ConnectionAbortedError("halfway is stopped"))
+            asked.answers.answer(asked.index, ConnectionAbortedError("halfway is stopped"))
             raise
 
     def _advance(self, asked: _Asked, unresolved: int) -> Awaitable[None] | None:
@@ -241,7 +241,7 @@ class Preparer:
         if not isinstance(result, NotServedError):  # else the owner of the shard counts it
             name = asked.request.group
             self._activity.note_prepare("" if self._groups.find(name) is None else name, told, asked.began)
-        asked.answers.answer(asked.place, result)
+        asked.answers.answer(asked.index, result)
 
     def _new_id(self, shard: int, now: int) -> str:
         return server_id(shard, str(uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)))

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 _ATTEMPT_DIGITS = 6
 
 
-class _Ended(msgspec.Struct, eq=False):
-    """One end of a caller, and what comes of it (an `answers.Reply`)."""
+class _Asked(msgspec.Struct, eq=False):
+    """One end that a caller asks for, and what comes of it (an `answers.Reply`)."""
 
-    ends: _Ends
-    place: int
+    call: _Call
+    index: int
     request: End
     act: Act
     by: Principal | None = None
@@ -58,29 +58,29 @@ class _Ended(msgspec.Struct, eq=False):
 
     def set_exception(self, error: BaseException) -> None:
         told = error if isinstance(error, Exception) else unconfirmed(self.request.id)
-        if not self.ends.answers.waits_for(self.place):
+        if not self.call.answers.waits_for(self.index):
             note_late(self.request.id, error)
         self._answer(told, error, told.code if isinstance(told, HalfwayError) else "internal")
 
     def refuse(self, error: Exception) -> None:
         """Answer a caller who may not do this: it is not counted."""
         self.is_answered = True
-        self.ends.answers.answer(self.place, error)
+        self.call.answers.answer(self.index, error)
 
     def _answer(self, result: EndResult | Exception, error: BaseException | None, counted: str) -> None:
         self.is_answered = True
-        ends = self.ends
-        if ends.in_lane.pop(self.place, None) is not None and not ends.in_lane:
-            ends.requests.deadlines.forget(ends.answer_late, ends.deadline)
-        ends.answers.answer(self.place, result)
+        call = self.call
+        if call.in_lane.pop(self.index, None) is not None and not call.in_lane:
+            call.requests.deadlines.forget(call.answer_late, call.deadline)
+        call.answers.answer(self.index, result)
         if self.said_commit or self.by is not None:
-            ends.requests.note(self, error, changed=counted == "changed")
+            call.requests.note(self, error, changed=counted == "changed")
         if not isinstance(error, NotServedError):  # else the owner of the shard counts it
-            ends.activity.note_end(self.group, self.request.outcome, self.act.cause, counted, ends.began)
+            call.activity.note_end(self.group, self.request.outcome, self.act.cause, counted, call.began)
 
 
-class _Ends:
-    """The ends of one call, which have one deadline."""
+class _Call:
+    """What the ends of one call share, such as their deadline."""
 
     __slots__ = ("activity", "answers", "began", "deadline", "in_lane", "requests")
 
@@ -92,12 +92,12 @@ class _Ends:
         self.answers = answers
         self.deadline = deadline
         self.began = asyncio.get_running_loop().time()
-        self.in_lane: dict[int, _Ended] = {}
-        """Those that the resolver has begun, by place."""
+        self.in_lane: dict[int, _Asked] = {}
+        """Those that the resolver has begun, by index."""
 
     def answer_late(self) -> None:
         """Answer those that are late, each with an error of its own."""
-        answer_all([(ended, unconfirmed(ended.request.id)) for ended in self.in_lane.values()])
+        answer_all([(asked, unconfirmed(asked.request.id)) for asked in self.in_lane.values()])
 
 
 class CallerRequests:
@@ -134,9 +134,9 @@ class CallerRequests:
         If the answers are abandoned, what was begun is finished nevertheless, and what waits to begin goes no further.
         Only an end that has to wait for something other than the lane takes a task of its own.
         """
-        ends = _Ends(self, self._activity, answers, deadline)
+        call = _Call(self, self._activity, answers, deadline)
         by_hand = principal.kind is PrincipalKind.OPERATOR
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             by = principal if by_hand or request.cause is Cause.OPERATOR else None
             act = Act(
                 action=ACTIONS[request.outcome],
@@ -144,18 +144,18 @@ class CallerRequests:
                 remark=request.remark,
                 prepared_at=request.prepared_at,
             )
-            ended = _Ended(ends, place, request, act, by)
-            if not self._has_begun(ended, principal):
-                task = asyncio.get_running_loop().create_task(self._end(ended, deadline, principal))
+            asked = _Asked(call, index, request, act, by)
+            if not self._has_begun(asked, principal):
+                task = asyncio.get_running_loop().create_task(self._end(asked, deadline, principal))
                 self._tasks.add(task)
-                task.add_done_callback(partial(self._over, ended))
+                task.add_done_callback(partial(self._over, asked))
                 answers.if_abandoned(task.cancel)
-        if ends.in_lane:
-            self.deadlines.watch(ends.answer_late, deadline)
+        if call.in_lane:
+            self.deadlines.watch(call.answer_late, deadline)
 
-    def _has_begun(self, ended: _Ended, principal: Principal) -> bool:
+    def _has_begun(self, asked: _Asked, principal: Principal) -> bool:
         """Begin or refuse an end; False if it has to wait for something other than the lane."""
-        request, ends = ended.request, ended.ends
+        request, call = asked.request, asked.call
         try:
             self._authority.require(principal, _permission(request))
             if request.outcome is Outcome.UNKNOWN:
@@ -166,66 +166,66 @@ class CallerRequests:
         except (UnknownTransactionError, NotServedError):
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            ended.refuse(error)
+            asked.refuse(error)
             return True
         if entry is None or (principal.kind is PrincipalKind.GROUP and entry.group != principal.name):
             return False  # it takes a read barrier to tell
-        ended.group = entry.group
-        ends.in_lane[ended.place] = ended
+        asked.group = entry.group
+        call.in_lane[asked.index] = asked
         try:
             if request.check_id is not None:
-                self._note_check(shard, entry, ended, request.check_id)
-            begun = self._resolver.begin(shard, entry, ended.act, kept, deadline=ends.deadline, reply=ended)
+                self._note_check(shard, entry, asked, request.check_id)
+            begun = self._resolver.begin(shard, entry, asked.act, kept, deadline=call.deadline, reply=asked)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            ended.set_exception(error)
+            asked.set_exception(error)
             return True
         if not begun:
-            del ends.in_lane[ended.place]
+            del call.in_lane[asked.index]
         return begun
 
-    def _over(self, ended: _Ended, task: asyncio.Task[None]) -> None:
+    def _over(self, asked: _Asked, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() and not ended.done():  # before it began
-            ended.set_exception(asyncio.CancelledError())
+        if task.cancelled() and not asked.done():  # before it began
+            asked.set_exception(asyncio.CancelledError())
 
-    async def _end(self, ended: _Ended, deadline: float, principal: Principal) -> None:
+    async def _end(self, asked: _Asked, deadline: float, principal: Principal) -> None:
         """Do the same when it has to wait."""
-        request = ended.request
+        request = asked.request
         try:
             shard, entry = await self._lookup.locate(
                 request.id, _permission(request), principal=principal, deadline=deadline
             )
-            ended.group = entry.group
+            asked.group = entry.group
             if request.check_id is not None:
-                self._note_check(shard, entry, ended, request.check_id)
-            result = await self._resolver.resolve(request.id, ended.act, deadline=deadline)
+                self._note_check(shard, entry, asked, request.check_id)
+            result = await self._resolver.resolve(request.id, asked.act, deadline=deadline)
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
                 still.remark = request.remark
         except BaseException as error:
-            ended.set_exception(error)
+            asked.set_exception(error)
             if not isinstance(error, Exception):
                 raise
         else:
-            ended.set_result(result)
+            asked.set_result(result)
 
-    def note(self, ended: _Ended, error: BaseException | None, *, changed: bool) -> None:
+    def note(self, asked: _Asked, error: BaseException | None, *, changed: bool) -> None:
         """Record the commit verdict of a fetched check if its commit was not written, and who ended it by hand."""
-        request = ended.request
-        if ended.said_commit:
+        request = asked.request
+        if asked.said_commit:
             self._verdicts.take_commit_result(request.id, error)
-        if ended.by is not None and changed:
+        if asked.by is not None and changed:
             event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
-            self._activity.acted(request.id, event.value, ended.by)
+            self._activity.acted(request.id, event.value, asked.by)
 
-    def _note_check(self, shard: Shard, entry: Entry, ended: _Ended, check_id: str) -> None:
+    def _note_check(self, shard: Shard, entry: Entry, asked: _Asked, check_id: str) -> None:
         """Take an end for the answer to a check that was sent; keep its commit, be that check noted or not."""
-        if ended.request.outcome is Outcome.COMMIT and check_id.rpartition(":")[0] == entry.id:
+        if asked.request.outcome is Outcome.COMMIT and check_id.rpartition(":")[0] == entry.id:
             self._verdicts.keep(entry, shard.number, entry.checks)
-            ended.said_commit = True
+            asked.said_commit = True
         number = self._number_sent(check_id, entry)
         if number is None:
             return
-        ended.act = msgspec.structs.replace(ended.act, cause=Cause.CHECK)
+        asked.act = msgspec.structs.replace(asked.act, cause=Cause.CHECK)
         if isinstance(entry, Pending) and number >= (entry.leased_check or entry.checks):
             entry.leased_until = 0
             shard.agenda.put(entry.id, 0)  # the scan waited for the end of the lease
