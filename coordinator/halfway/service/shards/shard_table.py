@@ -24,6 +24,7 @@ from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause
 from halfway.service.ports import TOMBSTONE, Tombstone
 from halfway.service.shards.rotation import ShardRotation
+from halfway.service.shards.shard_stats import ShardStats, stats_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -39,20 +40,6 @@ _OWN_KEPT: Final = 100_000
 """Of own records that the tail has yet to pass, in one shard."""
 _OVERHEAD_BYTES: Final = 512
 """What a payload in memory takes beside its own bytes."""
-
-
-class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one shard for metrics; ages in seconds, lags in records."""
-
-    shard: int
-    pending: int
-    parked: int
-    ended: int
-    oldest_pending_s: float
-    half_lag: int
-    op_lag: int
-    due: int
-    strays: int
 
 
 class Shard:
@@ -307,7 +294,7 @@ class ShardTable:
     def stats(self) -> list[ShardStats]:
         """Return the figures of every shard served."""
         now = self._clock.now_ms()
-        return [_stats(shard, now) for shard in self.all()]
+        return [stats_of(shard, now) for shard in self.all()]
 
     def group_counts(self) -> dict[str, tuple[int, int]]:
         """Return pending and parked by group, over the shards served here."""
@@ -421,20 +408,3 @@ class ShardTable:
 def not_served(number: int) -> NotServedError:
     """Return the error for a shard that is not served here now."""
     return NotServedError(f"shard {number} is being recovered or moved: try again", shard=number)
-
-
-def _stats(shard: Shard, now: int) -> ShardStats:
-    state = shard.state
-    pending, parked, ended = state.counts
-    oldest = state.oldest()
-    return ShardStats(
-        shard=shard.number,
-        pending=pending,
-        parked=parked,
-        ended=ended,
-        oldest_pending_s=0.0 if oldest is None else max(0, now - oldest.prepared_at) / 1000,
-        half_lag=state.half_tail - state.half_cursor,
-        op_lag=state.op_tail - state.op_cursor,
-        due=pending,
-        strays=len(state.strays()),
-    )
