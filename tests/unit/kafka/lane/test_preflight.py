@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,13 +17,12 @@ from halfway.domain.errors import (
 )
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
-from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Answer
 from halfway.kafka.lane.preflight import LaneContext, admit
 from halfway.kafka.lane.queue import Submission
 from halfway.kafka.topics.partition_availability import WritablePartitions
-from halfway.service.ports import LaneWrite, Written
+from tests.support.submissions import submission
 
 SLOW_S = 2.0
 
@@ -63,18 +61,8 @@ class Told:
         return {name: self.openings.get(name) for name in names}
 
 
-def submission(name: str, *messages: Message) -> Submission:
-    write = LaneWrite(
-        shard=0,
-        id=name,
-        group="g",
-        state=State.COMMITTED,
-        prepared_at=1,
-        messages=messages or (Message(topic=name, value=b"v"),),
-        deadline=0,
-    )
-    future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-    return Submission.of(write, future, 1e9)
+def unexpired(name: str, *messages: Message) -> Submission:
+    return submission(name, *(messages or (Message(topic=name, value=b"v"),)), expires=1e9)
 
 
 def shown(_topic: str, _partitions: int) -> bool:
@@ -96,7 +84,7 @@ async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
     """When it is over, ends to topics of which Kafka has not told are refused; the others are written."""
     slow = SlowDestinations()
     monkeypatch.setattr("halfway.kafka.lane.preflight.time", slow)
-    batch = [submission(name) for name in (*(f"hidden-{number}" for number in range(20)), "good")]
+    batch = [unexpired(name) for name in (*(f"hidden-{number}" for number in range(20)), "good")]
     answers: list[Answer] = []
     admitted = admit(context_with(slow), batch, answers, shown)
     assert [work.write.id for work, _ in admitted] == ["good"]
@@ -115,10 +103,10 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
     half_closed = WritablePartitions("orders", 2, {partition_for_key(b"shut", 2): "has no leader"})
     open_key = next(key for key in (b"%d" % n for n in range(9)) if partition_for_key(key, 2) not in half_closed.closed)
     batch = [
-        submission("shut", Message(topic="points", value=b"v"), Message(topic="orders", key=b"shut", value=b"v")),
-        submission("open", Message(topic="orders", key=open_key, value=b"v")),
-        submission("elsewhere", Message(topic="points", value=b"v")),
-        submission("named", Message(topic="orders", partition=next(iter(half_closed.closed)), value=b"v")),
+        unexpired("shut", Message(topic="points", value=b"v"), Message(topic="orders", key=b"shut", value=b"v")),
+        unexpired("open", Message(topic="orders", key=open_key, value=b"v")),
+        unexpired("elsewhere", Message(topic="points", value=b"v")),
+        unexpired("named", Message(topic="orders", partition=next(iter(half_closed.closed)), value=b"v")),
     ]
     answers: list[Answer] = []
     admitted = admit(context_with(Told(half_closed, WritablePartitions("points", 1))), batch, answers, shown)
@@ -132,7 +120,7 @@ async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
     some = WritablePartitions("orders", 3, {0: "has no leader", 2: "has no leader"})
     none = WritablePartitions("points", 1, {0: "has no leader"})
     batch = [
-        submission(f"{topic}-{n}", Message(topic=topic, value=b"v")) for topic in ("orders", "points") for n in range(9)
+        unexpired(f"{topic}-{n}", Message(topic=topic, value=b"v")) for topic in ("orders", "points") for n in range(9)
     ]
     answers: list[Answer] = []
     admitted = admit(context_with(Told(some, none)), batch, answers, shown)
@@ -143,9 +131,9 @@ async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
 async def test_a_partition_that_is_not_there_is_refused_before_anything_begins() -> None:
     """One that the topic has lost, and one that the producer does not know yet."""
     batch = [
-        submission("lost", Message(topic="orders", partition=2, value=b"v")),
-        submission("unshown", Message(topic="points", partition=1, value=b"v")),
-        submission("there", Message(topic="orders", partition=1, value=b"v")),
+        unexpired("lost", Message(topic="orders", partition=2, value=b"v")),
+        unexpired("unshown", Message(topic="points", partition=1, value=b"v")),
+        unexpired("there", Message(topic="orders", partition=1, value=b"v")),
     ]
     answers: list[Answer] = []
     told = Told(WritablePartitions("orders", 2), WritablePartitions("points", 2))
@@ -158,7 +146,7 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_begins()
 
 async def test_a_write_that_cannot_be_encoded_fails_at_once_and_alone() -> None:
     """It would fail the same way again: NotWrittenError would have it repeated until its deadline."""
-    batch = [submission("bad\udcff"), submission("good")]
+    batch = [unexpired("bad\udcff"), unexpired("good")]
     answers: list[Answer] = []
     admitted = admit(
         context_with(Told(WritablePartitions("bad\udcff", 1), WritablePartitions("good", 1))), batch, answers, shown

@@ -6,29 +6,16 @@ import asyncio
 
 from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
 from halfway.domain.records import Message
-from halfway.domain.transaction import State
 from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release, Submission
-from halfway.service.ports import LaneWrite, Written
+from tests.support.submissions import submission
 
 LIMITS = BatchLimits(ends=3, payload_bytes=100, records=1_000)
 
 PLENTY = 1_000_000
 
 
-def submission(name: str, *sizes: int) -> Submission:
-    messages = tuple(Message(topic="t", value=b"x" * size) for size in sizes)
-    write = LaneWrite(
-        shard=0,
-        id=name,
-        group="g",
-        state=State.COMMITTED,
-        prepared_at=1,
-        messages=messages,
-        size=sum(sizes),
-        deadline=0,
-    )
-    future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-    return Submission.of(write, future, 0)
+def sized(name: str, *sizes: int) -> Submission:
+    return submission(name, *(Message(topic="t", value=b"x" * size) for size in sizes))
 
 
 def refused(queue: LaneQueue, one: Submission) -> type[HalfwayError] | None:
@@ -45,7 +32,7 @@ async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
     """First in, first out; the rest makes the next batch."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     for name in "abcd":
-        queue.put_all([submission(name)])
+        queue.put_all([sized(name)])
     assert names(queue.take(0)) == ["a", "b", "c"]
     assert names(queue.take(0)) == ["d"]
     assert queue.take(0) is None
@@ -55,7 +42,7 @@ async def test_a_batch_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> No
     """One end always fits; the next only where the sum stays within the limit."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     for name, size in (("a", 500), ("b", 60), ("c", 40), ("d", 1)):
-        queue.put_all([submission(name, size)])
+        queue.put_all([sized(name, size)])
     assert names(queue.take(0)) == ["a"]
     assert names(queue.take(0)) == ["b", "c"]
     assert names(queue.take(0)) == ["d"]
@@ -65,16 +52,16 @@ async def test_a_batch_is_bounded_in_records() -> None:
     """An end counts as its messages and the three records that halfway keeps."""
     queue = LaneQueue(10, PLENTY, BatchLimits(ends=10, payload_bytes=1_000, records=10))
     for name in "abc":
-        queue.put_all([submission(name, 1, 1)])
+        queue.put_all([sized(name, 1, 1)])
     assert names(queue.take(0)) == ["a", "b"]
 
 
 async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
     """Releases are few, and must come through."""
     queue = LaneQueue(2, PLENTY, LIMITS)
-    queue.put_all([submission("a")])
-    queue.put_all([submission("b")])
-    assert refused(queue, submission("c")) is OverloadedError
+    queue.put_all([sized("a")])
+    queue.put_all([sized("b")])
+    assert refused(queue, sized("c")) is OverloadedError
     assert queue.put_release(Release(shards=[1]))
     assert len(queue) == 3
 
@@ -82,7 +69,7 @@ async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
 async def test_of_many_those_that_fit_are_taken_in_order() -> None:
     """Each of the others hears why it is refused."""
     queue = LaneQueue(3, 100, LIMITS)
-    many = [submission("a", 60), submission("b", 60), submission("c", 40), submission("d"), submission("e")]
+    many = [sized("a", 60), sized("b", 60), sized("c", 40), sized("d"), sized("e")]
     refusals = queue.put_all(many)
     assert [(one.write.id, type(error)) for one, error in refusals] == [("b", OverloadedError), ("e", OverloadedError)]
     assert names(queue.take(0)) == ["a", "c", "d"]
@@ -92,9 +79,9 @@ async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
     """Its Kafka transaction holds nothing else."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     release = Release(shards=[1, 2])
-    queue.put_all([submission("a")])
+    queue.put_all([sized("a")])
     queue.put_release(release)
-    queue.put_all([submission("b")])
+    queue.put_all([sized("b")])
     assert names(queue.take(0)) == ["a"]
     assert queue.take(0) is release
     assert names(queue.take(0)) == ["b"]
@@ -103,25 +90,25 @@ async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
 async def test_a_queue_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> None:
     """What has been taken makes room again; a release has no bytes."""
     queue = LaneQueue(10, 100, LIMITS)
-    queue.put_all([submission("a", 500)])
-    assert refused(queue, submission("b", 1)) is OverloadedError
+    queue.put_all([sized("a", 500)])
+    assert refused(queue, sized("b", 1)) is OverloadedError
     assert queue.put_release(Release(shards=[0]))
     assert names(queue.take(0)) == ["a"]
     queue.take(0)
-    queue.put_all([submission("b", 60)])
-    queue.put_all([submission("c", 40)])
-    assert refused(queue, submission("d", 1)) is OverloadedError
+    queue.put_all([sized("b", 60)])
+    queue.put_all([sized("c", 40)])
+    assert refused(queue, sized("d", 1)) is OverloadedError
     assert names(queue.take(0)) == ["b", "c"]
-    assert refused(queue, submission("d", 1)) is None
+    assert refused(queue, sized("d", 1)) is None
 
 
 async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
     """Whoever closes answers for what was still waiting."""
     queue = LaneQueue(10, PLENTY, LIMITS)
-    first = submission("a")
+    first = sized("a")
     queue.put_all([first])
     assert queue.close() == [first]
-    assert refused(queue, submission("b")) is NotWrittenError
+    assert refused(queue, sized("b")) is NotWrittenError
     assert queue.take(60) is None
     assert queue.closed
 
@@ -131,7 +118,7 @@ async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
     queue = LaneQueue(10, PLENTY, LIMITS)
     async with asyncio.timeout(30):
         reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
-        queue.put_all([submission("a")])
+        queue.put_all([sized("a")])
         assert names(await reading) == ["a"]
         reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
         await asyncio.sleep(0.01)
