@@ -1,7 +1,7 @@
 """The one place where bodies and parameters are validated and converted to the service's requests.
 
-The good path is one pass of msgspec, the conversion, and a count of quotes that shows that no name is given twice. Only
-a refused body is validated again (`explain`), so that every wrong field is named.
+The good path is one pass of msgspec, the conversion, and a count of strings, which shows that no name is given twice.
+Only a refused body is validated again (`explain`), so that every wrong field is named.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def _bytes(data: Data, number: int, field: str) -> bytes | None:
 
 def _suspicious(request: msgspec.Struct, body: bytes) -> bool:
     """Whether a body that was read as `request` may repeat a name; on the path of every request."""
-    if b"\\\\" not in body and _quotes_in(body) == _quotes_for(request):
+    if b"\\\\" not in body and _strings_in(body) == _strings_of(request):
         return False
     # A letter or an underscore of a name may be written as an escape.
     if b"\\u00" in body and (b"\\u005" in body or b"\\u006" in body or b"\\u007" in body):
@@ -293,56 +293,61 @@ def _suspicious(request: msgspec.Struct, body: bytes) -> bool:
     return True
 
 
-def _quotes_in(body: bytes) -> int:
-    """Count the quotes that begin or end a string, in JSON that escapes no backslash."""
-    return body.count(b'"') - body.count(b'\\"')
+def _strings_in(body: bytes) -> int:
+    """Count the strings, names among them, in JSON that escapes no backslash: each begins and ends with a quote."""
+    return (body.count(b'"') - body.count(b'\\"')) // 2
 
 
-def _quotes_for(request: msgspec.Struct) -> int:
-    """Return how many such quotes a request has at least: two for each name and each string."""
+def _strings_of(request: msgspec.Struct) -> int:
+    """Return how many strings a request has if it repeats no name: each name, and each value that is a string.
+
+    -1 for a request whose strings are not counted. A name with the value null is not counted either: it needs a second
+    look.
+    """
     if isinstance(request, models.PrepareRequest):
-        return _quotes_for_prepare(request)
+        return _strings_of_prepare(request)
     if isinstance(request, models.EndRequest):
-        return _quotes_for_end(request)
+        return _strings_of_end(request)
     if isinstance(request, models.StreamChecks):
-        return 8
+        return 4  # n, group, its value, max
     if isinstance(request, models.WholeBatch):
-        return _quotes_for_each(request.prepare) + _quotes_for_each(request.end)
+        return _strings_of_each(request.prepare) + _strings_of_each(request.end)
     if isinstance(request, models.WholeStreamFrame):
         items = (request.prepare, request.end, request.checks)
-        return sum(_quotes_for_each(each) for each in items)
+        return sum(_strings_of_each(each) for each in items)
     return -1
 
 
-def _quotes_for_prepare(request: models.PrepareRequest) -> int:
-    quotes = 6 + 4 * (request.id is not None) + 2 * (request.check_after_s is not None)
+def _strings_of_prepare(request: models.PrepareRequest) -> int:
+    strings = 3 + isinstance(request, models.StreamPrepare)  # group, its value, messages; n
+    strings += 2 * (request.id is not None) + (request.check_after_s is not None)
     for message in request.messages:
-        quotes += 6 + _quotes_for_data(message.value) + 2 * (message.partition is not None)
+        strings += 3 + _strings_of_data(message.value) + (message.partition is not None)  # topic, its value, value
         if message.key is not None:
-            quotes += 2 + _quotes_for_data(message.key)
+            strings += 1 + _strings_of_data(message.key)
         if message.headers:
-            quotes += 2
+            strings += 1
             for header in message.headers:
-                quotes += 4 if header.value is None else 6 + _quotes_for_data(header.value)
-    return quotes + 2 * isinstance(request, models.StreamPrepare)
+                strings += 2 if header.value is None else 3 + _strings_of_data(header.value)  # name, its value, value
+    return strings
 
 
-def _quotes_for_end(request: models.EndRequest) -> int:
-    quotes = 4 + 4 * (request.remark is not None) + 4 * (request.check_id is not None)
+def _strings_of_end(request: models.EndRequest) -> int:
+    strings = 2 + 2 * (request.remark is not None) + 2 * (request.check_id is not None)  # outcome, its value
     if isinstance(request, models.StreamEnd):
-        quotes += 2 + 2 * (request.confirm is not None)
-    return quotes + 4 * isinstance(request, models.BatchEnd)
+        strings += 1 + (request.confirm is not None)  # n
+    return strings + 2 * isinstance(request, models.BatchEnd)  # id, its value
 
 
-def _quotes_for_each(items: Sequence[msgspec.Struct]) -> int:
-    """Do as `_quotes_for` for a list and its name; an empty one that is given needs a second look."""
-    return sum(map(_quotes_for, items), 2 if items else 0)
+def _strings_of_each(items: Sequence[msgspec.Struct]) -> int:
+    """Do as `_strings_of` for a list and its name; an empty one that is given needs a second look."""
+    return sum(map(_strings_of, items), 1 if items else 0)
 
 
-def _quotes_for_data(data: Data) -> int:
+def _strings_of_data(data: Data) -> int:
     if data.__class__ is str:
-        return 2
-    return 6 + _quotes_in(bytes(data.data)) if isinstance(data, TypedData) else 0
+        return 1
+    return 3 + _strings_in(bytes(data.data)) if isinstance(data, TypedData) else 0  # type, its value, data
 
 
 def _messages_suspicious(messages: list[models.Message], body: bytes) -> bool:
