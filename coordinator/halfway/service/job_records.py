@@ -9,7 +9,7 @@ import msgspec
 
 from halfway.domain.principal import Principal
 from halfway.domain.transaction import State
-from halfway.service.requests import ListQuery
+from halfway.service.requests import ListQuery, TransactionFilter
 
 MIN_RATE: Final = 0.1
 MAX_RATE: Final = 500
@@ -61,41 +61,12 @@ class ItemResult(StrEnum):
     """The id belongs to another transaction than the one that was found: nothing was done to it."""
 
 
-class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which transactions; None matches all. Ages in seconds, from when the job looks for them."""
-
-    state: State | None = None
-    group: str | None = None
-    topic: str | None = None
-    key: bytes | None = None
-    id: str | None = None
-    older_than_s: float | None = None
-    younger_than_s: float | None = None
-    error: str | None = None
-
-    def query(self, action: JobAction, now: int, *, limit: int = 100) -> ListQuery:
-        """Return the query for what an action may act on; `now` in ms since the epoch."""
-        states = action.states
-        return ListQuery(
-            state=states[0] if len(states) == 1 else self.state,
-            group=self.group,
-            topic=self.topic,
-            key=self.key,
-            id=self.id,
-            prepared_from=None if self.younger_than_s is None else now - round(self.younger_than_s * 1000),
-            prepared_until=None if self.older_than_s is None else now - round(self.older_than_s * 1000),
-            error=self.error,
-            unresolved=True,
-            limit=limit,
-        )
-
-
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for: either `filter` or `ids`."""
 
     id: str
     action: JobAction
-    filter: JobFilter | None = None
+    filter: TransactionFilter | None = None
     ids: tuple[str, ...] = ()
     reason: str
     rate: float
@@ -104,6 +75,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Transactions at most."""
     of_group: str | None = None
     """The group whose key asked for it, which sees it; None for others."""
+
+    def query(self, given: TransactionFilter, now: int, *, limit: int = 100) -> ListQuery:
+        """Return the query for what the action may act on; `now` in ms since the epoch."""
+        states = self.action.states
+        state = states[0] if len(states) == 1 else given.state
+        return msgspec.structs.replace(given.query(now), state=state, unresolved=True, limit=limit)
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

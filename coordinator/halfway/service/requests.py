@@ -136,6 +136,32 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
         return self.unresolved or any(one is not None for one in later)
 
 
+class TransactionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which transactions a list or a job asks for; None matches all. Ages in seconds, from when they are looked for."""
+
+    state: State | None = None
+    group: str | None = None
+    topic: str | None = None
+    key: bytes | None = None
+    id: str | None = None
+    older_than_s: float | None = None
+    younger_than_s: float | None = None
+    error: str | None = None
+
+    def query(self, now: int) -> ListQuery:
+        """Return the query for it; `now` in ms since the epoch."""
+        return ListQuery(
+            state=self.state,
+            group=self.group,
+            topic=self.topic,
+            key=self.key,
+            id=self.id,
+            prepared_from=None if self.younger_than_s is None else now - round(self.younger_than_s * 1000),
+            prepared_until=None if self.older_than_s is None else now - round(self.older_than_s * 1000),
+            error=self.error,
+        )
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One page of a list, oldest prepare first, and the cursor of the next one."""
 

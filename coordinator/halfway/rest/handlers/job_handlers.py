@@ -18,13 +18,14 @@ from halfway.rest.handlers.statistics_handlers import AWAY
 from halfway.rest.requests import convert, schemas
 from halfway.rest.requests import job_models as models
 from halfway.rest.requests.data import rfc3339_or_none
-from halfway.rest.requests.validation import FieldRefusedError, parameters, path_parameter
+from halfway.rest.requests.validation import FieldRefusedError, parameters, path_parameter, to_filter
 from halfway.rest.responses.answer import Answer, answer
-from halfway.service.job_records import JobFilter, JobSpec
+from halfway.service.job_records import JobSpec
 
 if TYPE_CHECKING:
     from halfway.rest.handlers.calls import Call
-    from halfway.service.job_records import JobView
+    from halfway.service.job_records import JobAction, JobView
+    from halfway.service.requests import TransactionFilter
 
 _ID_BYTES = 12
 
@@ -112,7 +113,7 @@ def _wanted(request: models.JobRequest) -> _Wanted:
     spec = JobSpec(
         id=request.id or token_hex(_ID_BYTES),
         action=request.action,
-        filter=None if request.filter is None else _filter(request.filter, request),
+        filter=None if request.filter is None else _filter(request.filter, request.action),
         ids=tuple(request.ids or ()),
         reason=request.reason or "",
         rate=request.rate,
@@ -121,21 +122,11 @@ def _wanted(request: models.JobRequest) -> _Wanted:
     return _Wanted(spec=spec, preview=request.preview)
 
 
-def _filter(given: models.JobFilter, request: models.JobRequest) -> JobFilter:
-    state = None if given.state is None else State(given.state)
-    states = request.action.states
-    if state is not None and state not in states:
-        raise FieldRefusedError("filter.state", f"{request.action} acts on what is {' or '.join(states)}")
-    return JobFilter(
-        state=state,
-        group=given.group,
-        topic=given.topic,
-        key=None if given.key is None else given.key.encode(),
-        id=given.id,
-        older_than_s=given.older_than_s,
-        younger_than_s=given.younger_than_s,
-        error=given.error,
-    )
+def _filter(given: models.JobFilter, action: JobAction) -> TransactionFilter:
+    wanted = to_filter(given)
+    if wanted.state is not None and wanted.state not in action.states:
+        raise FieldRefusedError("filter.state", f"{action} acts on what is {' or '.join(action.states)}")
+    return wanted
 
 
 def _shown(call: Call, view: JobView) -> models.JobResponse:
@@ -164,7 +155,7 @@ def _shown(call: Call, view: JobView) -> models.JobResponse:
     )
 
 
-def _shown_filter(call: Call, given: JobFilter) -> models.JobFilter:
+def _shown_filter(call: Call, given: TransactionFilter) -> models.JobFilter:
     reads = call.site.coordinator.authority.may(call.principal, Permission.READ_PAYLOADS, call.principal.group)
     return models.JobFilter(
         state="prepared" if given.state is State.PREPARED else "parked" if given.state is State.PARKED else None,

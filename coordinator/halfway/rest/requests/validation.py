@@ -13,13 +13,13 @@ import msgspec
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import MAX_REMARK_BYTES, CheckMode
 from halfway.domain.records import Message as Payload
-from halfway.domain.transaction import Cause
+from halfway.domain.transaction import Cause, State
 from halfway.domain.urls import url_refusal
 from halfway.rest.requests import job_models, key_models, models, schemas
 from halfway.rest.requests.data import Data, TypedData, to_bytes
 from halfway.rest.requests.explain import MAX_ERRORS, SHOWN, Explainer, ExplanationBudget, demand_single, located, short
 from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, invalid
-from halfway.service.requests import End, GroupSpec, ListQuery, Prepare
+from halfway.service.requests import End, GroupSpec, ListQuery, Prepare, TransactionFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -174,21 +174,24 @@ def to_batch_end(request: models.BatchEnd, cause: Cause) -> End:
     return to_end(request, request.id, cause)
 
 
-def to_list_query(given: models.ListParameters, now: int) -> ListQuery:
-    """Return the service's form of a list's filters; `now` in ms since the epoch."""
-    return ListQuery(
-        state=given.state,
+def to_filter(given: models.ListParameters | job_models.JobFilter) -> TransactionFilter:
+    """Return the service's form of the filters of a list or a job."""
+    return TransactionFilter(
+        state=None if given.state is None else State(given.state),
         group=given.group,
         topic=given.topic,
         key=None if given.key is None else given.key.encode(),
-        limit=given.limit,
-        cursor=given.cursor,
         id=given.id,
-        prepared_from=None if given.younger_than_s is None else now - round(given.younger_than_s * 1000),
-        prepared_until=None if given.older_than_s is None else now - round(given.older_than_s * 1000),
-        cause=given.cause,
+        older_than_s=given.older_than_s,
+        younger_than_s=given.younger_than_s,
         error=given.error,
     )
+
+
+def to_list_query(given: models.ListParameters, now: int) -> ListQuery:
+    """Return the service's form of what a list asks for; `now` in ms since the epoch."""
+    query = to_filter(given).query(now)
+    return msgspec.structs.replace(query, cause=given.cause, limit=given.limit, cursor=given.cursor)
 
 
 def path_parameter(name: str, value: str, kind: Any) -> str:

@@ -66,7 +66,7 @@ class JobWork:
         """Find what the filter of a job matches; an error if a shard cannot be asked."""
         if spec.filter is None:
             return Found(count=len(spec.ids), places=tuple((0, name) for name in spec.ids))
-        query = spec.filter.query(spec.action, self._clock.now_ms())
+        query = spec.query(spec.filter, self._clock.now_ms())
         return await self._fan_out.find(query, most=spec.most, deadline=deadline, principal=principal)
 
     async def sample(
@@ -75,7 +75,7 @@ class JobWork:
         """Count what the filter of a job matches, and show the oldest."""
         if spec.filter is None:
             return len(set(spec.ids)), ()
-        query = spec.filter.query(spec.action, self._clock.now_ms(), limit=limit)
+        query = spec.query(spec.filter, self._clock.now_ms(), limit=limit)
         found = await self._fan_out.find(query, most=0, deadline=deadline, principal=principal)
         page = await self._fan_out.list(query, deadline=deadline, principal=principal)
         return found.count, page.transactions

@@ -44,7 +44,6 @@ from halfway.service.figures import (
 from halfway.service.job_records import (
     ItemResult,
     JobAction,
-    JobFilter,
     JobItem,
     JobList,
     JobPage,
@@ -82,7 +81,16 @@ from halfway.service.peer_calls import (
     StartJobCall,
     StopJobCall,
 )
-from halfway.service.requests import End, EndResult, LeasedCheck, ListQuery, Prepare, Prepared, TransactionView
+from halfway.service.requests import (
+    End,
+    EndResult,
+    LeasedCheck,
+    ListQuery,
+    Prepare,
+    Prepared,
+    TransactionFilter,
+    TransactionView,
+)
 
 MESSAGE = Message(topic="orders", key=b"\x00k", value=None, headers=(("h", b"v"),), partition=2)
 VIEW = TransactionView(
@@ -116,7 +124,7 @@ SEARCH = ListQuery(id="o", prepared_from=1, prepared_until=9, cause=Cause.CHECK,
 SPEC = JobSpec(
     id="j",
     action=JobAction.RESUME,
-    filter=JobFilter(group="shop", key=b"\xff", older_than_s=1.5),
+    filter=TransactionFilter(group="shop", key=b"\xff", older_than_s=1.5),
     reason="why",
     rate=50.0,
     most=9,
