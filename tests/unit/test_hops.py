@@ -2,8 +2,8 @@
 
 from tests.support.rest.hops import way_of_a_commit
 
-MOST_MODULES = 21
-MOST_HOPS = 40
+MOST_MODULES = 20
+MOST_HOPS = 39
 
 
 async def test_a_commit_takes_no_more_hops_between_modules_than_it_did() -> None:
