@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.client.patience import patient
 from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import Shop
+
+__all__ = ["patient"]
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from examples.orders.plan import Planned
 from examples.orders.service import TOPICS, OrderService
 from halfway.client.barrier import LateTransactionError
+from tests.support.client.patience import patient
+
+__all__ = ["patient"]
 
 CLIENT = TestClient[web.Request, web.Application]
 
