@@ -16,6 +16,7 @@ from halfway.domain.transaction import Outcome
 from halfway.service.check_ports import CheckRequest
 from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
+from tests.support.loop_time import LoopTime
 from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
 
 
@@ -180,8 +181,9 @@ async def test_a_large_question_to_one_who_does_not_read_ends_in_time() -> None:
         check_id="a:1", id="a", group="orders", prepared_at=0, attempt=1,
         messages=(Message(topic="coupon", value=b"\xff" * 8_000_000),),
     )  # fmt: skip
-    async with server, local_caller(timeout_s=1) as caller, asyncio.timeout(30):
-        reply = await caller.call(GROUP, [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"], large)
+    async with server, local_caller(timeout_s=200) as caller:
+        asking = caller.call(GROUP, [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"], large)
+        reply = await LoopTime().out(asking, 202, once=lambda: tasks, what="it is connected")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks)

@@ -19,6 +19,7 @@ from halfway.client import (
 from tests.support.client.serving import serving
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value="paid")
 REMEDY = r"not by halfway; give the coordinator's URL, such as http://halfway:8080"
@@ -51,8 +52,11 @@ async def stranger() -> AsyncIterator[Stranger]:
 
 
 @pytest.mark.parametrize("status", [502, 503, 504, 404, 307, 200])
-async def test_the_next_url_is_asked_at_once(world: RestWorld, stranger: Stranger, status: int) -> None:
+async def test_the_next_url_is_asked_at_once(
+    world: RestWorld, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
     """A proxy whose coordinator is away does not hold up those who have another URL, and is left alone for a while."""
+    monkeypatch.setattr("halfway.client.transport._AVOID_S", GENEROUS_S)
     stranger.status = status
     async with Halfway([stranger.url, world.url], "shop", prepare_timeout_s=60, end_timeout_s=60) as client:
         for _ in range(3):
