@@ -1,10 +1,21 @@
 """Percentiles, and what the kernel tells."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from bench.figures import cpu_us, percentile, standing
+
+OPENS = """
+import os, sys
+print(flush=True)
+sys.stdin.readline()
+pipe = os.pipe()
+print(flush=True)
+sys.stdin.readline()
+"""
 
 
 @pytest.mark.parametrize(
@@ -33,11 +44,19 @@ def test_cpu_time_counts_what_a_process_used() -> None:
 
 
 def test_a_process_tells_what_it_holds() -> None:
-    before = standing(os.getpid())
-    read, write = os.pipe()
-    after = standing(os.getpid())
-    os.close(read)
-    os.close(write)
+    """Of a process that does nothing else: threads of other tests would open and close files meanwhile."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OPENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        before = standing(process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        after = standing(process.pid)
+        process.stdin.close()
     assert after.fds == before.fds + 2
     assert after.threads >= 1
     assert after.rss_mib > 1

@@ -1,28 +1,21 @@
 """Keeping the barrier: what was decided and never ended is ended, and old rows go."""
 
 import asyncio
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from halfway.client import Halfway, Message, SyncHalfway
-from halfway.client.barrier import Barrier, BarrierMaintenance, InvalidRetentionError
+from halfway.client.barrier import Barrier, BarrierMaintenance, InvalidRetentionError, sqlite_transactions
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value="paid")
 
 
 @pytest.fixture
 def barrier(tmp_path: Path) -> Barrier:
-    @contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection, connection:
-            yield connection
-
-    barrier = Barrier("sqlite", begin)
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite", busy_s=GENEROUS_S))
     barrier.create()
     return barrier
 
