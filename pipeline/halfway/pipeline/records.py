@@ -58,12 +58,12 @@ def outcomes(engine: Engine, ops: Frame) -> Frame:
     return engine.query(f"select * from $ops where fault is null and state in ({final})", ops=ops)  # noqa: S608
 
 
-def messages(engine: Engine, records: Frame, prefix: str, since: int = 0) -> Frame:
+def messages(engine: Engine, records: Frame, prefix: str) -> Frame:
     """Return the real messages of a deployment: which transaction, which of its messages, which content.
 
-    Those of another deployment name its prefix; what names none is of this one, if it was prepared since this one's
-    topics were made. `slot` and `total` are i and n of `halfway-message: i/n`, null where the header is missing or
-    wrong. `content` stands for key and value, `own_headers` for the headers that the producer chose.
+    Those of another deployment name its prefix. `slot` and `total` are i and n of `halfway-message: i/n`, null where
+    the header is missing or wrong. `content` stands for key and value, `own_headers` for the headers that the producer
+    chose.
     """
     d = engine.dialect
     key, value = d.sha256('"key"'), d.sha256('"value"')
@@ -79,7 +79,7 @@ def messages(engine: Engine, records: Frame, prefix: str, since: int = 0) -> Fra
         from $records
         where coalesce({d.header("halfway-prefix")} = '{prefix}', true)
     ) told
-    where id is not null and prepared_at >= {since}
+    where id is not null
     """  # noqa: S608 - a prefix has no quotes
     return engine.query(sql, records=records)
 

@@ -136,11 +136,7 @@ def evidence(
     source.pin(names)
     reading.demand_given(source, options.topics)
     source.settle(op_topic)
-    messages = engine.keep(
-        records.messages(
-            engine, source.committed(names), source.prefix, reading.created_at(engine, source) - options.skew_ms
-        )
-    )
+    messages = engine.keep(records.messages(engine, source.committed(names), source.prefix))
     # All has been read when this is known: what has gone by now may have gone before it was read.
     engine.rows(engine.query("select count(*) as read from $messages", messages=messages))
     now = source.anew()
@@ -173,7 +169,7 @@ def evidence(
     ]
     return Reading(
         evidence=found,
-        limits=_limits(source, now.pins.topics.get(op_topic), options),
+        limits=_limits(source, now.pins.topics.get(op_topic), options, reading.created_at(engine, source)),
         quarantine=union(engine, [*faulty, *damaged]),
         provable_since=provable,
     )
@@ -295,8 +291,9 @@ def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame 
     return records.latest_of_keys(engine, now.committed(compacted)) if compacted else None
 
 
-def _limits(source: Source, op: TopicPin | None, options: AuditOptions) -> Limits:
+def _limits(source: Source, op: TopicPin | None, options: AuditOptions, created_at: int) -> Limits:
     return Limits(
+        created_at=created_at,
         cut=source.pins.at - options.grace_ms,
         now=source.pins.at,
         op_whole_since={} if op is None else op.whole_since,

@@ -33,12 +33,14 @@ class Limits:
     """What time and settings allow to be told; times in ms.
 
     `cut`: what happened later is not judged yet. `op_whole_since`: by shard, an older op may have been deleted by age.
+    `created_at`: when the deployment's topics were created, 0 if that is not known.
     `horizon_ms`: after it an id that a client brought can be used again. `slack_ms`: by how much clocks and the order
     of a log may differ. `now`: nothing can have been written later; None: as `cut`.
     """
 
     cut: int
     op_whole_since: Mapping[int, int] = field(default_factory=dict)
+    created_at: int = 0
     horizon_ms: int = 900_000
     slack_ms: int = 5_000
     now: int | None = None

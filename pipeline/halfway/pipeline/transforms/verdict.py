@@ -41,7 +41,8 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     and, in a compacted topic, where no later record has its key. A message without op is leaked, and a half that has
     gone without op is lost, only where the op cannot have been deleted by age, nor compacted away by a later use of
     the same id. A transaction is an id and, where a client brought the id, one use of it: what was prepared a horizon
-    after an outcome is a new transaction, as for the coordinator.
+    after an outcome is a new transaction, as for the coordinator. Messages that were prepared before the topics were
+    created, and of which nothing else tells, are of another deployment: they make no row.
     """
     d = engine.dialect
     lives = events(engine, evidence, limits)
@@ -152,6 +153,7 @@ def _transactions(d: Dialect) -> str:
         "prepared_at": "min(prepared_at)",
         "topics": d.distinct("topic"),
         "found": "cast(sum(found) as int)",
+        "alone": "bool_and(topic is not null and not expected)",
         "ended_again": """min(case when topic is null then first_place end)
             <> max(case when topic is null then last_place end)""",
         "evidence": d.collected(evidence, "problem is not null"),
@@ -209,6 +211,7 @@ def _judged(d: Dialect, limits: Limits) -> str:
             from (select *, {whole_since} as whole_since from $transactions) dated
         ) found
     ) judged
+    where verdict = 'pending' or not (alone and prepared_at < {limits.created_at - limits.slack_ms})
     """  # noqa: S608
 
 

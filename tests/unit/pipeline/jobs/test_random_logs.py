@@ -222,6 +222,43 @@ def test_messages_that_are_older_than_the_topics_are_of_somebody_else(engine: Du
     assert set(found_in(tmp_path).values()) == {"committed_ok"}
 
 
+def test_runs_that_go_on_know_when_the_topics_were_created(engine: DuckEngine, tmp_path: Path) -> None:
+    """An older message is of somebody else in each run, also if its id is used in a later one."""
+    log = Log()
+    writer = Writer(log)
+    writer.message("both", MESSAGES[0], "1/1", START, START, prefix=None)
+    layout = codec.encode_layout(codec.Layout(shards=8, created_at=START + HORIZON))
+    headers = codec.record_headers(codec.KIND_LAYOUT, "", "created")
+    log.write(PREFIX + "owners", codec.LAYOUT_KEY, layout, START + HORIZON, headers)
+    log.settle()
+    incremental.run(engine, LogSource(engine, log, START + 2 * HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    again = START + 3 * HORIZON
+    writer.half("both", MESSAGES, again)
+    writer.commit("both", MESSAGES, again + 1, again)
+    log.settle()
+    incremental.run(engine, LogSource(engine, log, again + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    rows = engine.rows(engine.read_runs(str(tmp_path / audit.VERDICTS), [0, 1]))
+    assert [row["verdict"] for row in rows] == ["committed_ok"]
+
+
+def test_a_clock_behind_the_creation_of_the_topics_loses_nothing(engine: DuckEngine, tmp_path: Path) -> None:
+    """Messages say that they were prepared before there were topics, but ops name them."""
+    log = Log()
+    writer = Writer(log)
+    layout = codec.encode_layout(codec.Layout(shards=8, created_at=START))
+    headers = codec.record_headers(codec.KIND_LAYOUT, "", "created")
+    log.write(PREFIX + "owners", codec.LAYOUT_KEY, layout, START, headers)
+    log.ahead, prepared_at = -3_600_000, START - 3_000_000
+    writer.half("behind", MESSAGES, START, prepared_at=prepared_at)
+    writer.commit("behind", MESSAGES, START, prepared_at)
+    writer.half("set-right", MESSAGES, START, prepared_at=prepared_at)
+    log.ahead = 0
+    writer.commit("set-right", MESSAGES, START, prepared_at)
+    log.settle()
+    audit.run(engine, LogSource(engine, log, START + 7_200_000), LocalFolder(str(tmp_path)), OPTIONS)
+    assert found_in(tmp_path) == {("behind", 0): "committed_ok", ("set-right", 0): "committed_ok"}
+
+
 def test_a_resume_that_half_has_not_shown_yet_is_pending(engine: DuckEngine, tmp_path: Path) -> None:
     """Its Kafka transaction shows in parked already, and in half not yet."""
     log = Log()
