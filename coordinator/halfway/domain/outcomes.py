@@ -168,6 +168,8 @@ class Outcomes:
         return self._newest
 
     def _find(self, transaction_id: str) -> tuple[_Segment, int] | None:
+        if not self._count:
+            return None  # as in the recovery of what is pending
         candidates = self._addresses.candidates(hash(transaction_id))
         if not candidates:
             return None

@@ -6,7 +6,6 @@ rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final, Protocol
 
@@ -82,34 +81,29 @@ class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Nothing to do before `until`."""
 
     until: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Ask the producer group now."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Park:
+class Park(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Stop asking and keep it for an operator."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RollBack:
+class RollBack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Stop asking and roll back, as the group chose."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReAnchor:
+class ReAnchor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Write the half again at the tail, so that the cursor can move."""
 
 
@@ -190,7 +184,11 @@ def next_check_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
 
 def next_look_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
     """Return when `decide` must be called next: at the next check, or at `max_age_s`."""
-    return min(next_check_at(policy, facts, jitter=jitter), facts.since + round(policy.max_age_s * 1000))
+    return min(next_check_at(policy, facts, jitter=jitter), _too_old_at(policy, facts))
+
+
+def _too_old_at(policy: CheckPolicy, facts: Facts) -> int:
+    return facts.since + round(policy.max_age_s * 1000)
 
 
 _REANCHOR_FACTOR = 4
@@ -221,8 +219,9 @@ def decide(
     answered. A half that lies more than `reanchor_after` records behind `end_offset` is re-anchored whatever is due.
     """
     due = now if is_of_wrong_clock(facts, now) else next_check_at(policy, facts, jitter=jitter)
+    too_old_at = _too_old_at(policy, facts)
     exhausted: str | None = None
-    if now >= facts.since + round(policy.max_age_s * 1000):
+    if now >= too_old_at:
         exhausted = f"older than max_age_s {policy.max_age_s:g}"
     elif now >= due and facts.checks >= policy.max_checks:
         exhausted = f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})"
@@ -232,7 +231,7 @@ def decide(
         return ReAnchor()
     if now >= due:
         return Check()
-    return Wait(until=next_look_at(policy, facts, jitter=jitter))
+    return Wait(until=min(due, too_old_at))
 
 
 def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Decision:

@@ -190,7 +190,8 @@ def decode_half(data: bytes | None) -> Half:
 
 def _headers_as_pairs(half: dict[str, Any]) -> None:
     for message in half["messages"]:
-        message["headers"] = [(header["name"], header["value"]) for header in message["headers"]]
+        if message["headers"]:
+            message["headers"] = [(header["name"], header["value"]) for header in message["headers"]]
 
 
 def encode_op(op: Op) -> bytes:

@@ -143,18 +143,18 @@ class Scan:
             entry,
             now=now,
             end_offset=shard.state.half_tail,
-            reanchor_after=reanchor_distance(self._limits.reanchor_after, shard.state.counts[0]),
+            reanchor_after=reanchor_distance(self._limits.reanchor_after, len(shard.state.halves)),
             jitter=jitter(entry),
             answer_by=self._answer_by(entry, now),
         )
 
     def _answer_by(self, entry: Pending, now: int) -> int:
         """Return until when the last check may be answered: a lease keeps its time even if the clock was set."""
-        group = self._groups.find(entry.group)
-        if group is None or group.mode is not CheckMode.PULL or not entry.attempts or entry.checked_at is None:
+        if not entry.attempts or entry.checked_at is None or entry.leased_until == 0:  # 0: it was answered
             return 0
-        if entry.leased_until == 0:
-            return 0  # it was answered
+        group = self._groups.find(entry.group)
+        if group is None or group.mode is not CheckMode.PULL:
+            return 0
         leased_at = 0 if is_of_wrong_clock(entry, now) else entry.checked_at
         return max(leased_at, self._clock_set_at) + round(self._limits.lease_s * 1000)
 
