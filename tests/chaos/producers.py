@@ -83,11 +83,14 @@ class Plan:
 class Producers:
     """A number of producers that work through the plans side by side."""
 
-    def __init__(self, caller: Caller, decisions: Decisions, seed: int, used_again_after_s: float | None) -> None:
+    def __init__(
+        self, caller: Caller, decisions: Decisions, seed: int, horizon_s: float, used_again_after_s: float | None
+    ) -> None:
         """Keep the parts; ids are used again after so long, None for never."""
         self._caller = caller
         self._decisions = decisions
         self._seed = seed
+        self._repeated_within_s = horizon_s / 2
         self._used_again_after_s = used_again_after_s
         self._again: deque[tuple[float, Plan]] = deque()
         self._names: dict[str, tuple[str | None, str]] = {}
@@ -206,13 +209,16 @@ class Producers:
         """Do everything several times, also at one instant."""
         if plan.id is None:
             plan.id = f"{self._seed}-{plan.ref}"
-        prepared = await asyncio.gather(self.prepare(plan), self._prepare(plan, f"{plan.ref}b"))
+        until = self._repeated_until()
+        prepared = await asyncio.gather(
+            *(_in_time(self._prepare(plan, ref), until) for ref in (plan.ref, f"{plan.ref}b"))
+        )
         transaction = next((one for one in prepared if one is not None), None)
         if transaction is None:
             return
         outcome = self.decide(transaction, plan.outcome)
         await asyncio.gather(*(self._end(plan, transaction, outcome) for _ in range(plan.chance.choice((2, 3)))))
-        await self._prepare(plan, f"{plan.ref}c")
+        await _in_time(self._prepare(plan, f"{plan.ref}c"), until)
         await self._end(plan, transaction, outcome)
 
     async def _prepare(self, plan: Plan, ref: str) -> str | None:
@@ -223,6 +229,13 @@ class Producers:
             plan.stored = True
             self.stored += 1
         return transaction
+
+    def _repeated_until(self) -> float:
+        """Return when an id must not be prepared again any more: past the horizon that would be another use of it.
+
+        Half of it is left for clocks that are a minute ahead, and for requests that are on their way still.
+        """
+        return asyncio.get_running_loop().time() + self._repeated_within_s
 
     async def contradict(self, plan: Plan) -> None:
         """Say both: at one instant, or one after the other. What stands is halfway's to keep."""
@@ -244,12 +257,13 @@ class Producers:
             plan.id = f"{self._seed}-{plan.ref}"
         other = Plan(self._seed, -1 - int(plan.ref[1:]))
         other.ref, other.id, other.group, other.stored = f"{plan.ref}b", plan.id, plan.group, True
+        until = self._repeated_until()
         if plan.chance.random() < 0.5:
-            found = await asyncio.gather(self.prepare(plan), self.prepare(other))
+            found = await asyncio.gather(*(_in_time(self.prepare(one), until) for one in (plan, other)))
             transaction = next((one for one in found if one is not None), None)
         else:
-            transaction = await self.prepare(plan)
-            await self.prepare(other)
+            transaction = await _in_time(self.prepare(plan), until)
+            await _in_time(self.prepare(other), until)
         if transaction is not None:
             await self._end(plan, transaction, self.decide(transaction, plan.outcome))
 
@@ -262,6 +276,14 @@ class Producers:
         if transaction is not None:
             outcome = self.decide(transaction, plan.outcome)
             await _broken_off(self._end(plan, transaction, outcome), plan.chance)
+
+
+async def _in_time(prepared: Awaitable[str | None], until: float) -> str | None:
+    try:
+        async with asyncio.timeout_at(until):
+            return await prepared
+    except TimeoutError:
+        return None
 
 
 async def _broken_off(call: Awaitable[object], chance: random.Random) -> None:

@@ -233,7 +233,7 @@ class _Chaos:
         self.caller = Caller(session, self._instances, history, self._chance("caller"))
         self._stack.push_async_callback(self.caller.streams.close)
         again_after_s = self._wanted.horizon_s + USED_AGAIN_AFTER_S if self._forgets_soon else None
-        self.producers = Producers(self.caller, decisions, self._wanted.seed, again_after_s)
+        self.producers = Producers(self.caller, decisions, self._wanted.seed, self._wanted.horizon_s, again_after_s)
         self.endpoints = CheckEndpoints(decisions, self.producers, history, self._wanted.seed)
         await self.endpoints.start()
         self._stack.push_async_callback(self.endpoints.stop)
