@@ -22,6 +22,7 @@ from halfway.client.consumer import Record as ConsumedRecord
 from halfway.domain.ids import partition_for_key
 from halfway.testing import KafkaServer, MemoryServer, Server, ServerError
 from tests.support.brokers.fixtures import Kafka
+from tests.support.waiting import GENEROUS_S
 
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1000}
 
@@ -106,14 +107,14 @@ def test_a_rollback_leaves_nothing(server: Server, client: SyncHalfway, topic: s
 def test_a_lost_end_is_asked_for(server: Server, client: SyncHalfway, topic: str, endpoint: str) -> None:
     client.register(topics=[topic], check_urls=[endpoint], policy=SOON)
     client.prepare([Message(topic=topic, value="v")], id=f"lost-{topic}")
-    assert [record.value for record in server.wait_for_records(topic, 1)] == [b"v"]
+    assert [record.value for record in server.wait_for_records(topic, 1, within_s=GENEROUS_S)] == [b"v"]
     assert client.show(f"lost-{topic}")["cause"] == "check"
 
 
 def test_checks_can_be_fetched(server: Server, client: SyncHalfway, topic: str) -> None:
     client.run_in_background(lambda inner: CheckWorker(inner, lambda _: "commit", wait_s=1).run())
     client.prepare([Message(topic=topic, value="v")], id=f"fetched-{topic}")
-    assert len(server.wait_for_records(topic, 1)) == 1
+    assert len(server.wait_for_records(topic, 1, within_s=GENEROUS_S)) == 1
 
 
 def test_one_outcome_stands(server: Server, client: SyncHalfway, topic: str) -> None:
@@ -163,9 +164,9 @@ def test_one_whose_checks_are_exhausted_is_parked_until_somebody_ends_it(server:
     with SyncHalfway(server.url, f"parking-{topic}") as client:
         client.start(topics=[topic], policy=parking, decide=lambda _: "unknown")
         client.prepare([Message(topic=topic, value="late")], id=f"parks-{topic}")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + GENEROUS_S
         while client.show(f"parks-{topic}")["state"] != "parked":
             assert time.monotonic() < deadline
             time.sleep(0.05)
         client.end(f"parks-{topic}", "commit")
-    assert [record.value for record in server.wait_for_records(topic, 1)] == [b"late"]
+    assert [record.value for record in server.wait_for_records(topic, 1, within_s=GENEROUS_S)] == [b"late"]

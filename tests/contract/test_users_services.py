@@ -17,6 +17,7 @@ from halfway.client.barrier import Barrier, LateTransactionError
 from halfway.client.sqlalchemy import SessionProducer
 from halfway.testing import Server
 from tests.contract.test_users_servers import SOON, client, server, topic
+from tests.support.waiting import GENEROUS_S
 
 __all__ = ["client", "server", "topic"]
 
@@ -42,7 +43,7 @@ def barrier(engine: Engine) -> Barrier:
 
 
 def until(client: SyncHalfway, transaction_id: str, state: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GENEROUS_S
     while (found := client.show(transaction_id)["state"]) != state:
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
@@ -52,7 +53,7 @@ def post(url: str, body: object = None) -> tuple[int, dict[str, Any]]:
     data = json.dumps({} if body is None else body).encode()
     request = Request(url, data=data, headers={"Content-Type": "application/json"}, method="POST")  # noqa: S310 - ours
     try:
-        with urlopen(request, timeout=60) as answer:  # noqa: S310 - ours
+        with urlopen(request, timeout=GENEROUS_S) as answer:  # noqa: S310 - ours
             return answer.status, json.load(answer)
     except HTTPError as error:
         with error:
@@ -71,7 +72,7 @@ def test_one_that_is_parked_is_prepared_again_by_a_resume(server: Server, topic:
         client.end(own, "commit")
         status, problem = post(f"{server.url}/v1/transactions/{own}/resume")
         assert (status, problem["error_code"]) == (409, "already_ended")
-    assert [record.value for record in server.wait_for_records(topic, 1)] == [b"late"]
+    assert [record.value for record in server.wait_for_records(topic, 1, within_s=GENEROUS_S)] == [b"late"]
 
 
 @pytest.mark.parametrize(

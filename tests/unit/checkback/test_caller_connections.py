@@ -17,6 +17,7 @@ from halfway.service.check_ports import CheckRequest
 from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
 from tests.support.loop_time import LoopTime
+from tests.support.waiting import GENEROUS_S
 from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
 
 
@@ -208,7 +209,7 @@ async def test_closing_ends_what_waits() -> None:
         while not frozen.asked:  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.01)
         await caller.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GENEROUS_S):
             reply = await waiting
     assert (reply.outcome, reply.answered) == (Outcome.UNKNOWN, False)
 

@@ -67,6 +67,6 @@ async def test_it_goes_on_beside_a_client_for_threads(world: RestWorld, barrier:
             while client.show("order-42")["state"] != "committed":
                 pass
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GENEROUS_S):
         await asyncio.to_thread(work)
     assert len(world.memory.records("orders")) == 1

@@ -17,6 +17,7 @@ from examples.orders.plan import Planned
 from examples.orders.service import TOPICS, OrderService
 from halfway.client.barrier import LateTransactionError
 from tests.support.client.patience import patient
+from tests.support.waiting import GENEROUS_S
 
 __all__ = ["patient"]
 
@@ -42,7 +43,7 @@ class FakeHalfway:
 
     async def ended(self, count: int = 1) -> list[tuple[str, str]]:
         """Give what was ended and how, once it was; the service sends that beside its answer."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GENEROUS_S):
             while len(self.of("end")) < count:  # noqa: ASYNC110 - only asking tells
                 await asyncio.sleep(0.01)
         return [(name, body["outcome"]) for name, body in self.of("end")]
@@ -211,7 +212,7 @@ async def test_nobody_waits_for_an_end_that_is_lost(service: CLIENT, halfway: Fa
 async def test_what_a_bank_transfer_comes_to_is_told_by_later_checks(service: CLIENT) -> None:
     """First unknown; once it has arrived, commit."""
     await order(service, "transfer")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GENEROUS_S):
         while (await check(service))[1] != {"outcome": "commit"}:  # noqa: ASYNC110 - only asking tells
             await asyncio.sleep(0.05)
 

@@ -17,6 +17,7 @@ from halfway.peers import HttpPeers
 from halfway.rest.server.peer_port import PATH
 from halfway.service.peer_calls import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
 from tests.support.peers.owner import SECRET, Owner, Serve, ask, end_of, within
+from tests.support.waiting import GENEROUS_S
 
 
 async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncExitStack) -> None:
@@ -114,7 +115,7 @@ async def test_an_asker_that_dies_in_the_middle_of_its_request_is_no_fault(serve
 
     at = URL((await serve(handler)).url)
     with capture_logs() as logged:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GENEROUS_S):
             _, writer = await asyncio.open_connection(at.host, at.port)
             head = f"POST {PATH} HTTP/1.1\r\nHost: h\r\n{CREDENTIAL_HEADER}: {SECRET}\r\n{VERSION_HEADER}: 1\r\n"
             writer.write(f"{head}{TO_HEADER}: one\r\nContent-Length: 1000\r\n\r\nhalf of it".encode())
@@ -140,7 +141,7 @@ async def test_an_asker_that_dies_before_its_answer_comes_is_no_fault(serve: Ser
             ended.set()
 
     at = await serve(handler)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GENEROUS_S):
         async with HttpPeers(SECRET) as asker:
             asked = [asyncio.create_task(ask(asker, at, name)) for name in owner.gates]
             while len(owner.asked) < len(asked):  # noqa: ASYNC110 - the owner sets no event

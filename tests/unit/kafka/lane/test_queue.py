@@ -8,6 +8,7 @@ from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
 from halfway.domain.records import Message
 from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release, Submission
 from tests.support.submissions import submission
+from tests.support.waiting import GENEROUS_S
 
 LIMITS = BatchLimits(ends=3, payload_bytes=100, records=1_000)
 
@@ -116,11 +117,11 @@ async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
 async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
     """Nobody waits for the time-out."""
     queue = LaneQueue(10, PLENTY, LIMITS)
-    async with asyncio.timeout(30):
-        reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
+    async with asyncio.timeout(GENEROUS_S):
+        reading = asyncio.create_task(asyncio.to_thread(queue.take, 2 * GENEROUS_S))
         queue.put_all([sized("a")])
         assert names(await reading) == ["a"]
-        reading = asyncio.create_task(asyncio.to_thread(queue.take, 60))
+        reading = asyncio.create_task(asyncio.to_thread(queue.take, 2 * GENEROUS_S))
         await asyncio.sleep(0.01)
         queue.close()
         assert await reading is None

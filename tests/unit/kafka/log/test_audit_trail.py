@@ -12,6 +12,7 @@ from halfway.kafka.log.audit_trail import KafkaAuditTrail
 from halfway.memory.surroundings import RecordingObserver
 from tests.support.ownership.kafka_adapter import config_of
 from tests.support.records.samples import AUDIT_EVENT
+from tests.support.waiting import GENEROUS_S
 
 
 class Writer:
@@ -99,6 +100,6 @@ async def test_a_stop_does_not_wait_for_a_kafka_that_is_away(
     audit, _, observer = made()
     await audit.start()
     audit.record(AUDIT_EVENT)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GENEROUS_S):
         await audit.stop()
     assert observer.count("audited", result="lost") == 1

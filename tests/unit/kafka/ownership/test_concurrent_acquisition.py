@@ -16,6 +16,7 @@ from halfway.kafka.ownership.acquisition_deadline import AcquireError
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.ownership.incarnation import Incarnation
+from tests.support.waiting import GENEROUS_S
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000, shards=4)
 
@@ -81,7 +82,7 @@ async def test_a_shard_that_was_claimed_in_vain_is_released_when_it_goes(monkeyp
     group, incarnation = Wanted({2}), Releases()
     acquisitions = ConcurrentAcquisitions(CONFIG, cast("Any", None), group, 0.1)
     acquisitions.begin(cast("Incarnation", incarnation), {2})
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GENEROUS_S):
         while not acquisitions.troubles:  # noqa: ASYNC110 - nothing tells of a try that failed
             await asyncio.sleep(0.01)
     group.shards.clear()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.rest.client import SHOP, Answer
 from tests.support.rest.guarded import Guarded, guarded, own_id
+from tests.support.waiting import GENEROUS_S
 from tests.unit.rest.handlers.test_history import failed
 from tests.unit.rest.handlers.test_jobs import SOON, scanned
 from tests.unit.rest.stream.conftest import Opens, opened
@@ -54,7 +55,7 @@ async def test_a_history_is_shown_without_what_endpoints_answered(hidden: Guarde
     assert (await hidden.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
     for world in (hidden.here, hidden.there):
         world.memory.caller.always(failed(SECRET))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while not (await hidden.call("shop", "GET", f"/v1/transactions/{name}")).body["checks"]:
             await scanned(hidden.here, hidden.there)
     for caller, excerpt in (("operator", None), ("shop", SECRET)):
@@ -93,6 +94,6 @@ async def test_no_check_is_handed_out_by_a_poll_or_on_a_stream(hidden: Guarded, 
         assert stream.checks.empty()
     stream = await opened(hidden.there, {"Authorization": f"Bearer {hidden.tokens['shop']}"})
     assert (await stream.subscribe("shop", 10)).status == 200
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GENEROUS_S):
         checks = [await stream.checks.get() for _ in NAMES]
     assert {check["id"]: check["messages"][0]["value"] for check in checks} == dict.fromkeys(NAMES, SECRET)

@@ -14,6 +14,7 @@ from halfway.service.ports import OpsRead
 from halfway.service.query.history import NoHistory
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
+from tests.support.waiting import GENEROUS_S
 from tests.unit.rest.handlers.test_jobs import SOON, over, scanned, wanted
 
 HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
@@ -243,10 +244,10 @@ async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytes
         monkeypatch.setattr(both.here.coordinator.answering.histories, "_history", NoHistory())
         monkeypatch.setattr(both.here.coordinator.answering.histories._history, "ops", ops)
         asked = [asyncio.create_task(both.call("shop", "GET", f"/v1/transactions/{name}/history")) for _ in range(17)]
-        done, _ = await asyncio.wait(asked, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(asked, timeout=GENEROUS_S, return_when=asyncio.FIRST_COMPLETED)
         assert [(one.result().status, one.result().error_code) for one in done] == [(429, "overloaded")]
         asked.append(asyncio.create_task(both.call("operator", "GET", f"/v1/transactions/{name}/history")))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             await reading.acquire()
             await reading.acquire()
         assert under_way == 2

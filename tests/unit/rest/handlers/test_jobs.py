@@ -11,7 +11,7 @@ from halfway.service.jobs import jobs
 from halfway.service.peer_calls import Found
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
-from tests.support.waiting import eventually
+from tests.support.waiting import GENEROUS_S, eventually
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202e\x1b[31m"
 SOON: dict[str, Any] = {
@@ -23,7 +23,7 @@ SOON: dict[str, Any] = {
 
 async def over(world: RestWorld, job_id: str) -> dict[str, Any]:
     """Give a job once it is over."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while True:
             answer = await world.call("GET", f"/v1/jobs/{job_id}?limit=1000")
             assert answer.status == 200, answer
@@ -54,7 +54,7 @@ async def parked(count: int, *worlds: RestWorld) -> list[str]:
     for one in worlds:
         one.memory.caller.always(no_verdict("status 502, not 200"))
     ids = [await world.prepared(id=f"t{number:03}") for number in range(count)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while len(await with_state(world, "parked")) < count:
             await scanned(*worlds)
     return ids
@@ -174,7 +174,7 @@ async def test_a_stopped_job_leaves_the_rest_as_it_is(two: tuple[RestWorld, Rest
     here, there = two
     await parked(8, here, there)
     assert (await here.call("POST", "/v1/jobs", wanted(id="slow", rate=0.1))).status == 202
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while (await here.call("GET", "/v1/jobs/slow")).body["found"] is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.005)
     stopping = await there.call("DELETE", "/v1/jobs/slow")
@@ -193,7 +193,7 @@ async def test_a_check_is_done_when_the_group_is_asked(world: RestWorld) -> None
     answer = await world.call("POST", "/v1/jobs", wanted(id="ask", action="check", filter={}))
     assert answer.status == 202
     assert (await over(world, "ask"))["results"] == {"done": 1}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while [request.id for request in world.memory.caller.requests] != ["t1"]:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.005)
 
@@ -316,7 +316,7 @@ async def test_groups_leave_places_and_results_to_operators() -> None:
         assert [answer.status for answer in told] == [202, 202, 429, 429]
         assert (await both.call("other", "POST", "/v1/jobs", {**slow, "id": ids[5]})).status == 202
         assert (await both.call("operator", "POST", "/v1/jobs", {**operators, "id": ids[6]})).status == 202
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):  # the group's own take 80 s
             while (await both.call("operator", "GET", f"/v1/jobs/{ids[6]}")).body["state"] != "done":  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.005)
         for name in ids[1:3]:

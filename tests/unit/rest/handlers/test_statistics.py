@@ -20,6 +20,7 @@ from halfway.service.figures import Quarantined
 from halfway.service.ports import LaneWrite, Written
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
+from tests.support.waiting import GENEROUS_S
 from tests.unit.rest.handlers.test_jobs import parked
 
 HOSTILE = "<script>alert(1)</script>"
@@ -36,7 +37,7 @@ async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
 
 async def statistics(world: RestWorld, condition: Any = lambda _: True) -> dict[str, Any]:
     """Give statistics once they are as wanted: for half a second they may be those of before."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while True:
             answer = await world.call("GET", "/v1/statistics")
             assert answer.status == 200, answer
@@ -207,7 +208,7 @@ async def listening(
 
 async def next_event(got: aiohttp.ClientResponse) -> tuple[str, Any]:
     """Give the name and data of the next event."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         name = ""
         while True:
             line = (await got.content.readline()).decode().rstrip("\n")
@@ -255,7 +256,7 @@ async def test_too_many_listeners_are_refused(world: RestWorld, monkeypatch: pyt
     async with listening(world):
         refused = await world.call("GET", "/v1/events")
         assert (refused.status, refused.error_code) == (429, "overloaded")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while len(world.api.events):  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.005)
     assert (await world.call("GET", "/v1/events?max=1")).status == 200
@@ -275,7 +276,7 @@ async def test_nothing_new_is_a_heartbeat(world: RestWorld, monkeypatch: pytest.
     monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
     async with listening(world) as got:
         await next_event(got)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             while await got.content.readline() != b": heartbeat\n":
                 pass
 
@@ -296,7 +297,7 @@ async def _revoked(both: Guarded) -> None:
             pass
         assert event[1]["error_code"] == "unauthenticated"
         assert token not in str(event)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             assert (await got.content.read()).strip() == b""
         assert len(both.here.api.events) == 1
 

@@ -11,13 +11,14 @@ from halfway.rest.requests.admission import Admission, HeldRefusals, held_s
 from halfway.rest.server.limits import ApiLimits
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
+from tests.support.waiting import GENEROUS_S
 from tests.unit.rest.conftest import NewWorld
 
 HEAD = b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
 BODY = b'{"group":"shop","messages":[{"topic":"orders","value":"v"}]}'
 PREPARE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 LIST = b"GET /v1/groups HTTP/1.1\r\nHost: h\r\n\r\n"
-LONG_S = 60.0
+LONG_S = 2 * GENEROUS_S
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -33,7 +34,7 @@ async def connected(world: RestWorld, count: int = 1) -> AsyncIterator[Sequence[
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], dict[str, object]]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GENEROUS_S):
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
@@ -41,7 +42,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], dic
 
 
 async def until_taken(world: RestWorld, prepares: int, waiting: int = 0) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GENEROUS_S):
         while (world.api.admission.prepares, world.api.admission.waiting) != (prepares, waiting):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -147,7 +148,7 @@ async def test_who_goes_away_with_a_place_gives_it_back(patient: RestWorld) -> N
 async def test_a_body_that_is_slow_to_come_keeps_nobody_out(patient: RestWorld) -> None:
     async with connected(patient, 2) as [(slow_reader, slow), (reader, writer)]:
         slow.write(PREPARE[:-1])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GENEROUS_S):
             while not patient.api.in_flight.bytes:  # noqa: ASYNC110  nothing tells when the request has come
                 await asyncio.sleep(0.01)
         assert patient.api.in_flight.taken == 0, "only what has wholly come takes a place"
@@ -194,7 +195,7 @@ async def test_whoever_waits_at_a_stop_hears_of_it(patient: RestWorld) -> None:
         assert (status, problem["error_code"]) == (503, "shutting_down")
         assert headers["retry-after"]
         finish(occupant)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GENEROUS_S):
             await draining
 
 
@@ -217,10 +218,10 @@ async def test_a_place_that_comes_with_the_end_of_patience_is_taken_or_given_on(
 
 async def test_refusals_of_a_group_at_its_limit_are_held_back_up_to_a_number() -> None:
     """Further ones, and those of another group, are not; each that is answered makes room for another."""
-    refusals = HeldRefusals(wait_s=60, most=2)
+    refusals = HeldRefusals(wait_s=3600, most=2)
     held = [asyncio.create_task(refusals.hold("shop")) for _ in range(2)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         await refusals.hold("shop")
     assert not any(task.done() for task in held)
     held.pop().cancel()
@@ -236,7 +237,7 @@ async def test_refusals_of_a_group_at_its_limit_are_held_back_up_to_a_number() -
 async def test_a_refusal_that_was_held_back_is_told_in_the_end() -> None:
     refusals = HeldRefusals(wait_s=0.01, most=1)
     for _ in range(2):
-        await asyncio.wait_for(refusals.hold("shop"), 20)
+        await asyncio.wait_for(refusals.hold("shop"), GENEROUS_S)
 
 
 def test_refusals_are_not_all_told_at_one_moment() -> None:

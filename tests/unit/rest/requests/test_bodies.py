@@ -12,7 +12,7 @@ from halfway.rest.server.server import HttpServer
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.raw import BODY, POST, problem_of
-from tests.support.waiting import until_true
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld
 
 
@@ -107,7 +107,7 @@ async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_mo
 
     trickling = asyncio.create_task(trickle())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             head = await reader.readuntil(b"\r\n\r\n")
     finally:
         trickling.cancel()
@@ -130,7 +130,7 @@ async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monke
             await until_true(lambda at=at: world.api.in_flight.bytes == at)  # type: ignore[misc]
             time.advance(50)
             writer.write(whole[at : at + admission.MIN_BYTES])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")
     finally:
         writer.transport.abort()
@@ -147,7 +147,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on(world: RestWorld) -> No
     try:
         head = POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
         writer.write(head % len(BODY))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(BODY)
             answer = await reader.read()
@@ -164,7 +164,7 @@ async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: R
         with capture_logs() as logged:
             _, writer = await asyncio.open_connection(HOST, port)
             writer.write(POST + b"Content-Length: 1000\r\n\r\n" + BODY)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GENEROUS_S):
                 while not world.api._open:  # noqa: ASYNC110 - it sets no event
                     await asyncio.sleep(0.005)
                 writer.close()

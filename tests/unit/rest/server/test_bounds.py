@@ -17,7 +17,7 @@ from halfway.service.requests import ServiceLimits
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.raw import BODY, POST, problem_of
-from tests.support.waiting import until_true
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld
 
 
@@ -130,7 +130,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_prepare(
     _, writer = await asyncio.open_connection(HOST, world.port)
     body = BODY[:-1] + b',"id":"mine"}'
     writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         await began.wait()
         writer.close()
         await writer.wait_closed()
@@ -154,7 +154,7 @@ async def test_a_stop_takes_nothing_more_and_waits_for_what_is_in_flight(
     assert not draining.done()
     go_on.set()
     assert (await in_flight).status == 201
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         await draining
 
 
@@ -164,7 +164,7 @@ async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: R
         slow.write(POST + b"Content-Length: 100\r\n\r\n{")
         await slow.drain()
         await until_true(lambda: bool(world.api._open))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             await world.api.drain(asyncio.get_running_loop().time() + 0.1)
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
     finally:
@@ -196,7 +196,7 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
 
     async def answer(reader: asyncio.StreamReader) -> bytes:
         with contextlib.suppress(ConnectionError):
-            return await asyncio.wait_for(reader.readline(), 20)
+            return await asyncio.wait_for(reader.readline(), GENEROUS_S)
         return b""
 
     try:
@@ -206,7 +206,7 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
         await until_true(lambda: bool(world.api._open))
         third = await connected(ask)
         assert (await answer(third)).startswith(b"HTTP/1.1 200")
-        assert b"HTTP" not in await asyncio.wait_for(eldest.read(), 20)
+        assert b"HTTP" not in await asyncio.wait_for(eldest.read(), GENEROUS_S)
         opened[2].write(poll)
         await until_true(lambda: len(world.api._open) == 2)
         queue = world.coordinator._checks.queue("shop")
@@ -265,7 +265,7 @@ async def test_answers_that_are_not_read_are_counted_bounded_and_ended(new_world
             unsent._look()
         await until_true(lambda: unsent.bytes == 0)
         assert (await world.show(name)).status == 200
-        deaf.settimeout(20)
+        deaf.settimeout(GENEROUS_S)
         with contextlib.suppress(ConnectionError):
             while await asyncio.to_thread(deaf.recv, 1 << 20):
                 pass

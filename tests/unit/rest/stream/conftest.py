@@ -10,6 +10,7 @@ import pytest
 
 from bench.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
 
 HANDSHAKE = (
     b"GET /v1/stream HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -48,7 +49,7 @@ class Raw:
         self.socket = socket
 
     async def frame(self) -> dict[str, Any]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GENEROUS_S):
             found: dict[str, Any] = await self.socket.receive_json()
             return found
 
@@ -58,7 +59,7 @@ class Raw:
     async def end(self) -> tuple[dict[str, Any] | None, int | None]:
         """Read to the end, and give the problem that the server told, and its close code."""
         problem = None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GENEROUS_S):
             while (message := await self.socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 problem = message.json().get("problem", problem)
         return problem, self.socket.close_code

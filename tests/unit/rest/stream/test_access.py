@@ -10,6 +10,7 @@ from halfway.domain.principal import PrincipalKind
 from halfway.rest.stream.stream import StreamLimits
 from tests.support.rest.client import SHOP
 from tests.support.rest.guarded import Guarded, guarded, own_id
+from tests.support.waiting import GENEROUS_S
 from tests.unit.rest.stream.conftest import Opens
 
 MESSAGE = {"topic": "orders", "value": "v"}
@@ -60,7 +61,7 @@ async def test_a_stream_whose_key_is_revoked_is_closed_with_its_next_frame(both:
     assert (await stream.prepare("shop", MESSAGE, id=name)).status == 201
     assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
     ending = asyncio.create_task(stream.end(name, "commit"))
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await asyncio.wait_for(stream.closed.wait(), GENEROUS_S)
     assert stream.close_code == 4403
     assert stream.problem is not None
     assert stream.problem["error_code"] == "unauthenticated"
@@ -78,7 +79,7 @@ async def test_a_stream_that_only_waits_for_checks_is_closed_as_well(
     stream = await opened(both.here, shown(token))
     assert (await stream.subscribe("shop", 1)).status == 200
     assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
-    await asyncio.wait_for(stream.closed.wait(), 30)
+    await asyncio.wait_for(stream.closed.wait(), GENEROUS_S)
     assert stream.close_code == 4403
 
 

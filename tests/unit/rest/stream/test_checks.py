@@ -9,7 +9,7 @@ import pytest
 from bench.stream_client import StreamClient
 from halfway.rest.responses.unsent import Unsent
 from tests.support.rest.client import RestWorld
-from tests.support.waiting import until_true
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld
 from tests.unit.rest.stream.conftest import Opens
 
@@ -32,7 +32,7 @@ async def scan(world: RestWorld, after_s: float = 0) -> None:
 
 
 async def check(stream: StreamClient) -> dict[str, Any]:
-    return await asyncio.wait_for(stream.checks.get(), 30)
+    return await asyncio.wait_for(stream.checks.get(), GENEROUS_S)
 
 
 async def test_a_check_that_comes_due_is_sent_and_ended_by_its_id(world: RestWorld, stream: StreamClient) -> None:

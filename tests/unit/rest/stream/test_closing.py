@@ -25,17 +25,17 @@ async def test_a_stop_answers_what_is_in_flight_and_closes(world: RestWorld, ope
         await until_true(lambda: world.api.in_flight.taken == 1)
         stopping = asyncio.create_task(world.api.drain(soon()))
         for stream in (busy, idle):
-            await asyncio.wait_for(stream.closing.wait(), 20)
-        await asyncio.wait_for(idle.closed.wait(), 20)
+            await asyncio.wait_for(stream.closing.wait(), GENEROUS_S)
+        await asyncio.wait_for(idle.closed.wait(), GENEROUS_S)
         assert idle.close_code == 1001
         refused = await busy.prepare("shop", MESSAGE)
         assert (refused.status, refused.document["error_code"]) == (503, "shutting_down")
         assert (await world.call("GET", "/v1/stream", headers={"Upgrade": "websocket"})).status == 503
         assert not stopping.done()
     assert (await ending).document == {"id": "t-1", "state": "committed", "changed": True}
-    await asyncio.wait_for(busy.closed.wait(), 20)
+    await asyncio.wait_for(busy.closed.wait(), GENEROUS_S)
     assert busy.close_code == 1001
-    await asyncio.wait_for(stopping, 20)
+    await asyncio.wait_for(stopping, GENEROUS_S)
     assert not world.api.streams
 
 
@@ -44,7 +44,7 @@ async def test_a_stop_waits_no_longer_than_its_deadline(world: RestWorld, stream
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(stream.end("t-1", "commit"))
         await until_true(lambda: world.api.in_flight.taken == 1)
-        await asyncio.wait_for(world.api.drain(soon(0.1)), 20)
+        await asyncio.wait_for(world.api.drain(soon(0.1)), GENEROUS_S)
         assert not world.api.streams
         with pytest.raises(StreamLostError):
             await ending
@@ -62,7 +62,7 @@ async def test_checks_are_no_longer_sent_at_a_stop(world: RestWorld, stream: Str
     await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5})
     await stream.subscribe("shop", 5)
     await world.coordinator.drain()
-    await asyncio.wait_for(world.api.drain(soon()), 20)
+    await asyncio.wait_for(world.api.drain(soon()), GENEROUS_S)
     assert stream.checks.empty()
 
 
@@ -86,5 +86,5 @@ async def test_a_client_leaves_no_task_behind_if_its_connection_is_lost(world: R
     cut, left = await opened(world), await StreamClient.connect(world.session, world.url)
     await cut.abort()
     await world.api.drain(soon())
-    await asyncio.wait_for(left.closed.wait(), 20)
+    await asyncio.wait_for(left.closed.wait(), GENEROUS_S)
     await until_true(lambda: not {task for task in asyncio.all_tasks() - before if "StreamClient" in repr(task)})

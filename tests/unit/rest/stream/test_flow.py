@@ -68,7 +68,10 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
         ending = [asyncio.create_task(stream.end(f"t-{n}", "commit")) for n in range(3)]
         await until_true(lambda: world.api.in_flight.taken == 3)
         late, refused = await asyncio.gather(
-            *(asyncio.wait_for(one, 20) for one in (other.end("nobody", "commit"), other.prepare("shop", MESSAGE)))
+            *(
+                asyncio.wait_for(one, GENEROUS_S)
+                for one in (other.end("nobody", "commit"), other.prepare("shop", MESSAGE))
+            )
         )
         assert late.status == 404
         assert (refused.status, refused.document["error_code"]) == (429, "overloaded")

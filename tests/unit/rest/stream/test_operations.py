@@ -9,7 +9,7 @@ import pytest
 from bench.stream_client import StreamClient, StreamLostError
 from halfway.rest.server.limits import ApiLimits
 from tests.support.rest.client import RestWorld
-from tests.support.waiting import until_true
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld
 from tests.unit.rest.stream.conftest import Connects, Opens, Raw
 
@@ -218,7 +218,7 @@ class TestOneWay:
             await world.coordinator.scan(shard, world.memory.clock.now_ms())
         if (await world.show("t-1")).body["state"] == "prepared":
             await stream.subscribe("shop", 1)
-            check = await asyncio.wait_for(stream.checks.get(), 30)
+            check = await asyncio.wait_for(stream.checks.get(), GENEROUS_S)
             assert (await stream.end("t-1", "commit", check_id=check["check_id"])).status == 200
         assert [record.value for record in world.memory.records("orders")] == [b"v"]
 

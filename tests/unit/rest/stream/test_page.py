@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
 from tests.unit.rest.stream.conftest import Connects, Raw
 
 PAGE = (Path(__file__).parents[4] / "docs" / "stream.md").read_text(encoding="utf-8")
@@ -65,7 +66,7 @@ async def test_every_frame_is_answered_as_the_page_says(world: RestWorld, connec
             await raw.send(json.dumps(frame))
         else:
             expected.append(frame)
-    await asyncio.wait_for(settle(), 30)
+    await asyncio.wait_for(settle(), GENEROUS_S)
 
 
 async def test_the_first_frame_is_the_one_that_the_page_shows(world: RestWorld) -> None:
