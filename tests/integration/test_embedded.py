@@ -37,7 +37,7 @@ PARENT = """
 import json, os, sys, time
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from tests.support.brokers.jvm import short_lived
-with EmbeddedKafka(EmbeddedConfig(jvm_options=("-XX:TieredStopAtLevel=1",), startup_timeout_s=300)) as kafka:
+with EmbeddedKafka(EmbeddedConfig(jvm_options=short_lived(), startup_timeout_s=300)) as kafka:
     print(json.dumps({"pid": kafka.pid, "data_dir": str(kafka.data_dir)}), flush=True)
     time.sleep(600)
 """

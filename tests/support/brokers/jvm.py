@@ -34,7 +34,11 @@ def short_lived() -> tuple[str, ...]:
 
 @pytest.fixture
 def short_lived_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every JVM that the processes of a test start take these options, for brokers that a command starts."""
+    """Have every JVM that a test starts take these options, for brokers that a command or a server starts.
+
+    They find Kafka's jars where this process has them, also if the test takes another home (as `pytester` does).
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(user_cache_dir().parent))
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(f'"{option}"' for option in short_lived()))
 
 
