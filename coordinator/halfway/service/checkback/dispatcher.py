@@ -152,8 +152,8 @@ class CheckDispatcher:
         while queue.due and queue.running < self._limits.check_concurrency and not self.closed:
             number, transaction_id = queue.take()
             shard = self._shards.find(number)
-            entry = None if shard is None else shard.state.find(transaction_id)
-            if shard is None or not isinstance(entry, Pending) or transaction_id in self._shards.claims:
+            entry = self.pending(number, transaction_id)
+            if shard is None or entry is None or transaction_id in self._shards.claims:
                 continue
             now = self._clock.now_ms()
             if queue.running and self._asking_bytes + entry.size > self._limits.check_bytes:
@@ -245,7 +245,7 @@ class CheckDispatcher:
     def pending(self, number: int, transaction_id: str) -> Pending | None:
         """Return the entry of a transaction that is prepared in a shard served now, None otherwise."""
         shard = self._shards.find(number)
-        entry = None if shard is None else shard.state.find(transaction_id)
+        entry = None if shard is None else shard.state.unresolved(transaction_id)
         return entry if isinstance(entry, Pending) else None
 
     async def _judge(self, number: int, asked: Pending, reply: CheckReply, now: int) -> None:

@@ -134,7 +134,7 @@ class Scan:
         finally:
             self._writing.discard(transaction_id)
             shard = self._shards.find(number)
-            if shard is not None and isinstance(shard.state.find(transaction_id), Pending):
+            if shard is not None and isinstance(shard.state.unresolved(transaction_id), Pending):
                 shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
 
     def _decide(self, shard: Shard, entry: Pending, now: int) -> Decision:
@@ -165,7 +165,7 @@ class Scan:
             looked += 1
             if looked % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-            entry = shard.state.find(name)
+            entry = shard.state.unresolved(name)
             if not isinstance(entry, Pending):
                 continue
             if name in self._shards.claims or self._checks.verdicts.keeps(name):
