@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -114,20 +114,22 @@ class RecordingObserver:
     def _keep(self, event: str, **fields: object) -> None:
         self.calls.append(Observed(event, fields))
 
-    def prepared(self, group: str, result: str, seconds: float, *, count: int = 1) -> None:
+    def _keep_each(self, event: str, groups: Mapping[str, int], **fields: object) -> None:
+        for group, count in groups.items():
+            for _ in range(count):
+                self._keep(event, group=group, **fields)
+
+    def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
         """Keep each prepare."""
-        for _ in range(count):
-            self._keep("prepared", group=group, result=result, seconds=seconds)
+        self._keep_each("prepared", groups, result=result, seconds=seconds)
 
-    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int = 1) -> None:
+    def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
         """Keep each end."""
-        for _ in range(count):
-            self._keep("ended", group=group, outcome=outcome, cause=cause, result=result, seconds=seconds)
+        self._keep_each("ended", groups, outcome=outcome, cause=cause, result=result, seconds=seconds)
 
-    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int = 1) -> None:
+    def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
         """Keep each time from prepare to outcome."""
-        for _ in range(count):
-            self._keep("resolved_after", group=group, outcome=outcome, seconds=seconds)
+        self._keep_each("resolved_after", groups, outcome=outcome, seconds=seconds)
 
     def checked(self, group: str, verdict: str, sent: bool, seconds: float) -> None:  # noqa: FBT001 - the port's
         """Keep a check."""

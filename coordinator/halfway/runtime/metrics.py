@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from halfway.runtime.distribution import Distribution
+from halfway.runtime.distribution import Distribution, Tally
 
 if TYPE_CHECKING:
     from halfway.rest.responses.unsent import Unsent
@@ -69,17 +69,15 @@ class Metrics:
         self._groups = _Groups()
         self._counters: dict[tuple[str, ...], Counter] = {}
         self._histograms: dict[tuple[str, ...], Histogram] = {}
-        self._prepares = Counter("halfway_prepares", "Prepares by result", ["group", "result"], registry=registry)
+        self._prepares = Tally("halfway_prepares", "Prepares by result", ["group", "result"])
         self._prepare_s = Distribution("halfway_prepare_seconds", "Time of a prepare", ["result"], _LATENCY_S)
-        self._ends = Counter(
-            "halfway_ends", "Ends by outcome and result", ["group", "outcome", "cause", "result"], registry=registry
-        )
+        self._ends = Tally("halfway_ends", "Ends by outcome and result", ["group", "outcome", "cause", "result"])
         self._end_s = Distribution("halfway_end_seconds", "Time of an end", ["outcome", "result"], _LATENCY_S)
         self._outcome_s = Distribution(
             "halfway_time_to_outcome_seconds", "Time from prepare to outcome", ["group", "outcome"], _OUTCOME_S
         )
-        for distribution in (self._prepare_s, self._end_s, self._outcome_s):
-            registry.register(distribution)
+        for each in (self._prepares, self._ends, self._prepare_s, self._end_s, self._outcome_s):
+            registry.register(each)
         self._checks = Counter("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"], registry=registry)
         self._check_s = Histogram(
             "halfway_check_seconds", "Time of a check", ["verdict"], registry=registry, buckets=_CHECK_S
@@ -145,19 +143,22 @@ class Metrics:
 
     # --- halfway.service.ports.Observer
 
-    def prepared(self, group: str, result: str, seconds: float, *, count: int = 1) -> None:
+    def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
         """Count prepares by their result."""
-        self._count(self._prepares, self._groups.label(group), result, times=count)
-        self._prepare_s.observe(seconds, result, count=count)
+        for group, count in groups.items():
+            self._prepares.count((self._groups.label(group), result), count)
+        self._prepare_s.observe(seconds, result, count=sum(groups.values()))
 
-    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int = 1) -> None:
+    def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
         """Count ends by outcome, cause and result."""
-        self._count(self._ends, self._groups.label(group), outcome, cause, result, times=count)
-        self._end_s.observe(seconds, outcome, result, count=count)
+        for group, count in groups.items():
+            self._ends.count((self._groups.label(group), outcome, cause, result), count)
+        self._end_s.observe(seconds, outcome, result, count=sum(groups.values()))
 
-    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int = 1) -> None:
+    def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
         """Observe the time from prepare to outcome."""
-        self._outcome_s.observe(seconds, self._groups.label(group), outcome, count=count)
+        for group, count in groups.items():
+            self._outcome_s.observe(seconds, self._groups.label(group), outcome, count=count)
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check by its verdict."""

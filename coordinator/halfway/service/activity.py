@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from halfway.domain.records import Half
 from halfway.domain.transaction import Action, State
@@ -14,7 +16,7 @@ from halfway.service.journal import Journal
 from halfway.service.journal_records import HistoryEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from halfway.domain.principal import Principal
     from halfway.service.check_ports import CheckReply
@@ -44,7 +46,8 @@ class _Series:
         self._at = 0
 
     def add(self, amount: float, now: int) -> None:
-        self._advance(now)
+        if now != self._at:
+            self._advance(now)
         self.total += amount
         self._seconds[now % len(self._seconds)] += amount
 
@@ -61,6 +64,9 @@ class _Series:
 
 _Table = dict[tuple[str, ...], _Series]
 """By the group, then what is counted."""
+_ByKind = defaultdict[K, dict[str, int]]
+"""How many of each group, by what else there is to tell of them."""
+_counts: Final[Callable[[], dict[str, int]]] = partial(defaultdict, int)
 
 
 class Activity:
@@ -86,9 +92,9 @@ class Activity:
         self._topics: dict[str, FailingTopic] = {}
         self._writes: dict[str, RefusedWrite] = {}
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
-        self._prepared: Counter[tuple[str, str, float]] = Counter()
-        self._ended: Counter[tuple[str, str, str, str, float]] = Counter()
-        self._resolved: Counter[tuple[str, str, str, int]] = Counter()
+        self._prepared: _ByKind[tuple[str, float]] = _by_kind()
+        self._ended: _ByKind[tuple[str, str, str, float]] = _by_kind()
+        self._resolved: _ByKind[tuple[str, str, int]] = _by_kind()
         self._scheduled = False
 
     @classmethod
@@ -100,13 +106,13 @@ class Activity:
 
     def note_prepare(self, group: str, result: str, began: float) -> None:
         """Count a prepare by its result."""
-        self._prepared[group, result, began] += 1
+        self._prepared[result, began][group] += 1
         if not self._scheduled:
             self._schedule()
 
     def note_end(self, group: str, outcome: str, cause: str, result: str, began: float) -> None:
         """Count an end by outcome, cause and result."""
-        self._ended[group, outcome, cause, result, began] += 1
+        self._ended[outcome, cause, result, began][group] += 1
         if not self._scheduled:
             self._schedule()
 
@@ -119,7 +125,7 @@ class Activity:
             if isinstance(write.half, Half):
                 self.acted(write.id, "reanchored")
         elif (outcome := _OUTCOMES.get(write.state)) is not None:
-            self._resolved[write.group, outcome, op.cause.value, max(0, op.at - write.prepared_at)] += 1
+            self._resolved[outcome, op.cause.value, max(0, op.at - write.prepared_at)][write.group] += 1
             if not self._scheduled:
                 self._schedule()
 
@@ -131,21 +137,23 @@ class Activity:
         self._scheduled = False
         now, observer = asyncio.get_running_loop().time(), self._observer
         prepared, ended, resolved = self._prepared, self._ended, self._resolved
-        self._prepared, self._ended, self._resolved = Counter(), Counter(), Counter()
-        for (group, outcome, cause, _), count in resolved.items():
-            self.resolved(group, outcome, cause, count)
-        for (group, result, began), count in prepared.items():
-            self.prepared(group, result, now - began, count=count)
-        for (group, outcome, cause, result, began), count in ended.items():
-            observer.ended(group, outcome, cause, result, now - began, count=count)
-        for (group, outcome, _, after_ms), count in resolved.items():
-            observer.resolved_after(group, outcome, after_ms / 1000, count=count)
+        self._prepared, self._ended, self._resolved = _by_kind(), _by_kind(), _by_kind()
+        for (outcome, cause, _), groups in resolved.items():
+            self.resolved(groups, outcome, cause)
+        for (result, began), groups in prepared.items():
+            self.prepared(groups, result, now - began)
+        for (outcome, cause, result, began), groups in ended.items():
+            observer.ended(groups, outcome, cause, result, now - began)
+        for (outcome, _, after_ms), groups in resolved.items():
+            observer.resolved_after(groups, outcome, after_ms / 1000)
 
     # --- what the service tells beyond the port
 
-    def resolved(self, group: str, outcome: str, cause: str, count: int) -> None:
-        """Count outcomes that were written, by cause."""
-        _add(self._ends, (self._named(group), outcome, cause), count)
+    def resolved(self, groups: Mapping[str, int], outcome: str, cause: str) -> None:
+        """Count so many outcomes of each group that were written, by cause."""
+        now = _second()
+        for group, count in groups.items():
+            _add(self._ends, (self._named(group), outcome, cause), count, now)
 
     def acted(self, transaction_id: str, event: str, by: Principal | None = None) -> None:
         """Keep an event of a transaction that op does not hold, or not whole."""
@@ -248,26 +256,25 @@ class Activity:
 
     # --- halfway.service.ports.Observer
 
-    def prepared(self, group: str, result: str, seconds: float, *, count: int) -> None:
+    def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
         """Count prepares."""
         if result == "prepared":
-            series = self._prepares.get(name := self._named(group))
-            if series is None:
-                series = self._prepares[name] = _Series()
-            series.add(count, _second())
-        self._observer.prepared(group, result, seconds, count=count)
+            now = _second()
+            for group, count in groups.items():
+                _add(self._prepares, self._named(group), count, now)
+        self._observer.prepared(groups, result, seconds)
 
-    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int) -> None:
+    def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
         """Pass on."""
-        self._observer.ended(group, outcome, cause, result, seconds, count=count)
+        self._observer.ended(groups, outcome, cause, result, seconds)
 
-    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int) -> None:
+    def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
         """Pass on."""
-        self._observer.resolved_after(group, outcome, seconds, count=count)
+        self._observer.resolved_after(groups, outcome, seconds)
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check."""
-        _add(self._checks, (self._named(group), verdict), 1)
+        _add(self._checks, (self._named(group), verdict), 1, _second())
         self._observer.checked(group, verdict, sent=sent, seconds=seconds)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
@@ -320,11 +327,15 @@ def _second() -> int:
     return int(time.monotonic())
 
 
-def _add(table: _Table, key: tuple[str, ...], amount: float) -> None:
+def _by_kind() -> _ByKind[Any]:
+    return defaultdict(_counts)
+
+
+def _add(table: dict[K, _Series], key: K, amount: float, now: int) -> None:
     series = table.get(key)
     if series is None:
         series = table[key] = _Series()
-    series.add(amount, _second())
+    series.add(amount, now)
 
 
 def _tallied(table: _Table, group: str | None) -> list[Tallied]:

@@ -350,14 +350,14 @@ class AuditTrail(Protocol):
 class Observer(Protocol):
     """Records counts and latencies; seconds and bytes."""
 
-    def prepared(self, group: str, result: str, seconds: float, *, count: int) -> None:
-        """Count prepares by their result: `prepared`, `repeated`, or an error code."""
+    def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
+        """Count so many prepares of each group by their result: `prepared`, `repeated`, or an error code."""
 
-    def ended(self, group: str, outcome: str, cause: str, result: str, seconds: float, *, count: int) -> None:
-        """Count ends by outcome, cause and result (`changed`, `unchanged`, or an error code)."""
+    def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
+        """Count so many ends of each group by outcome, cause and result (`changed`, `unchanged`, or an error code)."""
 
-    def resolved_after(self, group: str, outcome: str, seconds: float, *, count: int) -> None:
-        """Observe the time from prepare to outcome."""
+    def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
+        """Observe the time from prepare to outcome of so many transactions of each group."""
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check by its verdict."""

@@ -298,9 +298,9 @@ async def test_the_caller_replies_as_scripted() -> None:
 
 def test_the_observer_keeps_every_call() -> None:
     observer = RecordingObserver()
-    observer.prepared("g", "prepared", 0.1)
-    observer.ended("g", "commit", "producer", "changed", 0.1)
-    observer.resolved_after("g", "commit", 1.0)
+    observer.prepared({"g": 1}, "prepared", 0.1)
+    observer.ended({"g": 1}, "commit", "producer", "changed", 0.1)
+    observer.resolved_after({"g": 1}, "commit", 1.0)
     observer.checked("g", "commit", sent=True, seconds=0.1)
     observer.lane_committed(3, 100, 0.1)
     observer.skipped_record("t", "undecodable")

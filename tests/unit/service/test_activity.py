@@ -49,11 +49,11 @@ def reply(number: int, detail: str = "status 502, not 200") -> CheckReply:
 def test_a_rate_is_the_mean_of_the_last_ten_whole_seconds(seen: Activity, seconds: Seconds) -> None:
     """The current second is not over; what is older does not count, and the total keeps it."""
     for _ in range(10):
-        seen.resolved("shop", "commit", "producer", 30)
+        seen.resolved({"shop": 30}, "commit", "producer")
         seconds.now += 1
     (told,) = seen.ends()
     assert (told.names, told.total, told.per_s) == (("commit", "producer"), 300, 30.0)
-    seen.resolved("shop", "commit", "producer", 1000)
+    seen.resolved({"shop": 1000}, "commit", "producer")
     assert seen.ends()[0].per_s == 30.0
     seconds.now += 5
     assert seen.ends()[0].per_s == (5 * 30 + 1000) / 10
@@ -62,10 +62,10 @@ def test_a_rate_is_the_mean_of_the_last_ten_whole_seconds(seen: Activity, second
 
 
 def test_a_group_has_its_own_figures(seen: Activity, seconds: Seconds) -> None:
-    seen.prepared("shop", "prepared", 0.1, count=20)
-    seen.prepared("shop", "group_limited", 0.1, count=20)
-    seen.prepared("other", "prepared", 0.1, count=10)
-    seen.resolved("shop", "commit", "check", 3)
+    seen.prepared({"shop": 20}, "prepared", 0.1)
+    seen.prepared({"shop": 20}, "group_limited", 0.1)
+    seen.prepared({"other": 10}, "prepared", 0.1)
+    seen.resolved({"shop": 3}, "commit", "check")
     seconds.now += 1
     assert (seen.prepares(), seen.prepares("shop"), seen.prepares("nobody")) == (3.0, 2.0, 0.0)
     assert seen.ends("other") == []
@@ -73,8 +73,8 @@ def test_a_group_has_its_own_figures(seen: Activity, seconds: Seconds) -> None:
 
 def test_more_groups_than_there_is_room_for_are_counted_together(seen: Activity, seconds: Seconds) -> None:
     for number in range(activity.MOST_GROUPS + 20):
-        seen.prepared(f"g{number}", "prepared", 0.1, count=10)
-        seen.resolved(f"g{number}", "commit", "producer", 1)
+        seen.prepared({f"g{number}": 10}, "prepared", 0.1)
+        seen.resolved({f"g{number}": 1}, "commit", "producer")
         seen.asked(f"g{number}", reply(0))
     seconds.now += 1
     assert seen.prepares() == activity.MOST_GROUPS + 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -218,7 +218,7 @@ class ShardTable:
         self._served: dict[int, Shard] = {}
         self._taking: list[int] = []
         """The numbers of those that are not being given up."""
-        self.preparing: Counter[str] = Counter()
+        self.preparing: dict[str, int] = defaultdict(int)
         """Prepares by group that are on their way to the log."""
         self._change = asyncio.Event()
         self._rotation = ShardRotation()
@@ -312,7 +312,7 @@ class ShardTable:
 
     def counts_of(self, group: str, numbers: Collection[int]) -> tuple[int, int]:
         """Return pending (also on their way) and parked of a group in shards served here; NotServedError otherwise."""
-        pending, parked = self.preparing[group], 0
+        pending, parked = self.preparing.get(group, 0), 0
         for number in numbers:
             found = self.get(number).state.group_counts.get(group, (0, 0))
             pending += found[0]

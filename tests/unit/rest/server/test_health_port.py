@@ -95,10 +95,10 @@ def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monke
 def test_groups_beyond_a_bound_are_counted_together(group: str) -> None:
     metrics = Metrics()
     for number in range(MAX_GROUPS if group else 0):
-        metrics.prepared(f"g{number}", "prepared", 0.01)
-    metrics.prepared(group, "prepared", 0.01)
-    metrics.ended(group, "commit", "producer", "changed", 0.01)
-    metrics.resolved_after(group, "commit", 1)
+        metrics.prepared({f"g{number}": 1}, "prepared", 0.01)
+    metrics.prepared({group: 1}, "prepared", 0.01)
+    metrics.ended({group: 1}, "commit", "producer", "changed", 0.01)
+    metrics.resolved_after({group: 1}, "commit", 1)
     metrics.checked(group, "unknown", sent=True, seconds=1)
     text = metrics.render()[0].decode()
     assert 'halfway_prepares_total{group="other",result="prepared"} 1.0' in text
