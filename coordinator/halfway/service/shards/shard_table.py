@@ -356,9 +356,9 @@ class ShardTable:
                 # The tail sees no op, and it may be here before the lane's answer. Until the claiming change applies
                 # both, the id stays known: one that is being resolved must never be taken for unknown.
                 continue
-            known = state.find(transaction_id) is not None
+            known = state.unresolved(transaction_id) is not None
             state.apply_half(offset, transaction_id, half)
-            if half is not None and not known and state.find(transaction_id) is not None:
+            if half is not None and not known and state.unresolved(transaction_id) is not None:
                 served.agenda.put(transaction_id, 0)
         served.advance(position)
 

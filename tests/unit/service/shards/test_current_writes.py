@@ -32,6 +32,7 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
     table.appended(0, [(6, ID, msgspec.structs.replace(B, prepared_at=later, since=later))], 7)
     assert isinstance(state.find(ID), Pending)
     assert not table.current(stray)
+    assert table.get(0).agenda.pop_up_to(0) == ID, "nobody would ask what became of the new transaction"
 
 
 async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_longer_current() -> None:
