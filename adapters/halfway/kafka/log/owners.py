@@ -23,8 +23,6 @@ log = structlog.get_logger(__name__)
 _POLL_S: Final = 0.2
 _PAUSE_S: Final = 1.0
 _JOIN_S: Final = 5.0
-# A takeover should be known at once, and there is almost nothing to read.
-_PROMPT: Final = {"fetch.wait.max.ms": 100}
 
 
 class KafkaOwners:
@@ -58,7 +56,7 @@ class KafkaOwners:
     def _run(self) -> None:
         topic = self._config.owners_topic
         while not self._stopping.is_set():
-            reader = PartitionReader(self._config, **_PROMPT)
+            reader = PartitionReader(self._config)
             try:
                 reader.add({(topic, shard): OFFSET_BEGINNING for shard in range(self._config.shards)})
                 while not self._stopping.is_set():
