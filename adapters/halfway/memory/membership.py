@@ -77,9 +77,9 @@ class MemoryMembership:
         """End the incarnation as a fence or an ambiguous commit does: every shard is lost, then acquired again."""
         listener = self._listener
         incarnation = self._incarnation
-        self.kill()
         if listener is None or incarnation is None:
-            return
+            return  # it is not there, or the next one is about to begin
+        self.kill()
         for shard in sorted(incarnation.shards):
             listener.lost(shard)
         self._listener = listener

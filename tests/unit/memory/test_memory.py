@@ -119,6 +119,16 @@ async def test_a_lost_batch_ends_the_incarnation_and_the_fold_tells(one: One, *,
     assert one.memory.observer.count("lane_failed") == 1
 
 
+async def test_an_incarnation_that_is_lost_twice_at_once_is_followed_by_another(one: One) -> None:
+    one.memory.membership.lose()
+    one.memory.membership.lose()
+    await turns()
+    assert one.listener.events[-2 * SHARDS :] == [
+        *(("lost", shard) for shard in range(SHARDS)),
+        *(("acquired", shard) for shard in range(SHARDS)),
+    ]
+
+
 async def test_results_come_at_a_later_turn(one: One) -> None:
     half = await one.prepared()
     future = submitted(one.memory.lane, one.commit_of(half))
