@@ -173,7 +173,9 @@ class Resolver:
         """
         if entry.id in self._shards.claims:
             return False
-        resolution = Resolution(id=entry.id, shard=shard, change=change, deadline=deadline, reply=reply)
+        resolution = Resolution(
+            id=entry.id, shard=shard.number, mark=shard.mark, change=change, deadline=deadline, reply=reply
+        )
         half = kept if kept is not None and kept.fingerprint == entry.fingerprint else None
         if half is None and not isinstance(entry, Ended) and change.needs_payload:
             self._shards.claims[entry.id] = resolution
@@ -195,9 +197,7 @@ class Resolver:
         self._shards.claims[entry.id] = resolution
         attempt = _Attempt(self, resolution, entry, at)
         try:
-            write = attempt.write = change.write(
-                resolution.shard.number, entry, half, at=at, deadline=resolution.deadline
-            )
+            write = attempt.write = change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             attempt.set_exception(error)
             return
@@ -251,14 +251,14 @@ class Resolver:
         try:
             if pause_s:
                 await asyncio.sleep(pause_s)
-            number = resolution.shard.number
-            shard = resolution.shard = await self._shards.serving(number, deadline=resolution.deadline)
+            shard = await self._shards.serving(resolution.shard, deadline=resolution.deadline)
+            resolution.mark = shard.mark
             entry = shard.state.find(resolution.id)
             if entry is None:
                 self._finish(resolution, unconfirmed(resolution.id))
             else:
                 half = await self._payload(shard, entry, resolution)
-                if self._shards.find(number) is shard:
+                if self._shards.find(resolution.shard) is shard:
                     self._advance(resolution, entry, half)
                 else:  # while the payload was read another owner may have had the shard
                     self._spawn(self._look_again(resolution))

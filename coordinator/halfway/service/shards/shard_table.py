@@ -49,6 +49,8 @@ class Shard:
         """Take over the fold that an acquisition made; everything pending is looked at by the first scan."""
         self.number = number
         self.state = state
+        self.mark = object()
+        """Tells this fold from a later one; whoever keeps it keeps no fold in memory."""
         self.agenda = Agenda(state.halves)
         self.leaving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -135,8 +137,9 @@ class Shard:
 class Claim(msgspec.Struct, eq=False):
     """A hold on an id by the change that is being made to it; others may wait for its release."""
 
-    shard: Shard
-    """As it was served when the change last looked at the id."""
+    shard: int
+    mark: object
+    """Of the shard as it was served when the change last looked at the id."""
     waiter: asyncio.Future[None] | None = None
     """Done once the id is free, if somebody waits for that."""
 
@@ -375,7 +378,7 @@ class ShardTable:
         no longer current once the id is prepared again, as it would remove the new transaction.
         """
         served, claim = self._served.get(write.shard), self.claims.get(write.id)
-        if served is None or claim is None or claim.shard is not served:
+        if served is None or claim is None or claim.mark is not served.mark:
             return False
         if write.op is not None:
             return write.op.cause is not Cause.POLICY or write.id not in self.said_commit
@@ -388,7 +391,7 @@ class ShardTable:
             return
         served.leaving = True
         self._note_taking()
-        while mine := [claim.released() for claim in self.claims.values() if claim.shard.number == shard]:
+        while mine := [claim.released() for claim in self.claims.values() if claim.shard == shard]:
             await asyncio.wait(mine)
         if self._served.get(shard) is served:
             self.lost(shard)

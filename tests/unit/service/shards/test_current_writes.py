@@ -25,7 +25,7 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
     state.apply_half(5, ID, FOREIGN)
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, state)
-    table.claims[ID] = Claim(table.get(0))
+    table.claims[ID] = Claim(0, table.get(0).mark)
     stray = tombstone_again(0, ID, "shop", State.COMMITTED, A.prepared_at, deadline=0)
     assert table.current(stray)
     later = ended.at + HORIZON_MS
@@ -39,7 +39,7 @@ async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_long
     """Its shard was lost and acquired again while the write waited: it is made again from what stands now."""
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, _with_a())
-    table.claims[ID] = Claim(table.get(0))
+    table.claims[ID] = Claim(0, table.get(0).mark)
     write = LaneWrite(
         shard=0,
         id=ID,
@@ -55,7 +55,7 @@ async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_long
     assert not table.current(write)
     table.acquired(0, _with_a())
     assert not table.current(write)
-    table.claims[ID].shard = table.get(0)
+    table.claims[ID].mark = table.get(0).mark
     assert table.current(write)
 
 

@@ -1,6 +1,8 @@
 """What goes on while a shard is being recovered: nothing is forgotten, nothing is decided twice."""
 
 import asyncio
+import gc
+from weakref import ref
 
 import pytest
 
@@ -33,6 +35,21 @@ async def lose_the_lane(world: World) -> None:
     world.memory.faults.lose_next_batch(written=False)
     await world.end(innocent.id, Outcome.ROLLBACK)
     await world.until(lambda: len(world.coordinator.shards.served) == SHARDS)
+
+
+async def test_a_fold_that_was_lost_is_freed_while_an_end_waits_for_the_next(world: World) -> None:
+    """Else a recovery would take the memory of both."""
+    prepared = await world.prepare()
+    shards = world.coordinator.shards
+    fold = ref(shards.get(shards.number_of(prepared.id)).state)
+    with world.memory.faults.lane_held():
+        ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+        await world.until(lambda: prepared.id in shards.claims)
+        world.memory.membership.lose()
+        gc.collect()
+        assert prepared.id in shards.claims
+        assert fold() is None
+    assert (await ending).changed
 
 
 async def test_a_check_that_outlives_an_incarnation_is_followed_by_the_next(world: World) -> None:
