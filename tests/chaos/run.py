@@ -278,14 +278,12 @@ class _Chaos:
     async def load(self) -> None:
         """Send transactions while faults happen, until there were enough of both."""
         wanted = self._wanted
+        self._fetching = asyncio.create_task(self.fetcher.run())
         self._helping = [
-            asyncio.create_task(helping)
-            for helping in (
-                self.fetcher.run(),
-                self.operator.run(_OPERATOR_LOOKS_S),
-                self.probes.run(),
-                self.follower.run(),
-            )
+            self._fetching,
+            asyncio.create_task(self.operator.run(_OPERATOR_LOOKS_S)),
+            asyncio.create_task(self.probes.run()),
+            asyncio.create_task(self.follower.run()),
         ]
         for helping in self._helping:
             self._stack.callback(helping.cancel)
@@ -353,6 +351,8 @@ class _Chaos:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
         self._say(f"{len(left.prepared)} are left without an outcome" if left.prepared else "all have an outcome")
+        self._fetching.cancel()  # checks that were pushed wait to be answered still, long after their outcome
+        await asyncio.gather(self._fetching, return_exceptions=True)
         await asyncio.sleep(_SETTLE_S)
         self._say("the topics are read to their ends")
         await asyncio.to_thread(left.look)
