@@ -198,6 +198,7 @@ def current_half(entry: Unresolved, half: Half) -> Half:
     return msgspec.structs.replace(
         half,
         origin=Origin.LANE,
+        prepared_at=entry.prepared_at,
         since=since,
         checks=entry.checks,
         checked_at=checked_at,

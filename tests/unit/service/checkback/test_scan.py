@@ -1,13 +1,15 @@
 """The scan: cursors, re-anchor, payloads that are not in memory, lists."""
 
+import msgspec
 import pytest
 
 from halfway.domain.errors import GroupInUseError, InvalidRequestError, UnknownGroupError
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Half, Message
 from halfway.domain.transaction import Outcome, State
+from halfway.memory import unreachable
 from halfway.service.requests import GroupSpec, ListQuery, ServiceLimits
-from tests.support.service.world import SHARDS, World
+from tests.support.service.world import LIMITS, SHARDS, World
 
 
 async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world: World) -> None:
@@ -34,6 +36,40 @@ async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world
     await third.end("old", Outcome.COMMIT)
     assert [record.value for record in third.memory.records("orders")] == [b"old"]
     await third.stop()
+
+
+async def test_a_later_transaction_of_an_id_is_written_again_as_itself(world: World) -> None:
+    """The same messages of the earlier one may still be in memory here, after another instance had the shard."""
+    shards, listener = world.coordinator.shards, world.coordinator.listener
+    number = shards.number_of("older")
+    reused = next(name for name in map(str, range(99)) if shards.number_of(name) == number)
+    for name in ("older", reused):
+        await world.prepare(transaction_id=name)
+    await world.scan(after_s=6)
+    other = await World.start(world.memory.restarted())
+    for served in shards.served:
+        listener.lost(served)
+    other.memory.caller.always(unreachable())  # the check of `older` is the first op that a recovery reads
+    await other.end(reused, Outcome.COMMIT)
+    await other.scan(after_s=LIMITS.outcome_horizon_s + 1)
+    later = await other.prepare(transaction_id=reused)
+    assert later.created
+    other.memory.membership.kill()
+    await world.memory.membership.start(listener)
+    await world.until(lambda: len(shards.served) == SHARDS)
+    state, partition = shards.get(number).state, world.memory.log.shards[number].half
+    entry = state.unresolved(reused)
+    assert entry is not None
+    copy = await world.memory.half_log.read_half(number, entry.offset, reused, deadline=world.deadline())
+    world.memory.foreign_prepare(number, msgspec.structs.replace(copy, fingerprint=b"other"))
+    await world.until(state.strays)
+    await world.scan()
+    await world.until(lambda: not state.strays())
+    partition.compact(partition.end)
+    after = await world.restart()
+    shown = await after.get(reused)
+    assert (shown.state, shown.prepared_at) == (State.PREPARED, later.prepared_at)
+    await after.stop()
 
 
 async def test_a_backlog_longer_than_the_distance_is_not_written_again_for_ever(world: World) -> None:
