@@ -41,6 +41,11 @@ class Breaker:
             return now
         return max(self._until, now + self._first_ms // 2)
 
+    def clock_was_set(self, now: int) -> None:
+        """Hold calls back no longer than from now on."""
+        if self._until is not None:
+            self._until = min(self._until, now + self._open_ms)
+
     def reached(self) -> None:
         """Note that a call reached an endpoint, whatever it answered, and close."""
         self._failed, self._until, self._probing = 0, None, False

@@ -83,6 +83,11 @@ class CheckDispatcher:
             queue = self._queues[group] = CheckQueue(self._limits)
         return queue
 
+    def clock_was_set(self, now: int) -> None:
+        """Put no check off to a time of the former clock."""
+        for queue in self._queues.values():
+            queue.clock_was_set(now)
+
     # --- push
 
     def offer(self, shard: Shard, entry: Pending, *, first: bool = False) -> None:

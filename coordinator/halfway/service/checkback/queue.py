@@ -54,6 +54,11 @@ class CheckQueue:
             self.slot_at, self.slot_taken = self.slot_at + RETRY_MS, 1
         return self.slot_at
 
+    def clock_was_set(self, now: int) -> None:
+        """Put nothing off to a time of the former clock."""
+        self.slot_at = 0
+        self.breaker.clock_was_set(now)
+
     def take(self) -> tuple[int, str]:
         """Return the shard and the id of the next check that is due."""
         number, transaction_id = self.due.popleft()

@@ -76,6 +76,7 @@ class Scan:
         """
         self._remember_until = asyncio.get_running_loop().time() + self._limits.outcome_horizon_s
         self._clock_set_at = self._clock.now_ms()
+        self._checks.clock_was_set(self._clock_set_at)
         for shard in self._shards.all():
             for entry in shard.state.pending():
                 shard.agenda.put(entry.id, 0)

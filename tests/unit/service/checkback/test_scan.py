@@ -7,7 +7,7 @@ from halfway.domain.errors import GroupInUseError, InvalidRequestError, UnknownG
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Half, Message
 from halfway.domain.transaction import Outcome, State
-from halfway.memory import unreachable
+from halfway.memory import unreachable, verdict
 from halfway.service.requests import GroupSpec, ListQuery, ServiceLimits
 from tests.support.service.world import LIMITS, SHARDS, World
 
@@ -216,6 +216,30 @@ async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_
     world.coordinator.clock_was_set()
     await world.scan()
     assert (await world.get(prepared.id)).checks == 1
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ServiceLimits(shards=SHARDS, outcome_horizon_s=60, breaker_failures=1),
+        ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_queue=1, check_concurrency=1),
+    ],
+    ids=["the breaker was open", "the queue was full"],
+)
+async def test_what_was_put_off_by_a_clock_ahead_is_asked_about_soon(world: World, limits: ServiceLimits) -> None:
+    """The endpoint was away, or had much to do, before the clock was set right."""
+    again = await world.restart(limits)
+    again.memory.caller.always(unreachable())
+    prepared = [await again.prepare() for _ in range(5)]
+    again.memory.clock.advance(600)
+    await again.scan()
+    again.memory.clock.advance(-600)
+    again.coordinator.clock_was_set()
+    again.memory.caller.always(verdict(Outcome.COMMIT))
+    for _ in range(60):
+        await again.scan(after_s=1)
+    assert [await again.state(one.id) for one in prepared] == [State.COMMITTED] * len(prepared)
+    await again.stop()
 
 
 async def test_what_is_being_prepared_while_the_clock_is_set_right_is_asked_about_too(
