@@ -60,3 +60,8 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let Python take everything apart at its end: else extensions tell of leaks."""
+    gc.unfreeze()
