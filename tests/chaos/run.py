@@ -279,14 +279,14 @@ class _Chaos:
         """Send transactions while faults happen, until there were enough of both."""
         wanted = self._wanted
         self._fetching = asyncio.create_task(self.fetcher.run())
-        self._helping = [
+        helpers = [
             self._fetching,
             asyncio.create_task(self.operator.run(_OPERATOR_LOOKS_S)),
             asyncio.create_task(self.probes.run()),
             asyncio.create_task(self.follower.run()),
         ]
-        for helping in self._helping:
-            self._stack.callback(helping.cancel)
+        for helper in helpers:
+            self._stack.callback(helper.cancel)
         self._paces = Paces(
             coordinators=Pace(wanted=wanted.coordinator_faults, gap_s=wanted.coordinator_gap_s),
             brokers=Pace(wanted=wanted.broker_faults, gap_s=wanted.broker_gap_s),

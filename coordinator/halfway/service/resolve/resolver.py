@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -145,7 +144,9 @@ class Resolver:
         return self._shards.payloads.get(entry.id) if change.needs_payload else None
 
     async def _in_time(self, answer: asyncio.Future[EndResult], transaction_id: str, deadline: float) -> EndResult:
-        late = partial(_answer_late, answer, transaction_id)
+        def late() -> None:
+            answer_all([(answer, unconfirmed(transaction_id))])
+
         self._deadlines.watch(late, deadline)
         try:
             return await answer
@@ -325,11 +326,6 @@ def note_late(transaction_id: str, error: BaseException) -> None:
     """Log an end that failed when nobody waited for it any more, unless the same end again would mend it."""
     if isinstance(error, Exception) and not isinstance(error, RetryableError):
         log.info("late_end_failed", id=transaction_id, error=str(error))
-
-
-def _answer_late(answer: asyncio.Future[EndResult], transaction_id: str) -> None:
-    if not answer.done():
-        answer.set_exception(unconfirmed(transaction_id))
 
 
 async def _released(claim: Claim, transaction_id: str, *, deadline: float) -> None:
