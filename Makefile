@@ -3,7 +3,7 @@ PYTHON ?= python3
 # One Kafka broker per test worker. Tests wait more than they compute: two cores have work for five workers.
 TEST_WORKERS ?= 5
 # These start little and wait all the same, for deadlines that pass.
-QUICK_WORKERS ?= 4
+QUICK_WORKERS ?= 5
 # How long a chaos run is: until so many transactions were begun and so many faults took effect.
 TRANSACTIONS ?= 5000
 FAULTS ?=
