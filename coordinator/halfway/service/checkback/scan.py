@@ -166,6 +166,7 @@ class Scan:
             looked += 1
             if looked % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
+                now = min(now, self._clock.now_ms())  # what a clock that was set back puts off is not due again
             entry = shard.state.unresolved(name)
             if not isinstance(entry, Pending):
                 continue

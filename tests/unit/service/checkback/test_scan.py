@@ -242,6 +242,28 @@ async def test_what_was_put_off_by_a_clock_ahead_is_asked_about_soon(world: Worl
     await again.stop()
 
 
+async def test_a_clock_that_is_set_back_during_a_scan_makes_nothing_due_again(world: World) -> None:
+    """The scan would look at the same transactions until it had reached the time of its own start."""
+    number = 0
+    shard = world.coordinator.shards.get(number)
+    ids = [name for name in map(str, range(10_000)) if world.coordinator.shards.number_of(name) == number][:500]
+    for name in ids:
+        await world.prepare(transaction_id=name)
+    world.memory.clock.advance(600)
+    now, looks, take = world.memory.clock.now_ms(), list[str](), shard.agenda.pop_up_to
+
+    def taken(limit: int) -> str | None:
+        if len(looks) == len(ids) // 2:
+            world.memory.clock.advance(-300)
+        looks.append(name := take(limit) or "")
+        assert len(looks) <= 2 * len(ids), "it looks at them again and again"
+        return name or None
+
+    shard.agenda.pop_up_to = taken  # type: ignore[method-assign] # of this one shard
+    await world.coordinator.scan(number, now)
+    assert sorted(looks[:-1]) == sorted(ids), "each once"
+
+
 async def test_what_is_being_prepared_while_the_clock_is_set_right_is_asked_about_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
