@@ -23,6 +23,7 @@ from halfway.client.errors import (
     PrepareUnconfirmedError,
     RefusedError,
     UnavailableError,
+    UnknownTransactionError,
     WrongEventLoopError,
 )
 from halfway.client.key import Key
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from halfway.client.checks import Decide
 
 log = logging.getLogger(__name__)
+
+_Requests = frozenset[asyncio.Task[None]]
 
 _CLOSE_S: Final = 5.0
 _PAGE: Final = 100
@@ -282,11 +285,11 @@ class Halfway:
         """Settle in the background a prepare whose caller does not know that it is durable: see `prepare`."""
         if self._loop is None:  # closed: check-back asks
             return
-        remark = "the prepare was not confirmed"
+        remark, requests = "the prepare was not confirmed", self._prepares.under_way
         if new_id:
-            self.begin_end(id, "rollback", remark=remark)
+            self._in_background(self._end_quietly(id, "rollback", remark, may_overtake=requests))
         else:
-            self.settle(id, "unknown", remark=remark)
+            self._in_background(self._settle(id, "unknown", remark, may_overtake=requests))
 
     async def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
         """Return a transaction as `GET /v1/transactions/{id}` shows it; raises UnknownTransactionError."""
@@ -378,17 +381,34 @@ class Halfway:
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _settle(self, transaction_id: str, outcome: Outcome, remark: str | None) -> None:
+    async def _settle(
+        self, transaction_id: str, outcome: Outcome, remark: str | None, *, may_overtake: _Requests = frozenset()
+    ) -> None:
         if self.barrier is not None:
             outcome = await awaited(self.barrier.settle, transaction_id)
-        await self._end_quietly(transaction_id, outcome, remark)
+        await self._end_quietly(transaction_id, outcome, remark, may_overtake=may_overtake)
 
     async def _end_quietly(
-        self, transaction_id: str, outcome: Outcome, remark: str | None, check_id: str | None = None
+        self,
+        transaction_id: str,
+        outcome: Outcome,
+        remark: str | None,
+        check_id: str | None = None,
+        *,
+        may_overtake: _Requests = frozenset(),
     ) -> None:
-        """Send an end in the background; if it fails, check-back resolves the transaction."""
+        """Send an end in the background; if it fails, check-back resolves the transaction.
+
+        If the id is not known, the end is sent once more when the requests are over that may have held its prepare.
+        """
         try:
-            await self._end(transaction_id, outcome, remark, check_id)
+            try:
+                await self._end(transaction_id, outcome, remark, check_id)
+            except UnknownTransactionError:
+                if not may_overtake:
+                    raise
+                await asyncio.wait(may_overtake)
+                await self._end(transaction_id, outcome, remark, check_id)
         except AlreadyEndedError:
             if outcome != "unknown":
                 log.exception("transaction %s was not ended with %s", transaction_id, outcome)

@@ -61,6 +61,11 @@ class Coalescer:
         except TimeoutError:
             raise DeadlinePassedError("the deadline passed before an answer came") from None
 
+    @property
+    def under_way(self) -> frozenset[asyncio.Task[None]]:
+        """The requests under way now; an item whose caller has gone may be in one of them."""
+        return frozenset(self._under_way)
+
     async def close(self) -> None:
         """Cancel what is under way; its callers get NoAnswerError."""
         for item in self._waiting:

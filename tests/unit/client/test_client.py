@@ -205,6 +205,34 @@ async def test_a_prepare_that_is_cancelled_after_it_was_stored(
     assert (await world.show("order-42")).body["state"] == state
 
 
+@pytest.mark.parametrize("new_id, state", [(True, "rolled_back"), (False, "prepared")])
+async def test_a_rollback_that_overtakes_a_cancelled_prepare_is_sent_again(
+    world: RestWorld, halfway: Halfway, monkeypatch: pytest.MonkeyPatch, new_id: bool, state: str
+) -> None:
+    """The prepare's request is on its way still, and the rollback's has another connection."""
+    on_its_way, overtaken, ends = asyncio.Event(), asyncio.Event(), list[Any]()
+    send = halfway._transport.send
+
+    async def hold_the_prepare(method: str, path: str, body: bytes, **named: Any) -> Any:
+        if b'"prepare"' in body:
+            on_its_way.set()
+            await overtaken.wait()
+            return await send(method, path, body, **named)
+        reply = await send(method, path, body, **named)
+        ends.append(reply.body["end"][0]["status"])
+        overtaken.set()
+        return reply
+
+    monkeypatch.setattr(halfway._transport, "send", hold_the_prepare)
+    prepare = asyncio.create_task(halfway.prepare([ORDER], id="order-42", new_id=new_id))
+    await on_its_way.wait()
+    prepare.cancel()
+    await asyncio.gather(prepare, return_exceptions=True)
+    await asyncio.gather(*halfway._background)
+    assert ends == [404, 200]
+    assert (await world.show("order-42")).body["state"] == state
+
+
 async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
     async with Halfway("http://127.0.0.1:1", "shop", prepare_timeout_s=2, end_timeout_s=2) as client:
         with pytest.raises(PrepareUnconfirmedError, match=r"127\.0\.0\.1:1"):
