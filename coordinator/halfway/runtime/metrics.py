@@ -316,7 +316,9 @@ class _Gauges(Collector):
             "op_lag": GaugeMetricFamily(
                 "halfway_op_cursor_lag", "Records of op between its cursor and its tail", labels=["shard"]
             ),
-            "due": GaugeMetricFamily("halfway_agenda", "Transactions that a scan will look at", labels=["shard"]),
+            "due": GaugeMetricFamily(
+                "halfway_agenda", "Transactions that a scan will look at: all that are pending", labels=["shard"]
+            ),
             "strays": GaugeMetricFamily("halfway_strays", "Half records to correct", labels=["shard"]),
         }
         for stats in self._shards.stats():

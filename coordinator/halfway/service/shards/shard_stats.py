@@ -21,6 +21,7 @@ class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
     half_lag: int
     op_lag: int
     due: int
+    """How many a scan will look at, sooner or later: all that are pending."""
     strays: int
 
 
