@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _SLACK = 64
+_SECOND_MS = 1000
 
 
 class Standing(Protocol):
@@ -31,6 +32,7 @@ class Planned(Protocol):
 class Agenda:
     """Returns ids when it is time to look at them. Each entry holds its own time, so no second table maps ids to times.
 
+    Most entries are gone before their time: ids are listed by the second, and ordered once that second has come.
     `entries` is kept elsewhere; an absent id is gone.
     """
 
@@ -42,6 +44,13 @@ class Agenda:
         self._unseen = list(reversed(list(entries)))
         """Of the entries that were there first, those that no call has passed yet."""
         self._heap: list[tuple[int, str]] = []
+        """What is planned up to the second `_come`."""
+        self._come = 0
+        self._later: dict[int, list[str]] = {}
+        """What is planned after it, by the second."""
+        self._seconds: list[int] = []
+        """Those seconds, as a heap."""
+        self._later_count = 0
 
     def put(self, key: str, at: int) -> None:
         """Set when to look at an entry, replacing the former time; it must not be below 0."""
@@ -49,13 +58,26 @@ class Agenda:
         if entry is None or entry.look_at == at:
             return
         entry.look_at = at
-        if len(self._heap) > 2 * len(self._entries) + _SLACK:
-            planned = ((entry.look_at, name) for name, entry in self._entries.items())
-            self._heap = [(time, name) for time, name in planned if time is not None]
-            heapify(self._heap)
-            self._unseen = []
+        if self._later_count + len(self._heap) > 2 * len(self._entries) + _SLACK:
+            self._heap, self._later, self._seconds, self._later_count, self._unseen = [], {}, [], 0, []
+            for name, planned in self._entries.items():
+                if planned.look_at is not None:
+                    self._list(name, planned.look_at)
         else:
+            self._list(key, at)
+
+    def _list(self, key: str, at: int) -> None:
+        second = at // _SECOND_MS
+        if second <= self._come:
             heappush(self._heap, (at, key))
+            return
+        keys = self._later.get(second)
+        if keys is None:
+            self._later[second] = [key]
+            heappush(self._seconds, second)
+        else:
+            keys.append(key)
+        self._later_count += 1
 
     def discard(self, key: str) -> None:
         """Plan no look at an entry."""
@@ -69,12 +91,25 @@ class Agenda:
             key = self._unseen.pop()
             if self._take(key, 0):
                 return key
+        self._reach(limit // _SECOND_MS)
         heap = self._heap
         while heap and heap[0][0] <= limit:
             at, key = heappop(heap)
             if self._take(key, at):
                 return key
         return None
+
+    def _reach(self, second: int) -> None:
+        """Order what is planned up to a second, without what has gone or was put to another one."""
+        self._come = max(self._come, second)
+        while self._seconds and self._seconds[0] <= second:
+            reached = heappop(self._seconds)
+            keys = self._later.pop(reached)
+            self._later_count -= len(keys)
+            for key in keys:
+                entry = self._entries.get(key)
+                if entry is not None and entry.look_at is not None and entry.look_at // _SECOND_MS == reached:
+                    heappush(self._heap, (entry.look_at, key))
 
     def _take(self, key: str, at: int) -> bool:
         entry = self._entries.get(key)
