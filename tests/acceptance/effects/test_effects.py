@@ -19,6 +19,8 @@ ORDERS = int(os.environ.get("HALFWAY_TEST_EFFECTS_ORDERS", "200")) // len(PAIRS)
 SEED = int(os.environ.get("HALFWAY_TEST_EFFECTS_SEED", "") or random.randrange(10**9))
 KILLS = max(3, ORDERS // 500)
 
+pytestmark = pytest.mark.xdist_group("databases")
+
 
 @pytest.mark.timeout(max(1200, ORDERS))
 @pytest.mark.parametrize("drivers", PAIRS, ids="-to-".join)
