@@ -1,7 +1,8 @@
 """Options for the JVMs of test brokers: they live for seconds, so what counts is what their start costs.
 
-A class archive (class data sharing) holds Kafka's classes as the JVM has them once they are loaded: a start from it
-takes half the CPU time. The first run on a machine makes it, beside the list of Kafka's jars in the cache folder.
+A class archive (class data sharing) holds Kafka's classes as the JVM has them once they are loaded, those for clients'
+requests too: a start from it takes half the CPU time. The first run on a machine makes it, beside the list of Kafka's
+jars in the cache folder.
 """
 
 import fcntl
@@ -13,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is there
 
 from halfway.embedded import KAFKA_VERSION, SHORT_LIVED, EmbeddedConfig, EmbeddedKafka, find_java, resolve_jars
 from halfway.embedded.jars import user_cache_dir
@@ -46,16 +49,38 @@ def _archive() -> Path:
     """Give the archive for this Java and these jars; the file is empty if this Java cannot make one."""
     made_of = [find_java().path.resolve(), *resolve_jars(KAFKA_VERSION)]
     version = hashlib.sha256("\n".join(f"{path} {path.stat().st_mtime_ns}" for path in made_of).encode()).hexdigest()
-    archive = user_cache_dir() / f"kafka-{KAFKA_VERSION}-{version[:16]}.jsa"
+    archive = user_cache_dir() / f"kafka-{KAFKA_VERSION}-used-{version[:16]}.jsa"
     with archive.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run ask at the same time
         if not archive.exists():
             unfinished = archive.with_suffix(f".{os.getpid()}")
             options = (*SHORT_LIVED, f"-XX:ArchiveClassesAtExit={unfinished}")
             with EmbeddedKafka(EmbeddedConfig(jvm_options=options, startup_timeout_s=STARTED_WITHIN_S)) as kafka:
+                _use(kafka.bootstrap_servers)
                 os.kill(kafka.pid, signal.SIGTERM)  # it writes the archive at its orderly end, however long that takes
                 while kafka.running:
                     time.sleep(0.1)
             unfinished.touch()
             unfinished.replace(archive)
     return archive
+
+
+def _use(bootstrap_servers: str) -> None:
+    """Have a broker load what it needs for topics, Kafka transactions and consumer groups."""
+    given: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
+    admin = AdminClient(given)
+    (made,) = admin.create_topics([NewTopic("used", 1, 1)]).values()
+    made.result(STARTED_WITHIN_S)
+    producer = Producer({**given, "transactional.id": "user"})
+    producer.init_transactions(STARTED_WITHIN_S)
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce("used", b"value")
+        producer.flush(STARTED_WITHIN_S)
+        end(STARTED_WITHIN_S)
+    consumer = Consumer({**given, "group.id": "users", "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer.subscribe(["used"])
+    while (message := consumer.poll(STARTED_WITHIN_S)) is not None and message.error() is not None:
+        time.sleep(0.1)
+    consumer.commit(asynchronous=False)
+    consumer.close()
