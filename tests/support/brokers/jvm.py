@@ -22,8 +22,15 @@ from halfway.embedded.jars import user_cache_dir
 
 STARTED_WITHIN_S = 300.0
 """Several may start at once on a slow machine; halfway itself waits less."""
-STEADY = {"broker.session.timeout.ms": "30000"}
-"""For a broker that nobody kills: on a slow machine it is silent for seconds, and its controller must not fence it."""
+STEADY = {
+    # On a slow machine it is silent for seconds, and its controller must not fence it.
+    "broker.session.timeout.ms": "30000",
+    # Idle it takes half the CPU time then.
+    "metadata.max.idle.interval.ms": "5000",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+}
+"""For a broker that nobody kills."""
 MORTAL = {"broker.session.timeout.ms": "10000"}
 """For one that is killed: its controller lets it in again only when that time is over."""
 
