@@ -255,6 +255,15 @@ def _taken(message: Any, end: int, file: _File) -> bool:
     return False
 
 
+def _headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
+    """Return a record's headers; none where a name is no UTF-8, which halfway cannot have written."""
+    try:
+        return message.headers() or ()
+    except (SystemError, UnicodeDecodeError):
+        # How confluent_kafka tells of such a name.
+        return ()
+
+
 class _File:
     """A partition as a file, which is there if it holds anything."""
 
@@ -268,8 +277,7 @@ class _File:
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, message: Any) -> None:
-        headers = message.headers() or ()
-        told = [{"key": name, "value": value} for name, value in headers]
+        told = [{"key": name, "value": value} for name, value in _headers(message)]
         micros = max(0, min(message.timestamp()[1], _LATEST_MS)) * 1000
         self._rows.append((message.key(), message.value(), self._partition, message.offset(), micros, told))
         self.position = message.offset() + 1

@@ -1,4 +1,4 @@
-"""What is read of a partition whose leader has just been elected."""
+"""What is read of a partition whose leader has just been elected, or to which anybody writes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ class Told:
     def value(self) -> bytes:
         return b"value"
 
-    def headers(self) -> None:
+    def headers(self) -> list[tuple[str, bytes]] | None:
         return None
 
     def timestamp(self) -> tuple[int, int]:
@@ -91,3 +91,14 @@ def test_a_client_that_begins_once_more_doubles_nothing(told: list[Told], tmp_pa
 def test_what_stands_behind_the_end_is_not_read(told: list[Told], tmp_path: Path) -> None:
     told += [Told(0), Told(4)]
     assert read(tmp_path, 0, 3) == [0]
+
+
+def test_a_header_whose_name_is_no_text_stops_nothing(told: list[Told], tmp_path: Path) -> None:
+    """Kafka takes any bytes for a name; confluent_kafka has no text for them then."""
+
+    class Hostile(Told):
+        def headers(self) -> list[tuple[str, bytes]] | None:
+            raise SystemError("returned a result with an exception set")
+
+    told += [Hostile(0), Told(1)]
+    assert read(tmp_path, 0, 2) == [0, 1]
