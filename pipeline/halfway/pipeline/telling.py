@@ -53,8 +53,10 @@ class FailOn:
                 of_group = summary.verdicts.get(verdict, 0) if group is None else counts.get((verdict, group), 0)
                 if of_group >= least:
                     return FOUND_ANOMALIES
-            return 0
-        return FOUND_ANOMALIES if summary.anomalies else UNJUDGED if summary.not_judged else 0
+        elif summary.anomalies:
+            return FOUND_ANOMALIES
+        asked = any(verdict == NOT_JUDGED for verdict, *_ in self.rules)
+        return UNJUDGED if summary.not_judged and not asked else 0
 
 
 def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) -> None:

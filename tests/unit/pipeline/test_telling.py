@@ -30,6 +30,8 @@ UNREAD = Summary(verdicts=dict.fromkeys(VERDICTS, 0) | {"not_judged": 1}, quaran
         ((), FINE, 0),
         ((), UNREAD, 3),
         (("lost",), FOUND, 0),
+        (("lost",), UNREAD, 3),
+        (("lost", "not_judged=2"), UNREAD, 0),
         (("lost", "leaked"), FOUND, 1),
         (("leaked=3",), FOUND, 0),
         (("committed_ok@shop=7",), FOUND, 1),
@@ -37,7 +39,7 @@ UNREAD = Summary(verdicts=dict.fromkeys(VERDICTS, 0) | {"not_judged": 1}, quaran
     ],
 )
 def test_the_exit_status_is_for_what_was_asked(rules: tuple[str, ...], summary: Summary, status: int) -> None:
-    """By verdict, group and count; without rules for any anomaly, then for what could not be judged."""
+    """By verdict, group and count; without rules for any anomaly, then for what could not be judged, unless a rule is about that."""
     assert FailOn(rules).status(summary) == status
 
 
