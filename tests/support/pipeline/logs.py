@@ -40,6 +40,8 @@ class Written:
     headers: Headers
     offset: int = -1
     gone: bool = False
+    aborted: bool = False
+    """It stands in a Kafka transaction that was aborted."""
 
 
 @dataclass
@@ -51,12 +53,15 @@ class Log:
     compacted: frozenset[str] = frozenset()
     ahead: int = 0
     """By how much the clock of whoever writes is wrong."""
+    aborting: bool = False
+    """What is written stands in a Kafka transaction that will be aborted."""
 
     def write(
         self, topic: str, key: bytes | None, value: bytes | None, at: int, headers: Headers, *, prepared_at: int = 0
     ) -> None:
         """`prepared_at`: of a record of halfway's own topics, which is never dated before it."""
-        self.records.append(Written(topic, key, value, at, max(at + self.ahead, prepared_at), headers))
+        told_at = max(at + self.ahead, prepared_at)
+        self.records.append(Written(topic, key, value, at, told_at, headers, aborted=self.aborting))
 
     def settle(self) -> None:
         """Give every record its offset."""
@@ -126,7 +131,7 @@ class LogSource:
         return self._read({name: (pin.start, pin.end) for name, pin in self._pinned(topics)})
 
     def unsettled(self, topics: Sequence[str]) -> Any:
-        return self._read({name: (pin.end, pin.high) for name, pin in self._pinned(topics)})
+        return self._read({name: (pin.end, pin.high) for name, pin in self._pinned(topics)}, aborted=True)
 
     def later(self, topics: Sequence[str], now: Pins) -> Any:
         return self._read({name: parts[0] for name, parts in self.pins.behind(topics, now).items()})
@@ -134,7 +139,7 @@ class LogSource:
     def _pinned(self, topics: Sequence[str]) -> list[tuple[str, PartitionPin]]:
         return [(name, self.pins.topics[name].partitions[0]) for name in topics if name in self.pins.topics]
 
-    def _read(self, ranges: dict[str, tuple[int, int]]) -> Any:
+    def _read(self, ranges: dict[str, tuple[int, int]], *, aborted: bool = False) -> Any:
         rows = [
             {
                 "key": record.key,
@@ -150,6 +155,7 @@ class LogSource:
             }
             for record in self._log.records
             if not record.gone
+            and (aborted or not record.aborted)
             and record.topic in ranges
             and record.offset >= self._log.starts.get(record.topic, 0)
             and ranges[record.topic][0] <= record.offset < ranges[record.topic][1]
@@ -166,6 +172,12 @@ class Writer:
 
     log: Log
     group: str = "g"
+
+    def lay_out(self, created_at: int) -> None:
+        """Tell when the topics were created."""
+        layout = codec.encode_layout(codec.Layout(shards=8, created_at=created_at))
+        headers = codec.record_headers(codec.KIND_LAYOUT, "", "created")
+        self.log.write(PREFIX + "owners", codec.LAYOUT_KEY, layout, created_at, headers)
 
     def half(self, name: str, messages: Sequence[Message], at: int, *, prepared_at: int | None = None) -> None:
         now = at + self.log.ahead
@@ -239,6 +251,7 @@ class RandomLog:
         self.expected: Expected = {}
         self._writer = Writer(self.log)
         self._at = START
+        self._writer.lay_out(START)
         ways = [getattr(self, name) for name in dir(type(self)) if name.startswith("way_")]
         for number in range(count):
             self._at += self.random.randrange(1, 20_000)
@@ -377,6 +390,39 @@ class RandomLog:
         self._writer.message(name, messages[0], "1/1", at + 5, at, prefix="other.")
         self._writer.message(f"theirs-{name}", messages[0], "1/1", at + 5, at, prefix="other.")
         self.expected[name, 0] = "committed_ok"
+
+    def way_older(self, name: str) -> None:
+        """A deployment that was there before wrote to the same topics; it goes on, and may have used the same ids."""
+        name = f"older-{name}"
+        prefix = self.random.choice((None, PREFIX))
+        late = self.random.choice((0, 10_000, 4 * HORIZON))
+        self._writer.message(name, self._messages()[0], "1/1", self._at + late, START - 3 * HORIZON, prefix=prefix)
+        if self.random.random() < 0.5:
+            messages, prepared_at, at = self._prepared(name)
+            self._writer.commit(name, messages, at, prepared_at)
+            self.expected[name, 1] = "committed_ok"
+
+    def way_leaked_beside_an_older_one(self, _: str) -> None:
+        """What is of this deployment is judged, whatever else says that it is of the same transaction."""
+        name = self._server_id()
+        for prepared_at in (self._at, START - 3 * HORIZON):
+            self._writer.message(name, self._messages()[0], "1/1", self._at, prepared_at)
+        self.expected[name, 0] = "leaked"
+
+    def way_forged_before_it_is_committed(self, _: str) -> None:
+        """Whoever forges a message of an id that is made only later says when it was prepared."""
+        at, self._at = self._at, self._at + 3_600_000
+        name = self._server_id()
+        messages, prepared_at, ended_at = self._prepared(name)
+        self._writer.message(name, messages[0], f"1/{len(messages)}", at, self.random.choice((5, prepared_at)))
+        self._writer.commit(name, messages, ended_at, prepared_at)
+        self.expected[name, 0] = "doubled"
+
+    def way_aborted(self, name: str) -> None:
+        """Nobody knows the id of what stands in a Kafka transaction that is aborted."""
+        self.log.aborting = True
+        self._writer.commit(name, self._messages(), self._at, self._at)
+        self.log.aborting = False
 
     def way_used_again(self, name: str) -> None:
         """An id that a client brought is another transaction after the horizon."""

@@ -39,7 +39,7 @@ UNREAD = Summary(verdicts=dict.fromkeys(VERDICTS, 0) | {"not_judged": 1}, quaran
     ],
 )
 def test_the_exit_status_is_for_what_was_asked(rules: tuple[str, ...], summary: Summary, status: int) -> None:
-    """By verdict, group and count; without rules for any anomaly, then for what could not be judged, unless a rule is about that."""
+    """By verdict, group and count, or for any anomaly; then for what could not be judged, unless a rule names that."""
     assert FailOn(rules).status(summary) == status
 
 

@@ -51,7 +51,7 @@ class Run:
     at: int
     """When it began."""
     latest: int
-    """When halfway made the youngest of the ids that it has judged, -1 without any."""
+    """When halfway made the youngest of the ids that it has judged or left out, -1 without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,8 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     else:
         asked = engine.query("select distinct id from $ids", ids=union(engine, told))
         known = _known(engine, output, table(asked, CARRIED, ASKED), fresh, before)
-    judged = table(verdict.verdicts(engine, replace(read.evidence, **known.events), read.limits), audit.VERDICTS)
+    found = verdict.verdicts(engine, replace(read.evidence, **known.events), read.limits)
+    judged = table(found if before is None else _with_withdrawn(engine, found, known.verdicts), audit.VERDICTS)
     anomalies = table(_anomalies(engine, judged, known.reported), audit.ANOMALIES, files=1)
     quarantined = table(read.quarantine, audit.QUARANTINE)
     still = table(_still(engine, judged, known.verdicts), OPEN)
@@ -139,9 +140,12 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     for name, frame in carried.items():
         kept = engine.query("select * from $frame where id in (select id from $still)", frame=frame, still=still)
         table(kept, CARRIED, name)
+    # Of these a later run may read more, though they are another deployment's for now.
+    older = engine.query(f"select id from $read where prepared_at < {read.limits.created_at}", read=fresh["messages"])  # noqa: S608
+    seen = union(engine, [engine.query("select id from $judged", judged=judged), older])
     state = State(
         provable_since=read.provable_since,
-        runs=[*(before.runs if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, judged))],
+        runs=[*(before.runs if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, seen))],
         pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
         by_group=_counts(engine, judged, known.verdicts, before),
         quarantined=(before.quarantined if before else 0) + _count(engine, quarantined),
@@ -225,7 +229,7 @@ def _known(engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame]
     if runs:
         newest = """select id, verdict, life, "group" from (
             select *, row_number() over (partition by id, life order by run desc) as newest from $told
-        ) last where newest = 1"""
+        ) last where newest = 1 and verdict is not null"""
         told = of_others(engine.read_runs(output.path(audit.VERDICTS), runs))
         verdicts.append(engine.query(newest, told=told))
         told = of_others(_table(engine, output, audit.ANOMALIES, runs))
@@ -252,9 +256,24 @@ def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
     return [run.number for run in before.runs if run.latest >= found["oldest"]]
 
 
-def _latest(engine: Engine, judged: Frame) -> int:
-    sql = f"select coalesce(max({records.made_at(engine.dialect)}), -1) as latest from $judged"  # noqa: S608
-    return int(engine.rows(engine.query(sql, judged=judged))[0]["latest"])
+def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
+    """Return the verdicts with a row without one for each use of an id that had one, and of which nothing is left.
+
+    What was known of it stood in a Kafka transaction that was aborted, or is of another use by now.
+    """
+    return engine.query(
+        """select coalesce(now.id, before.id) as id, coalesce(now.life, before.life) as life, now.verdict,
+            now.anomalies, now."group", now.cause, now.topics, now.expected, now.found, now.prepared_at, now.ended_at,
+            now.evidence
+        from $judged now full join $earlier before on now.id = before.id and now.life = before.life""",
+        judged=judged,
+        earlier=earlier,
+    )
+
+
+def _latest(engine: Engine, seen: Frame) -> int:
+    sql = f"select coalesce(max({records.made_at(engine.dialect)}), -1) as latest from $seen"  # noqa: S608
+    return int(engine.rows(engine.query(sql, seen=seen))[0]["latest"])
 
 
 def _table(engine: Engine, output: Files, name: str, runs: Iterable[int]) -> Frame:
@@ -280,7 +299,7 @@ def _still(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
     return engine.query(
         f"""
         select id, verdict, life, "group" from (
-            select id, verdict, life, "group" from $judged
+            select id, verdict, life, "group" from $judged where verdict is not null
             union all
             select id, verdict, life, "group" from $earlier before where not exists (
                 select 1 from $judged now where now.id = before.id and now.life = before.life
@@ -295,7 +314,7 @@ def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None)
     """Return the counts of all runs: of what is judged again, the verdict of before does not count any more."""
     changes = """
     select verdict, coalesce("group", '') as "group", sum(change) as change from (
-        select verdict, "group", 1 as change from $judged
+        select verdict, "group", 1 as change from $judged where verdict is not null
         union all
         select verdict, "group", -1 from $earlier before where exists (
             select 1 from $judged now where now.id = before.id and now.life = before.life

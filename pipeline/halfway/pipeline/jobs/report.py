@@ -277,7 +277,7 @@ def _of_audit(
         judged = spark.read.parquet(folder.path(audit.VERDICTS))
         if "run" in judged.columns:
             last = F.max_by(F.struct("verdict", "ended_at", "prepared_at"), "run").alias("last")
-            judged = judged.groupBy("id", "life").agg(last).select("last.*")
+            judged = judged.groupBy("id", "life").agg(last).select("last.*").where("verdict is not null")
         judged = judged.where(wanted.holds("ended_at", "prepared_at"))
         summary |= dict.fromkeys(VERDICTS, 0) | {row[0]: row[1] for row in judged.groupBy("verdict").count().collect()}
     verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, NOT_JUDGED, *FINE)]

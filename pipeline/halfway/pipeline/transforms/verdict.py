@@ -81,6 +81,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         "found": "coalesce(sum(found), 0)",
         "op_at": """max(case when source = 'named' then "at" end)""",
         "message_at": """max(case when source = 'message' then "at" end)""",
+        "older": f"bool_and(source = 'message' and until < {limits.created_at - limits.slack_ms})",
     }
     together = ", ".join(f'{value} as "{name}"' for name, value in of_messages.items())
     provable = f"""case when provable_since = 0 then true
@@ -98,7 +99,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
     told = ", ".join(f'{value} as "{name}"' for name, value in alone.items())
     nothing = ", ".join(f'{_NOTHING.get(name, "false")} as "{name}"' for name in alone)
     sql = f"""
-    select id, life, topic, slot, {kept}, {nothing}, expected, found, op_at, message_at, case
+    select id, life, topic, slot, {kept}, {nothing}, expected, found, op_at, message_at, older, case
         when absent and {provable} then 'missing'
         when absent then 'unproved'
         when expected and found > 1 then 'doubled'
@@ -118,7 +119,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         {keys}
     ) slots
     union all
-    select id, life, topic, slot, {kept}, {told}, false, 0, case when {of_op} then "at" end, null, null
+    select id, life, topic, slot, {kept}, {told}, false, 0, case when {of_op} then "at" end, null, false, null
     from $lives where topic is null
     """  # noqa: S608
     return engine.query(sql, **frames)
@@ -153,7 +154,7 @@ def _transactions(d: Dialect) -> str:
         "prepared_at": "min(prepared_at)",
         "topics": d.distinct("topic"),
         "found": "cast(sum(found) as int)",
-        "alone": "bool_and(topic is not null and not expected)",
+        "older": "bool_and(older)",
         "ended_again": """min(case when topic is null then first_place end)
             <> max(case when topic is null then last_place end)""",
         "evidence": d.collected(evidence, "problem is not null"),
@@ -211,7 +212,7 @@ def _judged(d: Dialect, limits: Limits) -> str:
             from (select *, {whole_since} as whole_since from $transactions) dated
         ) found
     ) judged
-    where verdict = 'pending' or not (alone and prepared_at < {limits.created_at - limits.slack_ms})
+    where not older
     """  # noqa: S608
 
 

@@ -75,7 +75,9 @@ def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> No
             killed = tmp_path / audit.VERDICTS / "run=1"
             killed.mkdir()
             (killed / "part-0.parquet").write_bytes(b"half written")
-        incremental.run(engine, LogSource(engine, made.log, at), folder, OPTIONS)
+        # Some runs find Kafka transactions that are not finished.
+        open_since = at - seed % 3 * 600_000 if at < made.end else None
+        incremental.run(engine, LogSource(engine, made.log, at, open_since=open_since), folder, OPTIONS)
         engine.close()
     demand_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
 
@@ -167,15 +169,15 @@ def demand_whole(folder: Path, made: RandomLog, what: str) -> None:
     last: Expected = {}
     for row in sorted(rows, key=lambda row: row["run"]):
         last[row["id"], row["life"]] = row["verdict"]
-    assert last == made.expected, what
+    assert {key: verdict for key, verdict in last.items() if verdict is not None} == made.expected, what
     told = ds.dataset(folder / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
     reported = [(row["id"], row["life"], row["verdict"]) for row in told]
     assert len(reported) == len(set(reported)), "an anomaly is reported once"
     wanted = {(*key, verdict) for key, verdict in made.expected.items() if verdict in ANOMALIES}
     assert wanted <= set(reported), "and never forgotten"
     summary = json.loads((folder / audit.SUMMARY).read_text())
-    assert {name: summary[name] for name in ANOMALIES} == {
-        name: sum(verdict == name for verdict in made.expected.values()) for name in ANOMALIES
+    assert {name: summary[name] for name in VERDICTS} == {
+        name: sum(verdict == name for verdict in made.expected.values()) for name in VERDICTS
     }
 
 
@@ -214,9 +216,7 @@ def test_messages_that_are_older_than_the_topics_are_of_somebody_else(engine: Du
     log = committed(3, since=START + 3_600_000)
     older = Writer(log)
     older.message("theirs", Message(topic="orders", key=b"k", value=b"v"), "1/1", START, START, prefix=None)
-    layout = codec.encode_layout(codec.Layout(shards=8, created_at=START + 3_000_000))
-    headers = codec.record_headers(codec.KIND_LAYOUT, "", "created")
-    log.write(PREFIX + "owners", codec.LAYOUT_KEY, layout, START + 3_000_000, headers)
+    older.lay_out(START + 3_000_000)
     log.settle()
     audit.run(engine, LogSource(engine, log, START + 7_200_000), LocalFolder(str(tmp_path)), OPTIONS)
     assert set(found_in(tmp_path).values()) == {"committed_ok"}
@@ -227,9 +227,7 @@ def test_runs_that_go_on_know_when_the_topics_were_created(engine: DuckEngine, t
     log = Log()
     writer = Writer(log)
     writer.message("both", MESSAGES[0], "1/1", START, START, prefix=None)
-    layout = codec.encode_layout(codec.Layout(shards=8, created_at=START + HORIZON))
-    headers = codec.record_headers(codec.KIND_LAYOUT, "", "created")
-    log.write(PREFIX + "owners", codec.LAYOUT_KEY, layout, START + HORIZON, headers)
+    writer.lay_out(START + HORIZON)
     log.settle()
     incremental.run(engine, LogSource(engine, log, START + 2 * HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
     again = START + 3 * HORIZON
@@ -245,9 +243,7 @@ def test_a_clock_behind_the_creation_of_the_topics_loses_nothing(engine: DuckEng
     """Messages say that they were prepared before there were topics, but ops name them."""
     log = Log()
     writer = Writer(log)
-    layout = codec.encode_layout(codec.Layout(shards=8, created_at=START))
-    headers = codec.record_headers(codec.KIND_LAYOUT, "", "created")
-    log.write(PREFIX + "owners", codec.LAYOUT_KEY, layout, START, headers)
+    writer.lay_out(START)
     log.ahead, prepared_at = -3_600_000, START - 3_000_000
     writer.half("behind", MESSAGES, START, prepared_at=prepared_at)
     writer.commit("behind", MESSAGES, START, prepared_at)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from pyspark.sql.functions import lit
 
 from halfway.kafka.records import codec
 from halfway.pipeline import delta
@@ -224,6 +225,19 @@ def test_a_part_of_the_time_and_objectives_of_groups_can_be_told(spark: "SparkSe
     assert (groups["shop"]["objective_ms"], groups["shop"]["share_within"]) == ("10000", "1.0")
     # Every third from the 30th on, of ten milliseconds each: those up to 500 ms.
     assert (groups[UGLY]["objective_ms"], groups[UGLY]["share_within"]) == ("500", "0.7")
+
+
+def test_what_a_later_run_has_withdrawn_is_not_counted(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of an audit with --continue the last row counts, and it may be without a verdict."""
+    write_audit(spark, tmp_path / "audit", 5)
+    verdicts = tmp_path / "audit" / audit.VERDICTS
+    found = spark.read.parquet(str(verdicts.rename(tmp_path / "found"))).withColumn("life", lit(0))
+    found.write.parquet(str(verdicts / "run=0"))
+    withdrawn = found.where("id = 'tx-0000'").withColumn("verdict", lit(None).cast("string"))
+    withdrawn.write.parquet(str(verdicts / "run=1"))
+    sources = report.Sources(audit=Folder(spark, str(tmp_path / "audit")))
+    page = Path(report.run(spark, sources, Folder(spark, str(tmp_path / "report")), report.Wanted(since_ms=0)))
+    assert "anomalies among 4" in page.read_text()
 
 
 def test_the_page_shows_who_did_what_and_obeys_no_name(spark: "SparkSession", tmp_path: Path) -> None:
