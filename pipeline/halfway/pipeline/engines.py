@@ -85,11 +85,11 @@ class SparkDialect:
 
     def header(self, name: str) -> str:
         """Return the last value of a header as text."""
-        return f"cast(try_element_at(filter(headers, each -> each.key = '{name}'), -1).value as string)"
+        return self.text(f"try_element_at(filter(headers, each -> each.key = '{name}'), -1).value")
 
     def text(self, binary: str) -> str:
         """Return bytes as text."""
-        return f"cast({binary} as string)"
+        return f"try_validate_utf8(cast({binary} as string))"
 
     def millis(self, timestamp: str) -> str:
         """Return a timestamp in ms since the epoch."""

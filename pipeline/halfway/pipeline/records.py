@@ -15,7 +15,9 @@ LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: halfway writes no time that is later, and what is added to it can be reckoned with."""
 _ID: Final = "[A-Za-z0-9._~-]{1,128}"
 _SERVER_MADE: Final = "(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-_PLACE: Final = "^([1-9][0-9]{0,8})/([1-9][0-9]{0,8})$"
+_PLACE: Final = "[1-9][0-9]{0,8}/[1-9][0-9]{0,8}"
+_MILLIS: Final = "[0-9]{1,15}"
+"""What else is a number to an engine (1e3, 0x10, 1_000, spaces around it) is one to the one, and not to the other."""
 _UUID: Final = "^[0-9]+-([0-9a-f]{8})-([0-9a-f]{4})-"
 
 
@@ -66,13 +68,14 @@ def messages(engine: Engine, records: Frame, prefix: str) -> Frame:
     chose.
     """
     d = engine.dialect
-    key, value = d.sha256('"key"'), d.sha256('"value"')
+    key, value, place = d.sha256('"key"'), d.sha256('"value"'), d.header("halfway-message")
     sql = f"""
     select id, prepared_at, "at", key_hash, {content("key_hash", "value_hash")} as content, own_headers, topic,
-        "partition", "offset", try_cast(regexp_extract(place, '{_PLACE}', 1) as int) as slot,
-        try_cast(regexp_extract(place, '{_PLACE}', 2) as int) as total
+        "partition", "offset", try_cast(split_part(place, '/', 1) as int) as slot,
+        try_cast(split_part(place, '/', 2) as int) as total
     from (
-        select {d.header("halfway-transaction-id")} as id, {d.header("halfway-message")} as place,
+        select {d.header("halfway-transaction-id")} as id,
+            case when {d.matches(place, _PLACE)} then {place} end as place,
             coalesce({_prepared_at(d, d.header("halfway-transaction-id"))}, {d.millis('"timestamp"')}) as prepared_at,
             {d.millis('"timestamp"')} as "at", {key} as key_hash, {value} as value_hash,
             substr({d.sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset"
@@ -119,5 +122,6 @@ def made_at(d: Dialect, of_id: str = "id") -> str:
 
 def _prepared_at(d: Dialect, of_id: str) -> str:
     """Return the time that a header tells, or an id that halfway made; null where neither tells one that can be."""
-    told = f"try_cast({d.header('halfway-prepared-at')} as bigint)"
-    return f"coalesce(case when {told} between 0 and {LATEST_MS} then {told} end, {made_at(d, of_id)})"
+    header = d.header("halfway-prepared-at")
+    told = f"try_cast(case when {d.matches(header, _MILLIS)} then {header} end as bigint)"
+    return f"coalesce(case when {told} <= {LATEST_MS} then {told} end, {made_at(d, of_id)})"

@@ -319,6 +319,47 @@ def test_no_number_that_somebody_writes_stops_an_audit(engine: DuckEngine, tmp_p
     assert found[f"prepared_at-{(1 << 63) - 1}", 0] == found[f"size-{(1 << 63) - 1}", 0] == "not_judged"
 
 
+def hostile() -> tuple[Log, Expected]:
+    """Give a log with headers that one engine could take for something, and another for nothing."""
+    log = committed(1)
+    writer = Writer(log)
+    expected: Expected = {("id-0", 0): "committed_ok"}
+    late = START + 3 * HORIZON
+    # START by the rules of some languages. As it is none here, each is a message of another, later use.
+    times = (f"{START}.0", "17e11", "1_700_000_000_000", f" {START}", f"{START:#x}", f"+{START}")
+    for number, told in enumerate(times):
+        name = f"time-{number}"
+        writer.commit(name, MESSAGES, START + 10, START)
+        writer.message(name, MESSAGES[0], "1/1", late, told)
+        expected |= {(name, 0): "committed_ok", (name, 1): "leaked"}
+    for number, place in enumerate(("1/1\n", " 1/1", "1/1/1", "+1/1", "01/1", "1/")):
+        writer.message(f"place-{number}", MESSAGES[0], place, START, START)
+        writer.op(f"place-{number}", OpKind.COMMITTED, MESSAGES, START, START)
+        expected[f"place-{number}", 0] = "leaked"
+    of_nobody: list[tuple[str, str | bytes | None]] = [("halfway-transaction-id", b"\xff\xfe")]
+    log.write("orders", b"k", b"v", START, of_nobody)
+    log.write("orders", b"k", b"v", START, [("halfway-transaction-id", "unlike"), ("halfway-prefix", b"\xff")])
+    expected["unlike", 0] = "leaked"
+    log.settle()
+    return log, expected
+
+
+def test_duckdb_takes_nothing_for_what_it_is_not(engine: DuckEngine, tmp_path: Path) -> None:
+    """As Spark does, of what anybody can write."""
+    log, expected = hostile()
+    audit.run(engine, LogSource(engine, log, START + 3_600_000), LocalFolder(str(tmp_path)), OPTIONS)
+    assert found_in(tmp_path) == expected
+
+
+def test_spark_takes_nothing_for_what_it_is_not(spark: "SparkSession", tmp_path: Path) -> None:
+    """As DuckDB does, of what anybody can write."""
+    log, expected = hostile()
+    engine = SparkEngine(spark)
+    audit.run(engine, LogSource(engine, log, START + 3_600_000), Folder(spark, str(tmp_path)), OPTIONS)
+    engine.close()
+    assert found_in(tmp_path) == expected
+
+
 def test_outcomes_that_nobody_can_read_have_an_exit_status_of_their_own(tmp_path: Path) -> None:
     """An audit that is older than the coordinator finds nothing, and says that it could not."""
     at = datetime.fromtimestamp(START / 1000, UTC)
