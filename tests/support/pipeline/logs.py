@@ -53,6 +53,8 @@ class Log:
     compacted: frozenset[str] = frozenset()
     ahead: int = 0
     """By how much the clock of whoever writes is wrong."""
+    missing: frozenset[str] = frozenset()
+    """Topics that do not exist."""
     aborting: bool = False
     """What is written stands in a Kafka transaction that will be aborted."""
 
@@ -107,7 +109,7 @@ class LogSource:
 
     def pin(self, topics: Sequence[str]) -> None:
         for topic in topics:
-            if topic in self.pins.topics:
+            if topic in self.pins.topics or topic in self._log.missing:
                 continue
             there = [record for record in self._log.records if record.topic == topic and record.at <= self._at]
             end = sum(record.at <= self._committed_until for record in there)

@@ -260,7 +260,7 @@ def _provable_since(
     first: Mapping[str, Mapping[int, int]],
     before: Mapping[str, int] | None,
 ) -> dict[str, int]:
-    """A topic that does not exist (any more) proves nothing about any time.
+    """Return by topic since when a missing message proves a loss, as far as is known of one that is not there.
 
     What the runs before have read needs no proof: only what has gone unread since can be missed.
     """
@@ -268,7 +268,7 @@ def _provable_since(
     for name in names:
         pin = now.topics.get(name)
         if pin is None:
-            found[name] = _NEVER
+            found[name] = (before or {}).get(name, 0)
             continue
         if before is not None and name in before:
             begun = {each.partition: each.start for each in read.topics[name].partitions} if name in read.topics else {}
@@ -282,7 +282,12 @@ def _provable_since(
 
 
 def _facts(engine: Engine, now: Pins, provable: Mapping[str, int]) -> Frame:
-    rows = [(name, since, name in now.topics and now.topics[name].compacted) for name, since in provable.items()]
+    """A topic that does not exist (any more) proves nothing about any time."""
+    there = now.topics
+    rows = [
+        (name, since if name in there else _NEVER, name in there and there[name].compacted)
+        for name, since in provable.items()
+    ]
     return engine.table(rows, "topic string, provable_since bigint, compacted boolean")
 
 

@@ -211,6 +211,22 @@ def test_what_retention_takes_while_it_is_read_is_not_lost(engine: DuckEngine, t
     assert set(found_in(tmp_path).values()) == {"committed_ok", "expired_unknown"}
 
 
+def test_a_topic_that_is_made_late_can_lose_messages(tmp_path: Path) -> None:
+    """A run that did not find it yet, or not at that moment, says nothing about those that do."""
+    log, folder = committed(1), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    mail = [Message(topic="mails", key=b"k", value=b"v")]
+    writer.op("before", OpKind.COMMITTED, mail, START, START)
+    log.missing = frozenset(["mails"])
+    log.settle()
+    continued(log, START + 60_000, folder)
+    log.missing = frozenset()
+    writer.op("after", OpKind.COMMITTED, mail, START + 100_000, START + 100_000)
+    log.settle()
+    continued(log, START + 200_000, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 1, "expired_unknown": 1, "lost": 1}
+
+
 def test_messages_that_are_older_than_the_topics_are_of_somebody_else(engine: DuckEngine, tmp_path: Path) -> None:
     """A new prefix finds the messages of the one before, which named none, in its real topics."""
     log = committed(3, since=START + 3_600_000)
