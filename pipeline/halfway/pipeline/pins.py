@@ -67,16 +67,20 @@ class Pins:
 
     def followed_by(self, pin: TopicPin) -> TopicPin:
         """Return a pin of the same topic that begins where this one ends, or where the topic begins by now."""
-        before = self.topics.get(pin.topic)
-        ends = {} if before is None else {each.partition: each.end for each in before.partitions}
-        # A topic that was made anew is shorter than it was: then nothing of it has been read.
-        partitions = tuple(
-            replace(each, start=max(each.start, ends.get(each.partition, 0)))
-            if ends.get(each.partition, 0) <= each.end
-            else each
-            for each in pin.partitions
-        )
+        ends = self.ends_of(pin)
+        partitions = tuple(replace(each, start=max(each.start, ends[each.partition])) for each in pin.partitions)
         return replace(pin, partitions=partitions)
+
+    def ends_of(self, pin: TopicPin) -> Mapping[int, int]:
+        """Return by partition up to where these pins have read the topic of another.
+
+        A topic that was made anew is shorter than it was: then nothing of it has been read.
+        """
+        before = self.topics.get(pin.topic)
+        ends = {each.partition: each.end for each in before.partitions} if before is not None else {}
+        return {
+            each.partition: end if (end := ends.get(each.partition, 0)) <= each.end else 0 for each in pin.partitions
+        }
 
     def without(self, *topics: str) -> Pins:
         """Return all but some topics."""

@@ -78,6 +78,14 @@ class Reading:
     """By real topic, since when a missing message proves a loss."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What the run before has left that this one goes on from."""
+
+    pins: Pins
+    provable_since: Mapping[str, int]
+
+
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
     """Judge every transaction up to now; write `verdicts`, `anomalies`, `quarantine` and the offsets that were read."""
     # Until it is written again, the folder holds no audit that was finished.
@@ -97,10 +105,8 @@ def between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int |
     return engine.query(f"select * from $judged where {' and '.join(bounds)}", judged=judged) if bounds else judged  # noqa: S608
 
 
-def evidence(
-    engine: Engine, source: Source, options: AuditOptions, *, provable_before: Mapping[str, int] | None = None
-) -> Reading:
-    """Read everything, once; `provable_before` is what the run before could prove, where this one goes on from it.
+def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: Before | None = None) -> Reading:
+    """Read everything, once; what is new, if there was a run before.
 
     op's ends are taken first, so that whatever an op tells of must stand in the other topics when theirs are taken.
     What stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
@@ -132,7 +138,7 @@ def evidence(
     registered = engine.keep(reading.groups(engine, source))
     named = reading.real_topics(engine, outcomes, registered, source.prefix, options.topics)
     # What was read before is read on, whether or not anything names it in this part.
-    names = sorted({*named, *(provable_before or ())})
+    names = sorted({*named, *(before.provable_since if before else ())})
     source.pin(names)
     reading.demand_given(source, options.topics)
     source.settle(op_topic)
@@ -142,7 +148,7 @@ def evidence(
     now = source.anew()
     now.pin([op_topic, *names])
     first = _first_messages(engine, messages, now.pins)
-    provable = _provable_since(source.pins, now.pins, names, first, provable_before)
+    provable = _provable_since(now.pins, names, first, before)
     ends, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
     found = Evidence(
         ops=ends,
@@ -254,11 +260,7 @@ def _first_messages(engine: Engine, messages: Frame, now: Pins) -> dict[str, dic
 
 
 def _provable_since(
-    read: Pins,
-    now: Pins,
-    names: Sequence[str],
-    first: Mapping[str, Mapping[int, int]],
-    before: Mapping[str, int] | None,
+    now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]], before: Before | None
 ) -> dict[str, int]:
     """Return by topic since when a missing message proves a loss, as far as is known of one that is not there.
 
@@ -266,18 +268,15 @@ def _provable_since(
     """
     found = {}
     for name in names:
+        known = before.provable_since.get(name, 0) if before else 0
         pin = now.topics.get(name)
-        if pin is None:
-            found[name] = (before or {}).get(name, 0)
-            continue
-        if before is not None and name in before:
-            begun = {each.partition: each.start for each in read.topics[name].partitions} if name in read.topics else {}
+        if pin is not None and before is not None:
+            read = before.pins.ends_of(pin)
             unread = tuple(
-                replace(each, start=0) if each.start <= begun.get(each.partition, 0) else each
-                for each in pin.partitions
+                replace(each, start=0) if each.start <= read[each.partition] else each for each in pin.partitions
             )
             pin = replace(pin, partitions=unread)
-        found[name] = max(pin.provable_since(first.get(name, {})), (before or {}).get(name, 0))
+        found[name] = known if pin is None else max(pin.provable_since(first.get(name, {})), known)
     return found
 
 

@@ -55,14 +55,12 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class State(audit.Before):
     """What the runs before have left: themselves, offsets and counts."""
 
     runs: Sequence[Run]
-    pins: Pins
     by_group: Sequence[tuple[str, str, int]]
     quarantined: int
-    provable_since: Mapping[str, int]
 
     @classmethod
     def read(cls, output: Files) -> State | None:
@@ -115,7 +113,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     _forget(output, number, before)
     if before is not None:
         source.go_on(before.pins)
-    read = audit.evidence(engine, source, options, provable_before=before.provable_since if before else None)
+    read = audit.evidence(engine, source, options, before=before)
     part = f"run={number}"
 
     def table(frame: Frame, *names: str, files: int | None = None) -> Frame:

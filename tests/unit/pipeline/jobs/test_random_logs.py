@@ -211,6 +211,15 @@ def test_what_retention_takes_while_it_is_read_is_not_lost(engine: DuckEngine, t
     assert set(found_in(tmp_path).values()) == {"committed_ok", "expired_unknown"}
 
 
+def test_what_retention_takes_between_two_runs_is_not_lost(tmp_path: Path) -> None:
+    """No run has read it; what was read before needs no proof."""
+    log, folder = committed(40), LocalFolder(str(tmp_path))
+    continued(log, START + 10 * 60_000, folder)
+    log.trim("orders", 30)
+    continued(log, START + 3_600_000, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 20, "expired_unknown": 20}
+
+
 def test_a_topic_that_is_made_late_can_lose_messages(tmp_path: Path) -> None:
     """A run that did not find it yet, or not at that moment, says nothing about those that do."""
     log, folder = committed(1), LocalFolder(str(tmp_path))
