@@ -457,6 +457,22 @@ class RandomLog:
             self.expected[name, life] = "committed_ok"
         self.log.ahead = 0
 
+    def age(self, until: int) -> int:
+        """Let retention remove about half of what the real topics had by a time; return up to when at the most.
+
+        What stands first then was written by a clock that is right: no other would tell since when the rest is whole.
+        """
+        own = ("halfway-prefix", PREFIX)
+        oldest = START
+        for topic in REAL:
+            there = [record for record in self.log.records if record.topic == topic and record.at <= until]
+            firsts = [each for each in there if own in each.headers and each.told_at == each.at and not each.aborted]
+            if firsts:
+                first = self.random.choice(firsts)
+                self.log.trim(topic, first.offset)
+                oldest = max(oldest, first.at)
+        return oldest
+
     def compact(self) -> None:
         """Let the cleaner come by: the first use of an id loses its outcome, and contradictions one of theirs."""
         self.log.compacted = frozenset(PREFIX + kind for kind in KINDS)

@@ -84,8 +84,9 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         "older": f"bool_and(source = 'message' and until < {limits.created_at - limits.slack_ms})",
     }
     together = ", ".join(f'{value} as "{name}"' for name, value in of_messages.items())
+    # An op is never dated before its prepare, whose clock can have been ahead; its messages are.
     provable = f"""case when provable_since = 0 then true
-        else coalesce(op_at >= provable_since + {limits.slack_ms}, false) end"""
+        else coalesce(least(op_at, ended_at) >= provable_since + {limits.slack_ms}, false) end"""
     keys, superseded, frames = "", "false", {"lives": lives, "topics": evidence.topics}
     if evidence.latest_of_keys is not None:
         keys = f"""left join (

@@ -28,7 +28,18 @@ from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.quick import DuckEngine
 from halfway.pipeline.transforms.verdict import ANOMALIES, VERDICTS
 from tests.support.pipeline.archives import verdicts_in, write_records
-from tests.support.pipeline.logs import HORIZON, PREFIX, SLACK, START, Expected, Log, LogSource, RandomLog, Writer
+from tests.support.pipeline.logs import (
+    HORIZON,
+    PREFIX,
+    SLACK,
+    START,
+    Expected,
+    Log,
+    LogSource,
+    RandomLog,
+    Writer,
+    Written,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +91,34 @@ def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> No
         incremental.run(engine, LogSource(engine, made.log, at, open_since=open_since), folder, OPTIONS)
         engine.close()
     demand_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
+
+
+@pytest.mark.parametrize("windows", [True, False], ids=["windows", "whole"])
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+def test_retention_makes_no_anomaly(tmp_path: Path, seed: int, *, windows: bool) -> None:
+    """Whatever goes between two runs; and what stands behind that has the verdict that it was made for."""
+    made = RandomLog(seed, count=30)
+    oldest = START
+    *cuts, last = cuts_of(made, seed)
+    for at in cuts:
+        if windows:
+            continued(made.log, at, LocalFolder(str(tmp_path)))
+        oldest = max(oldest, made.age(made.end))
+    continued(made.log, last, LocalFolder(str(tmp_path)))
+    found = last_in(tmp_path)
+    wrong = {name for (name, _), verdict in found.items() if verdict in ANOMALIES}
+    assert wrong <= {name for (name, _), verdict in made.expected.items() if verdict in ANOMALIES}, f"seed {seed}"
+    written = {name for record in made.log.records if record.at <= oldest + SLACK for name in ids_of(record)}
+    whole = {key: verdict for key, verdict in made.expected.items() if key[0] not in written}
+    assert whole.items() <= found.items(), f"seed {seed}"
+
+
+def ids_of(record: Written) -> set[Any]:
+    """Give the ids that a record tells of."""
+    return {
+        (record.key or b"").decode(),
+        *(value for name, value in record.headers if name == "halfway-transaction-id"),
+    }
 
 
 def test_what_a_run_reads_of_those_before_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +203,15 @@ def cuts_of(made: RandomLog, seed: int) -> list[int]:
     return [*(min(cut, made.end) for cut in cuts), made.end + 60_000]
 
 
-def demand_whole(folder: Path, made: RandomLog, what: str) -> None:
+def last_in(folder: Path) -> Expected:
+    """Give the verdicts of the last run that has one for each use of an id."""
     rows = ds.dataset(folder / audit.VERDICTS, partitioning="hive").to_table().to_pylist()
-    last: Expected = {}
-    for row in sorted(rows, key=lambda row: row["run"]):
-        last[row["id"], row["life"]] = row["verdict"]
-    assert {key: verdict for key, verdict in last.items() if verdict is not None} == made.expected, what
+    last = {(row["id"], row["life"]): row["verdict"] for row in sorted(rows, key=lambda row: row["run"])}
+    return {key: verdict for key, verdict in last.items() if verdict is not None}
+
+
+def demand_whole(folder: Path, made: RandomLog, what: str) -> None:
+    assert last_in(folder) == made.expected, what
     told = ds.dataset(folder / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
     reported = [(row["id"], row["life"], row["verdict"]) for row in told]
     assert len(reported) == len(set(reported)), "an anomaly is reported once"
