@@ -387,7 +387,7 @@ def test_no_number_that_somebody_writes_stops_an_audit(engine: DuckEngine, tmp_p
 
 
 def hostile() -> tuple[Log, Expected]:
-    """Give a log with headers that one engine could take for something, and another for nothing."""
+    """Give a log of what one engine could take for something, and another for nothing, or stop at."""
     log = committed(1)
     writer = Writer(log)
     expected: Expected = {("id-0", 0): "committed_ok"}
@@ -403,6 +403,13 @@ def hostile() -> tuple[Log, Expected]:
         writer.message(f"place-{number}", MESSAGES[0], place, START, START)
         writer.op(f"place-{number}", OpKind.COMMITTED, MESSAGES, START, START)
         expected[f"place-{number}", 0] = "leaked"
+    for number, time in enumerate((-1, (1 << 63) - 1, 1 << 80)):
+        op = Op(
+            kind=OpKind.COMMITTED, id=f"op-{number}", group="g", half_offset=0, cause=Cause.PRODUCER, prepared_at=time,
+            at=START, messages=(),
+        )  # fmt: skip
+        writer.raw_op(op.id, codec.encode_op(op), START, "committed")
+        expected[op.id, 0] = "not_judged"
     of_nobody: list[tuple[str, str | bytes | None]] = [("halfway-transaction-id", b"\xff\xfe")]
     log.write("orders", b"k", b"v", START, of_nobody)
     log.write("orders", b"k", b"v", START, [("halfway-transaction-id", "unlike"), ("halfway-prefix", b"\xff")])
