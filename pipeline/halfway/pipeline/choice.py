@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,11 +111,14 @@ def _records(places: Places) -> int:
     from halfway.pipeline.pins import Pins
     from halfway.pipeline.quick_sources import pin
 
+    kinds = ("half", "op")
     if places.access is not None:
-        pins = pin(places.access, [places.access.topic("half"), places.access.topic("op")])
+        pins = pin(places.access, [places.access.topic(kind) for kind in kinds])
     else:
-        kept = Pins.from_json(LocalFolder(str(places.snapshot)).read("offsets.json"))
-        pins = [one for name, one in kept.topics.items() if name.endswith(("half", "op"))]
+        folder = LocalFolder(str(places.snapshot))
+        kept, prefix = Pins.from_json(folder.read("offsets.json")), json.loads(folder.read("archive.json"))["prefix"]
+        # A real topic may be called a shop.
+        pins = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
     return sum(each.end - each.start for one in pins for each in one.partitions)
 
 

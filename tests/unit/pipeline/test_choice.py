@@ -26,11 +26,12 @@ def not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def archive(folder: Path, records: int) -> Places:
-    """Give an archive that says of half and op that they have so many records."""
+    """Give an archive that says of half and op that they have so many records, beside a real topic."""
     partition = PartitionPin(partition=0, start=0, end=records // 2, high=records // 2, first_at=None)
-    names = ("_halfway.half", "_halfway.op")
+    names = ("_halfway.half", "_halfway.op", "shop")
     pins = Pins(at=0, topics={name: TopicPin(topic=name, at=0, partitions=(partition,)) for name in names})
     (folder / "offsets.json").write_text(pins.to_json())
+    (folder / "archive.json").write_text('{"prefix": "_halfway."}')
     return Places(output=str(folder / "audit"), snapshot=str(folder), offsets=None, access=None)
 
 
