@@ -62,6 +62,10 @@ class Growing:
         """Begin where earlier pins end."""
         self._begun = pins
 
+    def repeat(self, pins: Pins) -> None:
+        """Read what earlier pins and those before them cover."""
+        self.pins = pins.again(self._now)
+
     def committed(self, topics: Sequence[str]) -> Frame:
         """Return the records between the offsets."""
         pinned = [(name, self.pins.topics[name].partitions[0]) for name in topics if name in self.pins.topics]

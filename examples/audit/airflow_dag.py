@@ -1,4 +1,4 @@
-"""An audit every ten minutes and a whole one every night, as DAGs for Airflow 3."""
+"""An audit every ten minutes and a whole one every night that must agree with it, as DAGs for Airflow 3."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,4 +13,5 @@ with DAG("halfway_audit", schedule=timedelta(minutes=10), **ONCE) as often:
     BashOperator(task_id="audit", bash_command=f"{COMMAND} --continue --output /audit/continued", retries=0)
 
 with DAG("halfway_audit_whole", schedule="@daily", **ONCE) as nightly:
-    BashOperator(task_id="audit", bash_command=COMMAND + " --output /audit/{{ ds }}", retries=0)
+    checked = f"{COMMAND} --cross-check /audit/continued --output"
+    BashOperator(task_id="audit", bash_command=checked + " /audit/{{ ds }}", retries=0)

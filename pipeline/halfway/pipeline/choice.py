@@ -41,6 +41,8 @@ class Places:
     snapshot: str | None
     offsets: str | None
     access: KafkaAccess | None
+    against: str | None = None
+    """The folder of an audit with --continue, to be compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ class Parts:
     engine: Engine
     source: Source
     output: Files
+    against: Files | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,7 @@ def _gib(size: int) -> str:
 def _hindrance(places: Places) -> str | None:
     if missing := [name for name in ("duckdb", "confluent_kafka") if find_spec(name) is None]:
         return f"there is no {' and no '.join(missing)}"
-    for folder in (places.output, places.snapshot, places.offsets):
+    for folder in (places.output, places.snapshot, places.offsets, places.against):
         scheme, sign, _ = (folder or "").partition("://")
         if sign and scheme != "file":
             return f"{folder!r} is not on this machine"
@@ -143,7 +146,8 @@ def quick(places: Places, *, memory: str | None) -> Iterator[Parts]:
                 there = Path(places.offsets)
                 pins = Pins.from_json(LocalFolder(str(there.parent)).read(there.name))
             source = QuickKafka(engine, places.access, pins)
-        yield Parts(engine=engine, source=source, output=LocalFolder(places.output))
+        against = None if places.against is None else LocalFolder(places.against)
+        yield Parts(engine=engine, source=source, output=LocalFolder(places.output), against=against)
     except duckdb.OutOfMemoryException as error:
         raise SourceError(
             f"DuckDB has too little memory: give more with --memory, or --engine spark ({error})"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from halfway.pipeline import access, choice, telling
-from halfway.pipeline.jobs.audit import ANOMALIES, QUARANTINE, AuditOptions, Summary
+from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
 from halfway.pipeline.parameters import (
     BETWEEN,
     CONFIG,
@@ -65,6 +65,12 @@ def pipeline() -> None:
     help="Judge what is new since the last audit into the same folder with --continue.",
 )
 @click.option(
+    "--cross-check",
+    "against",
+    metavar="FOLDER",
+    help="Read what the runs of --continue into this folder have read, and compare with their verdicts.",
+)
+@click.option(
     "--fail-on",
     "fail_on",
     multiple=True,
@@ -85,6 +91,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     grace_s: float,
     clock_skew_s: float,
     engine: choice.Name,
+    against: str | None,
     fail_on: tuple[str, ...],
     metrics: str | None,
     webhook: str | None,
@@ -97,11 +104,17 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Judge every transaction.
 
-    Exits 1 if an anomaly is found, 2 if it could not be done, 3 if there is none, but outcomes cannot be read.
+    Exits 1 if an anomaly or a difference is found, 2 if it could not be done, 3 if there is none, but outcomes cannot
+    be read.
     """
     _demand_fitting(
         on=on, archive=snapshot is not None, again=offsets is not None, between=(since, until) != (None, None)
     )
+    if against is not None and (on or snapshot or offsets or since is not None or until is not None):
+        raise click.UsageError(
+            "--cross-check reads what the runs of --continue have read: give it without --continue, --snapshot, "
+            "--offsets, --since and --until"
+        )
     began = time.monotonic()
     with told("audit"):
         failures = telling.FailOn(fail_on)
@@ -109,7 +122,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             telling.demand_webhook(webhook)
         kafka = reached(config, spark_options) if snapshot is None else None
         seconds = horizon_s or access.times(file=config).outcome_horizon_s
-        places = choice.Places(output=output, snapshot=snapshot, offsets=offsets, access=kafka)
+        places = choice.Places(output=output, snapshot=snapshot, offsets=offsets, access=kafka, against=against)
         asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
         chosen = choice.chosen(engine, places, spark_asked=asked, memory=spark_options["memory"])
         if engine == "auto" and not asked and chosen.engine == "spark":
@@ -129,18 +142,22 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         else _on_spark(places, config=config, **spark_options) as parts
     ):
         from halfway.pipeline.jobs import audit as job
-        from halfway.pipeline.jobs import incremental
+        from halfway.pipeline.jobs import cross_check, incremental
 
-        run = incremental.run if on else job.run
-        summary = run(parts.engine, parts.source, parts.output, options)
+        if parts.against is not None:
+            summary = cross_check.run(parts.engine, parts.source, parts.output, parts.against, options)
+        else:
+            run = incremental.run if on else job.run
+            summary = run(parts.engine, parts.source, parts.output, options)
         if metrics is not None:
             at = parts.source.pins.at
             telling.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
-        if webhook is not None and (summary.anomalies or summary.not_judged):
+        if webhook is not None and (summary.anomalies or summary.not_judged or summary.differences):
             found = parts.engine.read(summary.found)
             telling.call_webhook(webhook, summary, parts.engine.rows(found))
     if as_json:
-        click.echo(json.dumps({**summary.verdicts, "quarantined": summary.quarantined}))
+        counts = {**summary.verdicts, "quarantined": summary.quarantined}
+        click.echo(json.dumps(counts if against is None else {**counts, "differences": summary.differences}))
     else:
         _say(summary, output)
     sys.exit(failures.status(summary))
@@ -163,6 +180,11 @@ def _say(summary: Summary, output: str) -> None:
         click.echo(f"{summary.not_judged:,} outcomes could not be read: is this release older than the coordinator?")
     if summary.anomalies:
         click.echo(f"{summary.anomalies:,} anomalies: {output}/{ANOMALIES}")
+    if summary.differences is not None:
+        click.echo(f"{summary.differences:,} differences from the audit with --continue: {output}/{DIFFERENCES}")
+    if summary.differing:
+        shown = [[str(each[name]) for name in ("id", "life", "whole", "continued")] for each in summary.differing]
+        say_table(["id", "use", "whole", "continued"], shown)
 
 
 @contextmanager
@@ -180,7 +202,8 @@ def _on_spark(places: choice.Places, *, config: Path | None, **spark_options: An
         engine = SparkEngine(spark)
         source = source_of(spark, places.access, places.snapshot, places.offsets)
         try:
-            yield choice.Parts(engine=engine, source=source, output=Folder(spark, places.output))
+            against = None if places.against is None else Folder(spark, places.against)
+            yield choice.Parts(engine=engine, source=source, output=Folder(spark, places.output), against=against)
         finally:
             engine.close()
 

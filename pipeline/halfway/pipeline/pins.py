@@ -82,6 +82,19 @@ class Pins:
             each.partition: end if (end := ends.get(each.partition, 0)) <= each.end else 0 for each in pin.partitions
         }
 
+    def again(self, now: Pins) -> Pins:
+        """Return all that these pins and those before them cover, as far as it is there by other pins, taken now."""
+        topics = {}
+        for name in self.topics.keys() & now.topics.keys():
+            starts = {each.partition: each.start for each in now.topics[name].partitions}
+            partitions = tuple(
+                replace(each, start=min(starts[each.partition], each.end))
+                for each in self.topics[name].partitions
+                if each.partition in starts
+            )
+            topics[name] = replace(self.topics[name], partitions=partitions)
+        return replace(self, topics=topics)
+
     def without(self, *topics: str) -> Pins:
         """Return all but some topics."""
         return replace(self, topics={name: pin for name, pin in self.topics.items() if name not in topics})

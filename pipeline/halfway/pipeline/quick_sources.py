@@ -68,6 +68,10 @@ class QuickArchive:
         """Refuse: in an archive nothing is new."""
         raise SourceError("an archive cannot be gone on with")
 
+    def repeat(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
+        """Refuse: an archive is what it is."""
+        raise SourceError("an archive cannot be read as of another time")
+
     def anew(self) -> QuickArchive:
         """Return it with what was written while it was made."""
         return QuickArchive(self._engine, self._folder, with_later=True)
@@ -123,6 +127,13 @@ class QuickKafka:
     def go_on(self, pins: Pins) -> None:
         """Begin where earlier pins end."""
         self._begun = pins.without(self.prefix + "groups", self.prefix + "owners")
+
+    def repeat(self, pins: Pins) -> None:
+        """Read what earlier pins and those before them cover, as far as it is there."""
+        now = self.anew()
+        now.pin(list(pins.topics))
+        self.pins = pins.again(now.pins)
+        self._again = True
 
     def settle(self, topic: str) -> None:
         """Let the unsettled part of a pinned topic reach to its end as of now."""

@@ -59,6 +59,9 @@ class Source(Protocol):
     def go_on(self, pins: Pins) -> None:
         """Let what is pinned from now on begin where earlier pins end, for what is about transactions."""
 
+    def repeat(self, pins: Pins) -> None:
+        """Read, in place of all up to now, what earlier pins and those before them cover, as far as it is there."""
+
     def committed(self, topics: Sequence[str]) -> Frame:
         """Return what is committed in the pinned ones of these topics, with the columns RECORD."""
 
@@ -106,6 +109,13 @@ class KafkaSource:
     def go_on(self, pins: Pins) -> None:
         """Begin where earlier pins end."""
         self._begun = pins.without(self.prefix + "groups", self.prefix + "owners")
+
+    def repeat(self, pins: Pins) -> None:
+        """Read what earlier pins and those before them cover, as far as it is there."""
+        now = self.anew()
+        now.pin(list(pins.topics))
+        self._pins = pins.again(now.pins)
+        self._again = True
 
     def settle(self, topic: str) -> None:
         """Let the unsettled part of a pinned topic reach to its end as of now."""
@@ -204,6 +214,10 @@ class SnapshotSource:
     def go_on(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
         """Refuse: in an archive nothing is new."""
         raise SourceError("an archive cannot be gone on with")
+
+    def repeat(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
+        """Refuse: an archive is what it is."""
+        raise SourceError("an archive cannot be read as of another time")
 
     def anew(self) -> Source:
         """Return it with what was written while it was made."""

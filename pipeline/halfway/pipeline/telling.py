@@ -46,7 +46,9 @@ class FailOn:
             self.rules.append((found["verdict"], found["group"], int(found["count"] or 1)))
 
     def status(self, summary: Summary) -> int:
-        """Return the exit status."""
+        """Return the exit status; a difference from another audit is as bad as an anomaly, whatever the rules."""
+        if summary.differences:
+            return FOUND_ANOMALIES
         if self.rules:
             counts = {(verdict, group): count for verdict, group, count in summary.by_group}
             for verdict, group, least in self.rules:
@@ -67,6 +69,8 @@ def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) ->
         for verdict, group, count in summary.by_group
     ]
     figures = {"quarantined_records": summary.quarantined, "timestamp_seconds": at_ms / 1000, "seconds": seconds}
+    if summary.differences is not None:
+        figures["differences"] = summary.differences
     for name, value in figures.items():
         lines += [f"# TYPE halfway_audit_{name} gauge", f"halfway_audit_{name} {value:g}" if name != "timestamp_seconds"
                   else f"halfway_audit_{name} {value:.3f}"]  # fmt: skip
@@ -92,10 +96,12 @@ def demand_webhook(url: str) -> None:
 
 def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, Any]]) -> None:
     """Post counts and the first anomalies, as JSON, to the address that the operator gave and to no other."""
-    body = {
+    body: dict[str, Any] = {
         "verdicts": {name: summary.verdicts[name] for name in (*ANOMALIES, NOT_JUDGED)},
         "anomalies": [{name: each[name] for name in ("id", "group", "verdict")} for each in anomalies[:_SHOWN]],
     }
+    if summary.differences is not None:
+        body["differences"] = summary.differences
     request = urllib.request.Request(  # noqa: S310 - http or https: demand_webhook
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )

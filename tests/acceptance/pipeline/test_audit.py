@@ -185,6 +185,10 @@ def test_an_audit_that_goes_on_agrees_with_the_whole(
     anomalies = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
     assert sorted(row["id"] for row in anomalies) == sorted(world.planted)
     assert {row["run"] for row in anomalies} == {0}
+    compared = ("audit", "--cross-check", str(tmp_path), "--grace-s", "0", "--output", f"{tmp_path}-whole")
+    ended = command(*compared, **world.settings)
+    assert ended.exit_code == 1, ended.output
+    assert "\n0 differences from the audit with --continue" in ended.stdout
 
 
 def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", world: World, tmp_path: Path) -> None:

@@ -103,13 +103,14 @@ class LogSource:
         self._at = at
         self._committed_until = at if open_since is None else open_since
         self._begun = Pins(at=0, topics={})
+        self._again = False
         self.pins = Pins(at=at, topics={})
         self.prefix = prefix
         self.when_settled: Callable[[], None] = lambda: None
 
     def pin(self, topics: Sequence[str]) -> None:
         for topic in topics:
-            if topic in self.pins.topics or topic in self._log.missing:
+            if self._again or topic in self.pins.topics or topic in self._log.missing:
                 continue
             there = [record for record in self._log.records if record.topic == topic and record.at <= self._at]
             end = sum(record.at <= self._committed_until for record in there)
@@ -124,6 +125,12 @@ class LogSource:
 
     def go_on(self, pins: Pins) -> None:
         self._begun = pins.without(PREFIX + "groups", PREFIX + "owners")
+
+    def repeat(self, pins: Pins) -> None:
+        now = self.anew()
+        now.pin(list(pins.topics))
+        self.pins = pins.again(now.pins)
+        self._again = True
 
     def anew(self) -> "LogSource":
         now = max((record.at for record in self._log.records), default=self._at)

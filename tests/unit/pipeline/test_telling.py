@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -30,6 +31,8 @@ UNREAD = Summary(verdicts=dict.fromkeys(VERDICTS, 0) | {"not_judged": 1}, quaran
         ((), FINE, 0),
         ((), UNREAD, 3),
         (("lost",), FOUND, 0),
+        (("lost",), replace(FINE, differences=1), 1),
+        ((), replace(FINE, differences=0), 0),
         (("lost",), UNREAD, 3),
         (("lost", "not_judged=2"), UNREAD, 0),
         (("lost", "leaked"), FOUND, 1),
@@ -56,6 +59,9 @@ def test_figures_are_as_prometheus_reads_them(tmp_path: Path) -> None:
     assert 'halfway_audit_transactions{verdict="leaked",group="a \\"b\\"\\n"} 2' in lines
     assert "halfway_audit_timestamp_seconds 1700000000.500" in lines
     assert "halfway_audit_quarantined_records 3" in lines
+    assert not any("differences" in line for line in lines)
+    write_metrics(replace(FOUND, differences=4), str(tmp_path / "audit.prom"), at_ms=0, seconds=0)
+    assert "halfway_audit_differences 4" in (tmp_path / "audit.prom").read_text().splitlines()
     assert [file.name for file in tmp_path.iterdir()] == ["audit.prom"]
     with pytest.raises(TellingError, match="--metrics"):
         write_metrics(FOUND, str(tmp_path / "none" / "audit.prom"), at_ms=0, seconds=0)
@@ -90,10 +96,11 @@ def test_a_webhook_gets_counts_and_anomalies_and_nobody_else_does(server: HTTPSe
     """An address that sends elsewhere is not followed, and what is wrong does not tell the address."""
     url = f"http://127.0.0.1:{server.server_port}"
     anomalies = [{"id": f"id-{n}", "group": "g", "verdict": "leaked", "evidence": "much"} for n in range(150)]
-    call_webhook(f"{url}/", FOUND, anomalies)
+    call_webhook(f"{url}/", replace(FOUND, differences=4), anomalies)
     [body] = vars(server)["bodies"]
     told = json.loads(body)
     assert told["verdicts"]["leaked"] == 2
+    assert told["differences"] == 4
     assert len(told["anomalies"]) == 100
     assert told["anomalies"][0] == {"id": "id-0", "group": "g", "verdict": "leaked"}
     with pytest.raises(TellingError, match="307") as refused:

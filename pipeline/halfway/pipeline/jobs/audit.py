@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 VERDICTS: Final = "verdicts"
 ANOMALIES: Final = "anomalies"
 QUARANTINE: Final = "quarantine"
+DIFFERENCES: Final = "differences"
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
 _NEVER: Final = 1 << 62
@@ -55,6 +56,10 @@ class Summary:
     """Verdict, group (empty where it is not known) and transactions."""
     found: str = ""
     """Where the anomalies are, as Parquet."""
+    differences: int | None = None
+    """Of how many transactions an audit with --continue says something else; None where it was not asked."""
+    differing: Sequence[Mapping[str, Any]] = ()
+    """The first of them."""
 
     @property
     def anomalies(self) -> int:
@@ -90,6 +95,7 @@ def run(engine: Engine, source: Source, output: Files, options: AuditOptions) ->
     """Judge every transaction up to now; write `verdicts`, `anomalies`, `quarantine` and the offsets that were read."""
     # Until it is written again, the folder holds no audit that was finished.
     output.delete(SUMMARY)
+    output.delete(DIFFERENCES)
     read = evidence(engine, source, options)
     judged = between(engine, verdict.verdicts(engine, read.evidence, read.limits), options.since_ms, options.until_ms)
     engine.write(judged, output.path(VERDICTS))

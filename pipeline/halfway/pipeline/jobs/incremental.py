@@ -39,7 +39,7 @@ REPORTED: Final = "reported"
 ASKED: Final = "asked"
 _KEPT: Final = ("ops", "named", "halves", "parked", "messages", "unreadable")
 _CARRIED: Final = (*_KEPT, REPORTED, ASKED)
-_KEPT_MS: Final = 14 * 24 * 3_600_000
+KEPT_MS: Final = 14 * 24 * 3_600_000
 """Twice as long as op keeps outcomes: then nothing new can be told of what was read."""
 
 
@@ -146,7 +146,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         runs=[*(before.runs if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, seen))],
         pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
         by_group=_counts(engine, judged, known.verdicts, before),
-        quarantined=(before.quarantined if before else 0) + _count(engine, quarantined),
+        quarantined=(before.quarantined if before else 0) + rows_in(engine, quarantined),
     )
     state.write(output)
     verdicts: Counter[str] = Counter()
@@ -185,7 +185,7 @@ def _forget(output: Files, number: int, before: State | None) -> None:
             if part != f"run={last.number}":
                 output.delete(*table, part)
     for run in before.runs:
-        if run.at < last.at - _KEPT_MS:
+        if run.at < last.at - KEPT_MS:
             for name in _KEPT:
                 output.delete(EVENTS, name, f"run={run.number}")
 
@@ -225,14 +225,21 @@ def _known(engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame]
         events[name] = union(engine, parts)
     verdicts, reported = [opened], [_table(engine, output, f"{CARRIED}/{REPORTED}", last)]
     if runs:
-        newest = """select id, verdict, life, "group" from (
-            select *, row_number() over (partition by id, life order by run desc) as newest from $told
-        ) last where newest = 1 and verdict is not null"""
-        told = of_others(engine.read_runs(output.path(audit.VERDICTS), runs))
-        verdicts.append(engine.query(newest, told=told))
+        told = last_verdicts(engine, of_others(engine.read_runs(output.path(audit.VERDICTS), runs)))
+        verdicts.append(engine.query('select id, verdict, life, "group" from $told', told=told))
         told = of_others(_table(engine, output, audit.ANOMALIES, runs))
         reported.append(engine.query("select id, life, verdict from $told", told=told))
     return Known(events=events, verdicts=union(engine, verdicts), reported=union(engine, reported))
+
+
+def last_verdicts(engine: Engine, told: Frame) -> Frame:
+    """Return of rows of several runs the last of each use of an id, those without a verdict left out."""
+    return engine.query(
+        """select id, verdict, life, "group", topics, prepared_at from (
+            select *, row_number() over (partition by id, life order by run desc) as newest from $told
+        ) last where newest = 1 and verdict is not null""",
+        told=told,
+    )
 
 
 def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
@@ -327,5 +334,5 @@ def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None)
     return sorted((name, group, count) for (name, group), count in counts.items() if count)
 
 
-def _count(engine: Engine, frame: Frame) -> int:
+def rows_in(engine: Engine, frame: Frame) -> int:
     return int(engine.rows(engine.query("select count(*) as count from $read", read=frame))[0]["count"])

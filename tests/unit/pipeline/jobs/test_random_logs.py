@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
+from ruamel.yaml import YAML
 
 from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 SEEDS = int(os.environ.get("HISTORIES", "3"))
 FIRST = int(os.environ.get("FIRST_SEED", "1"))
 OPTIONS = AuditOptions(horizon_ms=HORIZON, skew_ms=SLACK)
+EXAMPLES = Path(__file__).parents[4] / "examples" / "audit"
 MESSAGES = [Message(topic="orders", key=b"k", value=b"v")]
 
 
@@ -451,6 +453,17 @@ def test_outcomes_that_nobody_can_read_have_an_exit_status_of_their_own(tmp_path
     assert "give one of them" in both.output
 
 
+def test_the_example_for_kubernetes_names_what_the_command_line_has() -> None:
+    """An audit that goes on, and a whole one that is compared with its very folder."""
+    folders = []
+    for job in YAML(typ="safe").load_all((EXAMPLES / "cronjob.yaml").read_text()):
+        [container] = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+        _, name, *rest = container["args"]
+        with cli.pipeline.commands[name].make_context(name, rest) as context:
+            folders.append((context.params["on"], context.params["output"], context.params["against"]))
+    assert folders == [(True, "/audit/continued", None), (False, "/audit/whole", "/audit/continued")]
+
+
 def test_the_example_for_airflow_names_what_the_command_line_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can be imported, and its commands parse."""
     commands: list[str] = []
@@ -466,7 +479,7 @@ def test_the_example_for_airflow_names_what_the_command_line_has(monkeypatch: py
     vars(sdk)["DAG"] = lambda *_, **__: nullcontext()
     monkeypatch.setitem(sys.modules, bash.__name__, bash)
     monkeypatch.setitem(sys.modules, sdk.__name__, sdk)
-    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "audit" / "airflow_dag.py"))
+    runpy.run_path(str(EXAMPLES / "airflow_dag.py"))
     assert len(commands) == 2
     for command in commands:
         _, job, *rest = shlex.split(command.replace("{{ ds }}", "day"))

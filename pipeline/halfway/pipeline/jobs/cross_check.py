@@ -1,0 +1,114 @@
+"""The job `audit --cross-check`: a whole audit of what the runs of `--continue` have read, which must say the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.jobs.incremental import State
+from halfway.pipeline.transforms.verdict import ANOMALIES, NOT_JUDGED
+
+if TYPE_CHECKING:
+    from halfway.pipeline.engines import Engine, Frame
+    from halfway.pipeline.folders import Files
+    from halfway.pipeline.pins import Pins
+    from halfway.pipeline.sources import Source
+
+_STALE_MS: Final = 3_600_000
+"""After the last run: what Kafka has compacted since would be judged as of then."""
+_NEVER: Final = 1 << 62
+_SHOWN: Final = 20
+
+
+def run(engine: Engine, source: Source, output: Files, against: Files, options: audit.AuditOptions) -> audit.Summary:
+    """Judge what the runs into a folder have read; write `differences` between their verdicts and these.
+
+    Raises:
+        SourceError: the folder has no run, or none of late, or is that of the output.
+
+    """
+    folder = against.path()
+    if folder == output.path():
+        raise SourceError(f"--cross-check {folder!r} is the folder of --output: give another one")
+    state = State.read(against)
+    if state is None:
+        raise SourceError(f"--cross-check {folder!r} has no run of --continue: let one run into it first")
+    if source.pins.at - state.pins.at > _STALE_MS:
+        raise SourceError(
+            f"--cross-check {folder!r}: the last run of --continue was more than {_STALE_MS // 60_000} minutes ago: "
+            "let one run first"
+        )
+    source.repeat(state.pins)
+    summary = audit.run(engine, source, output, options)
+    found = engine.write(
+        _differences(engine, source, output, against, state, options), output.path(audit.DIFFERENCES), files=1
+    )
+    differences = incremental.rows_in(engine, found)
+    told = json.loads(output.read(audit.SUMMARY))
+    output.write(json.dumps({**told, "cross_check": folder, "differences": differences}) + "\n", audit.SUMMARY)
+    first = engine.query(f"select * from $found order by id, life limit {_SHOWN}", found=found)  # noqa: S608
+    return replace(summary, differences=differences, differing=engine.rows(first))
+
+
+def _differences(
+    engine: Engine, source: Source, output: Files, against: Files, state: State, options: audit.AuditOptions
+) -> Frame:
+    """Return the transactions of which the two say different things that what Kafka has removed cannot explain.
+
+    Uses of an id are compared if both count as many of them: compaction can remove a use. What cannot be judged, or
+    is `expired_unknown`, to either is left out. An anomaly is one whatever has been removed, but its kind can change
+    when a copy or an outcome goes, and it can disappear: so two that differ otherwise differ only where nothing can
+    have been removed.
+    """
+    d = engine.dialect
+    runs = [run for run in state.runs if run.at >= state.pins.at - incremental.KEPT_MS]
+    since = 0 if len(runs) == len(state.runs) else runs[0].at
+    numbers = [run.number for run in runs]
+    told = engine.read_runs(against.path(audit.VERDICTS), numbers)
+    reported = engine.read_runs(against.path(audit.ANOMALIES), numbers)
+    names = ", ".join(f"'{name}'" for name in ANOMALIES)
+    left_out = f"('expired_unknown', '{NOT_JUDGED}')"
+    now = source.anew()
+    now.pin(list(state.pins.topics))
+    removed = d.any("topics", _removed(state.pins, now.pins, options.skew_ms))
+    sql = f"""
+    select id, life, "group", whole, continued from (
+        select mine.id as id, mine.life as life, mine."group" as "group", mine.verdict as whole,
+            other.verdict as continued, mine.uses as uses, used.uses as other_uses, known.id is not null as reported,
+            other.topics as topics, coalesce({d.millis("mine.prepared_at")}, 0) as prepared_at
+        from (select *, count(*) over (partition by id) as uses from $whole) mine
+        left join (select id, count(*) as uses from $other group by id) used on used.id = mine.id
+        left join $other other on other.id = mine.id and other.life = mine.life
+        left join (select distinct id, life, verdict from $reported) known
+            on known.id = mine.id and known.life = mine.life and known.verdict = mine.verdict
+    ) pairs
+    where case
+        when whole in {left_out} or continued in {left_out} then false
+        when other_uses is null then prepared_at >= {since}
+        when uses <> other_uses or continued is null then false
+        when whole = continued then whole in ({names}) and not reported and prepared_at >= {since}
+        when whole in ({names}) and continued not in ({names}) then true
+        when continued = 'contradicted' then false
+        else not {removed} end
+    union all
+    select id, life, "group", cast(null as string), verdict from $reported known where not exists (
+        select 1 from $told told where told.run = known.run and told.id = known.id and told.life = known.life
+            and told.verdict = known.verdict
+    )
+    """  # noqa: S608
+    other = engine.keep(incremental.last_verdicts(engine, told))
+    return engine.query(sql, whole=engine.read(output.path(audit.VERDICTS)), other=other, reported=reported, told=told)
+
+
+def _removed(pins: Pins, now: Pins, slack_ms: int) -> str:
+    """Return whether Kafka can have removed a message of a transaction from the topic `one`, by age or compaction."""
+    since = {
+        name: _NEVER if pin is None or pin.compacted else pin.provable_since({}) + slack_ms
+        for name in pins.topics
+        for pin in [now.topics.get(name)]
+    }
+    bounds = [f"(one = '{name}' and prepared_at < {at})" for name, at in since.items() if at > slack_ms]
+    return " or ".join(bounds) or "false"

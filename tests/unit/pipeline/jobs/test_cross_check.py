@@ -1,0 +1,142 @@
+"""A whole audit beside one that goes on: they agree, and where they do not it is told."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from halfway.pipeline import cli
+from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.folders import Folder, LocalFolder
+from halfway.pipeline.jobs import audit, cross_check, incremental
+from halfway.pipeline.jobs.audit import Summary
+from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.telling import FailOn
+from tests.support.pipeline.logs import START, LogSource, RandomLog
+from tests.unit.pipeline.jobs.test_random_logs import FIRST, OPTIONS, SEEDS, continued, cuts_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def compared(made: RandomLog, folder: Path, at: int) -> Summary:
+    """Compare as of a time with the runs into `continued`."""
+    engine = DuckEngine()
+    whole, other = LocalFolder(str(folder / "whole")), LocalFolder(str(folder / "continued"))
+    try:
+        return cross_check.run(engine, LogSource(engine, made.log, at), whole, other, OPTIONS)
+    finally:
+        engine.close()
+
+
+def windows(seed: int, folder: Path) -> tuple[RandomLog, int]:
+    """Let runs go on over a random log up to its end."""
+    made = RandomLog(seed, count=30)
+    cuts = cuts_of(made, seed)
+    for at in cuts:
+        continued(made.log, at, LocalFolder(str(folder / "continued")))
+    return made, cuts[-1]
+
+
+@pytest.mark.parametrize("removed", ["nothing", "by age", "by compaction"])
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+def test_windows_and_whole_agree(tmp_path: Path, seed: int, removed: str) -> None:
+    """On every log, whatever was written since the last run, and whatever Kafka removed."""
+    made, at = windows(seed, tmp_path)
+    if removed == "by age":
+        made.age(made.end)
+    elif removed == "by compaction":
+        made.compact()
+    summary = compared(made, tmp_path, at + 600_000)
+    assert summary.differences == 0, (f"seed {seed}", summary.differing)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+def test_only_what_the_runs_have_read_is_compared(tmp_path: Path, seed: int) -> None:
+    """The runs have stopped in the middle of the log, and found Kafka transactions that were not finished."""
+    made = RandomLog(seed, count=30)
+    folder = LocalFolder(str(tmp_path / "continued"))
+    at = cuts_of(made, seed)[0]
+    engine = DuckEngine()
+    source = LogSource(engine, made.log, at, open_since=at - 600_000)
+    incremental.run(engine, source, folder, OPTIONS)
+    engine.close()
+    summary = compared(made, tmp_path, at + 600_000)
+    assert summary.differences == 0, (f"seed {seed}", summary.differing)
+
+
+def change(table: Path, old: str, new: str | None) -> str:
+    """Write another verdict in place of the first row with one, or leave that row out; give its id."""
+    for file in sorted(table.glob("run=*/*.parquet")):
+        held = pq.read_table(file, partitioning=None)
+        rows = held.to_pylist()
+        for number, row in enumerate(rows):
+            if row["verdict"] == old:
+                rows[number : number + 1] = [] if new is None else [{**row, "verdict": new}]
+                pq.write_table(pa.Table.from_pylist(rows, held.schema), file)
+                return str(row["id"])
+    raise AssertionError(f"there is no {old} in {table}")
+
+
+def test_differences_are_told_and_have_the_exit_status_of_an_anomaly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An anomaly that is missing, and one that nobody else finds; by a row in the table, the summary and the status."""
+    made, at = windows(1, tmp_path)
+    there = tmp_path / "continued"
+    forgotten = change(there / audit.ANOMALIES, "torn", None)
+    unseen = change(there / audit.VERDICTS, "lost", "committed_ok")
+    invented = change(there / audit.VERDICTS, "rolled_back_ok", "leaked")
+    summary = compared(made, tmp_path, at)
+    found = {(row["id"], row["whole"], row["continued"]) for row in summary.differing}
+    assert found == {
+        (forgotten, "torn", "torn"),
+        (unseen, "lost", "committed_ok"),
+        (unseen, None, "lost"),
+        (invented, "rolled_back_ok", "leaked"),
+    }
+    assert summary.differences == len(found)
+    assert json.loads((tmp_path / "whole" / audit.SUMMARY).read_text())["differences"] == len(found)
+    assert FailOn(["leaked=1000"]).status(summary) == 1
+    cli._say(summary, "whole")
+    printed = capsys.readouterr().out
+    assert "4 differences from the audit with --continue: whole/differences" in printed
+    assert [invented, "0", "rolled_back_ok", "leaked"] in [line.split() for line in printed.splitlines()]
+
+
+def test_spark_finds_the_same_differences(spark: "SparkSession", tmp_path: Path) -> None:
+    made, at = windows(1, tmp_path)
+    invented = change(tmp_path / "continued" / audit.VERDICTS, "rolled_back_ok", "leaked")
+    engine = SparkEngine(spark)
+    whole, other = Folder(spark, str(tmp_path / "whole")), Folder(spark, str(tmp_path / "continued"))
+    summary = cross_check.run(engine, LogSource(engine, made.log, at), whole, other, OPTIONS)
+    engine.close()
+    assert [(row["id"], row["continued"]) for row in summary.differing] == [(invented, "leaked")]
+
+
+def test_a_folder_without_a_run_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """Whether it is missing, of an audit of long ago, or where this one writes."""
+    made = RandomLog(1, count=1)
+    with pytest.raises(SourceError, match=r"--cross-check '.*continued' has no run of --continue: let one run"):
+        compared(made, tmp_path, made.end)
+    continued(made.log, START, LocalFolder(str(tmp_path / "continued")))
+    with pytest.raises(SourceError, match=r"--cross-check '.*continued': the last run .* ago: let one run first"):
+        compared(made, tmp_path, START + 7_200_000)
+    engine = DuckEngine()
+    same = LocalFolder(str(tmp_path))
+    with pytest.raises(SourceError, match="is the folder of --output"):
+        cross_check.run(engine, LogSource(engine, made.log, START), same, same, OPTIONS)
+    engine.close()
+
+
+@pytest.mark.parametrize("other", ["--continue", "--since=2026-01-31", "--snapshot=archive", "--offsets=offsets.json"])
+def test_no_other_bounds_are_taken_beside_it(other: str) -> None:
+    told = ["audit", "--output", "whole", "--cross-check", "continued", other]
+    refused = CliRunner().invoke(cli.pipeline, told)
+    assert refused.exit_code == 2, refused.output
+    assert "--cross-check reads what the runs of" in refused.output
