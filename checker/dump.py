@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from io import BytesIO
+from operator import methodcaller
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
@@ -22,6 +23,8 @@ from halfway import schemas
 _ASK_WITHIN_S: Final = 30.0
 _ASK_AGAIN_S: Final = 0.2
 _SILENCE_S: Final = 60.0
+_read_headers: Final = methodcaller("headers")
+"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
 _FINGERPRINT: Final = slice(2, 10)
 _KINDS: Final = ("half", "op", "parked")
 _LEADER_MOVES: Final = frozenset(
@@ -229,7 +232,13 @@ def _milliseconds(moment: datetime) -> int:
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]]:
-    headers: Any = message.headers() or ()  # a list of pairs, whatever the types say
+    try:
+        headers: Any = _read_headers(message) or ()  # a list of pairs, whatever the types say
+    except SystemError:
+        # What Python makes of confluent_kafka's answer if a name is not UTF-8, whose
+        # broken headers end the process if they are read.
+        message.set_headers([])
+        headers = ()
     return [(name, _bytes(value)) for name, value in headers]
 
 

@@ -26,6 +26,7 @@ from halfway.client.consumer import (
     UnknownTopicError,
 )
 from tests.support.brokers.fixtures import Kafka
+from tests.support.brokers.header_names import append_with_header_name
 
 GENEROUS_S = 180.0
 QUICK = Retries(attempts=3, first_pause_s=0.01, max_pause_s=0.05)
@@ -192,6 +193,22 @@ def test_a_message_that_fails_delays_its_own_partition_only_and_is_set_aside(sho
         "dead-letter-reason": b"ValueError: no such parcel",
     }
     assert shop.committed() == [2, 2]
+
+
+def test_a_record_whose_header_name_is_no_text_delays_nothing(shop: Shop) -> None:
+    """Anybody who may write to the topic can append one; it is handled without headers."""
+    seen: list[Record] = []
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        seen.append(record)
+        note(record, connection)
+
+    append_with_header_name(shop.bootstrap_servers, shop.topic, 0, [(b"k", b"strange")])
+    shop.produce("next")
+    consumer = shop.consume(handle)
+    shop.wait_for("strange", "next")
+    consumer.stop()
+    assert [(record.value, record.header("mark")) for record in seen] == [(b"strange", None), (b"next", b"\xff")]
 
 
 def test_a_message_that_comes_again_takes_effect_once(shop: Shop) -> None:

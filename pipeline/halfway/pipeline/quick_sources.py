@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from operator import methodcaller
 from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,8 @@ _SILENT_S: Final = 60.0
 _AT_ONCE: Final = 5_000
 _ALONE: Final = 20_000
 _LATEST_MS: Final = (1 << 63) // 1000 - 1
+_read_headers: Final = methodcaller("headers")
+"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
 Ranges = dict[str, dict[int, tuple[int, int]]]
 
 
@@ -267,11 +270,12 @@ def _taken(message: Any, end: int, file: _File) -> bool:
 
 
 def _headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
-    """Return a record's headers; none where a name is no UTF-8, which halfway cannot have written."""
+    """Return a record's headers; none if a name is not UTF-8, which halfway never writes."""
     try:
-        return message.headers() or ()
-    except (SystemError, UnicodeDecodeError):
-        # How confluent_kafka tells of such a name.
+        return _read_headers(message) or ()
+    except SystemError:
+        # What Python makes of confluent_kafka's answer then, whose broken headers end the process if they are read.
+        message.set_headers([])
         return ()
 
 

@@ -1,5 +1,6 @@
 """Records and offsets that halfway did not write, in each of its topics and in its group: said, counted, skipped."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import eq
@@ -8,6 +9,7 @@ from halfway.domain.ids import shard_of
 from halfway.domain.records import Barrier, Owner
 from halfway.kafka.records import codec
 from halfway.kafka.records.codec import BARRIER_KEY, LAYOUT_KEY
+from tests.support.brokers.header_names import append_with_header_name
 from tests.support.coordinator.by_hand import Keyed, Place, append_all, set_offsets, skipped, total
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
@@ -62,6 +64,8 @@ class Vandal:
             for shard in range(SHARDS):
                 own = {key for key in keys if shard_of(key.decode(), SHARDS) == shard} | {stranger(shard)}
                 await self._write(kind, shard, [(key, bad) for key in own for bad in mutilated(value)])
+                await self._write_with_header_name(kind, shard, [(key, bad) for key in own for bad in (b"x", None)])
+                await self._write_with_header_name(kind, shard, [(BARRIER_KEY, b"garbage"), (BARRIER_KEY, None)])
                 others = [*WRONG_KEYS, stranger(1 - shard), *(keys - own)]
                 await self._write(kind, shard, [pair for key in others for pair in ((key, value), (key, None))])
                 await self._write(kind, shard, [(BARRIER_KEY, b"garbage"), (BARRIER_KEY, None)])
@@ -73,17 +77,26 @@ class Vandal:
         key, value = records[0].key, records[0].value or b""
         await self._write("groups", 0, [(key, bad) for bad in mutilated(value)])
         await self._write("groups", 0, [pair for key in WRONG_KEYS for pair in ((key, value), (key, None))])
+        await self._write_with_header_name("groups", 0, [(key, None)])
 
     async def _spoil_owners(self) -> None:
         value = codec.encode_owner(Owner(shard=0, incarnation="x", lane_ids=(), url="", acquired_at=1))
         for shard in range(SHARDS):
             await self._write("owners", shard, [(b"%d" % shard, bad) for bad in mutilated(value)])
             await self._write("owners", shard, [pair for key in WRONG_KEYS for pair in ((key, value), (key, None))])
+            await self._write_with_header_name("owners", shard, [(b"%d" % shard, None)])
         await self._write("owners", 1, [(b"1", value)])
         await self._write("owners", 0, [(LAYOUT_KEY, b"garbage")])
 
     async def _write(self, kind: str, partition: int, records: Sequence[Keyed]) -> None:
         written = await append_all(self._cluster, self._topic(kind), partition, records)
+        self.places.setdefault(kind, set()).update(written)
+
+    async def _write_with_header_name(self, kind: str, partition: int, records: Sequence[Keyed]) -> None:
+        """Write records with a header whose name is no text."""
+        topic, servers = self._topic(kind), self._cluster.bootstrap_servers
+        offsets = await asyncio.to_thread(append_with_header_name, servers, topic, partition, records)
+        written = {Place(topic=topic, partition=partition, offset=offset) for offset in offsets}
         self.places.setdefault(kind, set()).update(written)
 
 

@@ -100,5 +100,8 @@ def test_a_header_whose_name_is_no_text_stops_nothing(told: list[Told], tmp_path
         def headers(self) -> list[tuple[str, bytes]] | None:
             raise SystemError("returned a result with an exception set")
 
+        def set_headers(self, headers: list[tuple[str, bytes]]) -> None:
+            assert headers == []
+
     told += [Hostile(0), Told(1)]
     assert read(tmp_path, 0, 2) == [0, 1]

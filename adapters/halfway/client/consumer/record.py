@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Final
 
 from confluent_kafka import Message
@@ -13,6 +14,8 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 _TRANSACTION_ID: Final = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 _MESSAGE: Final = re.compile(rb"([1-9][0-9]{0,5})/[1-9][0-9]{0,5}")
+_read_headers: Final = methodcaller("headers")
+"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class Record:
             timestamp_ms=message.timestamp()[1],
             key=_data(message.key()),
             value=_data(message.value()),
-            headers=tuple((str(header[0]), _data(header[1])) for header in message.headers() or ()),
+            headers=_headers(message),
         )
 
     @property
@@ -64,6 +67,17 @@ class Record:
     def json(self) -> Any:
         """Return the value read as JSON."""
         return json.loads(self.value or b"null")
+
+
+def _headers(message: Message) -> Headers:
+    """Return the headers; none if a name is not UTF-8: anybody who may write to the topic can append such a record."""
+    try:
+        found = _read_headers(message) or ()
+    except SystemError:
+        # What Python makes of confluent_kafka's answer then, whose broken headers end the process if they are read.
+        message.set_headers([])
+        return ()
+    return tuple((str(header[0]), _data(header[1])) for header in found)
 
 
 def _data(data: str | bytes | None) -> bytes | None:

@@ -14,7 +14,7 @@ from halfway.domain.audit_trail import AuditEvent
 from halfway.domain.errors import KafkaUnavailableError, OverloadedError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError, decode_audit
-from halfway.kafka.records.validation import op_in
+from halfway.kafka.records.validation import headers_of, op_in
 from halfway.service.ports import LoggedOp, OpsRead, PlacesRead
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ class KafkaHistory:
 
     def _message_number(self, message: Message, transaction_id: str) -> int | None:
         """Return which message of a transaction this is, None for another's."""
-        headers: dict[str, bytes | None] = dict(message.headers() or ())  # type: ignore[arg-type]
+        headers: dict[str, bytes | None] = dict(headers_of(message))  # type: ignore[arg-type]
         if headers.get("halfway-transaction-id") != transaction_id.encode():
             return None
         name, prefix = self._config.prefix_header

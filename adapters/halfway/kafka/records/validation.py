@@ -7,6 +7,7 @@ whatever its key or value looks like; its reader logs its position and goes on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import methodcaller
 from typing import ClassVar, Final, TypeVar
 
 import structlog
@@ -41,6 +42,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _LAST_MS: Final = 253_402_300_799_999
+_read_headers: Final = methodcaller("headers")
+"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
 """The end of the year 9999."""
 
 Count = Callable[[str, str], None]
@@ -93,9 +96,20 @@ def id_of(message: Message, shards: int) -> str:
     return name
 
 
+def headers_of(message: Message) -> list[tuple[str, bytes | str | None]]:
+    """Return a record's headers; none if a name is not UTF-8, which halfway never writes."""
+    try:
+        found: list[tuple[str, bytes | str | None]] | None = _read_headers(message)
+    except SystemError:
+        # What Python makes of confluent_kafka's answer then, whose broken headers end the process if they are read.
+        message.set_headers([])
+        return []
+    return found or []
+
+
 def marked(message: Message) -> bool:
     """Return whether a record has halfway's headers: if it cannot be read, a later release may have written it."""
-    return kind_of(_headers(message)) is not None
+    return kind_of(headers_of(message)) is not None
 
 
 def overwritten_id(message: Message, shards: int) -> str | None:
@@ -182,7 +196,7 @@ def is_layout(message: Message) -> bool:
 
 def barrier_in(message: Message) -> Barrier:
     """Return the barrier of a record under the barriers' key; UndecodableError if it is not one."""
-    if kind_of(_headers(message)) != KIND_BARRIER:
+    if kind_of(headers_of(message)) != KIND_BARRIER:
         raise UndecodableError("a barrier without halfway's headers")
     return decode_barrier(message.value())
 
@@ -214,10 +228,5 @@ def _demand_times(*times: int) -> None:
 
 
 def _demand_tombstone(message: Message, kind: str) -> None:
-    if kind_of(_headers(message)) != kind:
+    if kind_of(headers_of(message)) != kind:
         raise ForeignTombstoneError("a null value without halfway's headers")
-
-
-def _headers(message: Message) -> list[tuple[str, bytes | str | None]]:
-    # The stub allows for what `produce` takes; what was consumed is a list of pairs.
-    return message.headers() or []  # type: ignore[return-value]
