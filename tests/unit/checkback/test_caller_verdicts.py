@@ -194,8 +194,8 @@ SLOW: dict[str, Serve] = {
     "a body without end": hangs(HEAD + b"Content-Length: 100\r\n\r\n" + COMMIT),
     "a verdict in a connection left open": hangs(HEAD + b"\r\n" + COMMIT),
     "a body in drops": repeats(HEAD + b"Content-Length: 10000\r\n\r\n", b" ", pause_s=0.02),
-    "headers in drops": repeats(HEAD, b"X-A: a\r\n", pause_s=0.02),
-    "interim answers in drops": repeats(b"", b"HTTP/1.1 102 Processing\r\n\r\n", pause_s=0.02),
+    "headers in drops": repeats(HEAD, b"X-A: a\r\n", pause_s=0.05),
+    "interim answers in drops": repeats(b"", b"HTTP/1.1 102 Processing\r\n\r\n", pause_s=0.2),
 }
 
 
@@ -207,7 +207,7 @@ async def test_an_answer_that_is_not_whole_in_time_is_unknown(serve: Serve) -> N
         await until_true(lambda: service.asked, what="it is asked")
         time = LoopTime()
         for _ in range(3):
-            await asyncio.sleep(0.1)  # for a drop of each kind
+            await asyncio.sleep(0.3)  # for a drop of each kind
             assert not asking.done()
             time.advance(34)
         reply = await asking

@@ -28,11 +28,7 @@ async def test_the_nonce_of_a_question_is_given_back() -> None:
             assert await answer.json() == {"outcome": "commit", "nonce": "n-1"}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b"\xff", b"[" * 100_000, b"nothing"],
-    ids=["empty", "a list", "no UTF-8", "100,000 lists", "no JSON"],
-)
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b"nothing"])
 async def test_what_is_no_question_is_refused(body: bytes) -> None:
     """And the next question is answered."""
     with CheckEcho("commit", 0) as echo:

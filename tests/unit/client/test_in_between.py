@@ -82,7 +82,6 @@ async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> 
 
 async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a console gives for every path: 200, and HTML."""
-    monkeypatch.setattr("halfway.client.client._CLOSE_S", 0.1)  # no end can be confirmed
     stranger.status = 200
     time = LoopTime()
     async with Halfway(stranger.url, "shop", prepare_timeout_s=100) as client:

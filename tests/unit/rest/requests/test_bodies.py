@@ -17,7 +17,7 @@ from tests.unit.rest.conftest import NewWorld
 
 
 async def test_a_body_over_the_limit_is_413(new_world: NewWorld) -> None:
-    """Exactly at the limit it is read."""
+    """Whether its length is announced or not, and exactly at the limit it is read."""
     world = await new_world(ApiLimits(max_body_bytes=1000))
     await world.put_shop()
     at_the_limit = BODY + b" " * (1000 - len(BODY))
@@ -25,16 +25,6 @@ async def test_a_body_over_the_limit_is_413(new_world: NewWorld) -> None:
     answer = await world.call("POST", "/v1/transactions", raw=at_the_limit + b" ")
     assert (answer.status, answer.error_code, answer.body["limit"]) == (413, "body_too_large", 1000)
 
-
-@pytest.fixture
-def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the rest of a body awaited for a moment only, where none comes."""
-    monkeypatch.setattr("halfway.rest.server.server.LINGER_S", 0.1)
-
-
-@pytest.mark.usefixtures("short_linger")
-async def test_a_body_over_the_limit_that_it_does_not_announce_is_413(new_world: NewWorld) -> None:
-    world = await new_world(ApiLimits(max_body_bytes=1000))
     chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"200\r\n" + b" " * 512 + b"\r\n200\r\n" + b" " * 512
     status, problem = problem_of(await world.send(chunked))
     assert (status, problem["error_code"]) == (413, "body_too_large")
@@ -146,7 +136,6 @@ async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monke
         writer.transport.abort()
 
 
-@pytest.mark.usefixtures("short_linger")
 async def test_a_body_that_does_not_come_is_408(new_world: NewWorld) -> None:
     world = await new_world(ApiLimits(request_timeout_s=0.2))
     status, problem = problem_of(await world.send(POST + b"Connection: close\r\nContent-Length: 100\r\n\r\n{"))
