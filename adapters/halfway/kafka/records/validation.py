@@ -42,9 +42,9 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
 _read_headers: Final = methodcaller("headers")
 """`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
-"""The end of the year 9999."""
 
 Count = Callable[[str, str], None]
 """Counts a record that was skipped: topic, reason."""
