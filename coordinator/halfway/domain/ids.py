@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from struct import unpack_from
 from uuid import UUID
 
 CLIENT_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
@@ -40,14 +41,12 @@ def partition_for_key(key: bytes, partitions: int) -> int:
 def murmur2(data: bytes) -> int:
     """Return the 32-bit murmur2 hash of `org.apache.kafka.common.utils.Utils.murmur2`, as an unsigned int."""
     m, mask = 0x5BD1E995, 0xFFFFFFFF
-    length = len(data)
-    h = (0x9747B28C ^ length) & mask
-    aligned = length & ~3
-    for i in range(0, aligned, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        k = (k ^ k >> 24) * m & mask
-        h = (h * m & mask) ^ k
-    tail = data[aligned:]
+    words = len(data) // 4
+    h = 0x9747B28C ^ len(data)
+    for word in unpack_from(f"<{words}I", data):
+        k = word * m & mask
+        h = (h * m ^ (k ^ k >> 24) * m) & mask
+    tail = data[4 * words :]
     if tail:
         h = (h ^ int.from_bytes(tail, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
