@@ -46,6 +46,16 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
     assert unreadable(spark, tmp_path) == []
 
 
+def test_a_ledger_goes_on_while_nothing_is_pending(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """Batches that change nothing in `pending` count: the next start and the report rest on the batch that it knows."""
+    for number in range(3):
+        topics.write(10 * number, 10)
+        topics.end_rest()
+        run(spark, topics, tmp_path)
+        assert ended_ids(spark, tmp_path) == sorted(topics.ended)
+        assert pending_ids(spark, tmp_path) == []
+
+
 def test_an_outcome_counts_whose_tombstone_was_never_seen(
     spark: "SparkSession", topics: Topics, tmp_path: Path
 ) -> None:

@@ -82,6 +82,8 @@ def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], ru
 
     Only files with a row that is changed are written anew.
     """
+    from deltalake import write_deltalake
+
     # In any case, as above.
     rows = changes.toArrow()
     schema = rows.select(list(columns)).schema
@@ -95,6 +97,9 @@ def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], ru
         merging.when_matched_update_all(rule.replaces, except_cols=deciding)
         merging.when_not_matched_insert_all(rule.begins, except_cols=deciding)
         merging.execute()
+    if not batch.written(table):
+        # A merge that changes no row commits nothing; the batch is done all the same.
+        write_deltalake(table, schema.empty_table(), mode="append", commit_properties=batch.properties)
     return count(table)
 
 

@@ -24,8 +24,8 @@ SCHEMA = pa.schema(
 class Rows:
     """What Spark's DataFrame gives."""
 
-    def __init__(self, number: int) -> None:
-        self._row = ("g", "prepared", 1, 0, number, True, None)
+    def __init__(self, number: int, *, is_open: bool = True) -> None:
+        self._row = ("g", "prepared", 1, 0, number, is_open, None)
         self._id = f"id-{number}"
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
@@ -36,9 +36,9 @@ def appended(uri: str, number: int) -> int:
     return delta.append(cast(Any, Rows(number)), uri, delta.Batch(writer="w", number=number))
 
 
-def merged(uri: str, number: int) -> int:
+def merged(uri: str, number: int, *, is_open: bool = True) -> int:
     batch = delta.Batch(writer="w", number=number)
-    return delta.merge(cast(Any, Rows(number)), uri, batch, PENDING_COLUMNS, MERGE)
+    return delta.merge(cast(Any, Rows(number, is_open=is_open)), uri, batch, PENDING_COLUMNS, MERGE)
 
 
 @pytest.mark.parametrize("write", [appended, merged])
@@ -63,3 +63,14 @@ def test_a_batch_opens_the_log_of_a_table_once(
     assert (told, again) == ((1, 0) if write is appended else (2, 2))
     assert delta.count(DeltaTable(uri)) == 2
     assert delta.last(uri, writer="w") == 1
+
+
+def test_a_batch_counts_although_it_changes_no_row(tmp_path: Path) -> None:
+    """A ledger all of whose transactions have ended has nothing to put into `pending`, and must be gone on with."""
+    uri = str(tmp_path)
+    for number in range(2):
+        assert merged(uri, number, is_open=False) == 0
+        assert delta.last(uri, writer="w") == number
+    assert merged(uri, 2) == 1
+    assert merged(uri, 3, is_open=False) == 1
+    assert delta.last(uri, writer="w") == 3
