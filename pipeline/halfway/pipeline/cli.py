@@ -153,7 +153,10 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             at = parts.source.pins.at
             telling.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
         if webhook is not None and (summary.anomalies or summary.not_judged or summary.differences):
-            found = parts.engine.read(summary.found)
+            found = parts.engine.query(
+                f'select id, "group", verdict from $found limit {telling.SHOWN}',  # noqa: S608
+                found=parts.engine.read(summary.found),
+            )
             telling.call_webhook(webhook, summary, parts.engine.rows(found))
     if as_json:
         counts = {**summary.verdicts, "quarantined": summary.quarantined}

@@ -22,7 +22,8 @@ FOUND_ANOMALIES: Final = 1
 UNJUDGED: Final = 3
 _RULE: Final = re.compile(r"(?P<verdict>[a-z_]+)(?:@(?P<group>[^=]+))?(?:=(?P<count>\d+))?")
 _TIMEOUT_S: Final = 10
-_SHOWN: Final = 100
+SHOWN: Final = 100
+"""How many anomalies a webhook is told of."""
 
 
 class FailOn:
@@ -68,12 +69,13 @@ def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) ->
         f'halfway_audit_transactions{{verdict="{verdict}",group="{_label(group)}"}} {count}'
         for verdict, group, count in summary.by_group
     ]
-    figures = {"quarantined_records": summary.quarantined, "timestamp_seconds": at_ms / 1000, "seconds": seconds}
+    figures = {
+        "quarantined_records": summary.quarantined, "timestamp_seconds": at_ms / 1000, "seconds": round(seconds, 3),
+    }  # fmt: skip
     if summary.differences is not None:
         figures["differences"] = summary.differences
     for name, value in figures.items():
-        lines += [f"# TYPE halfway_audit_{name} gauge", f"halfway_audit_{name} {value:g}" if name != "timestamp_seconds"
-                  else f"halfway_audit_{name} {value:.3f}"]  # fmt: skip
+        lines += [f"# TYPE halfway_audit_{name} gauge", f"halfway_audit_{name} {value}"]
     there = Path(path)
     unfinished = there.with_name(f".{there.name}.unfinished")
     try:
@@ -98,7 +100,7 @@ def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, An
     """Post counts and the first anomalies, as JSON, to the address that the operator gave and to no other."""
     body: dict[str, Any] = {
         "verdicts": {name: summary.verdicts[name] for name in (*ANOMALIES, NOT_JUDGED)},
-        "anomalies": [{name: each[name] for name in ("id", "group", "verdict")} for each in anomalies[:_SHOWN]],
+        "anomalies": list(anomalies),
     }
     if summary.differences is not None:
         body["differences"] = summary.differences
