@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import cache
@@ -137,9 +138,9 @@ class DuckEngine:
         """Write Parquet, one file, in place of what stands there."""
         del files
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
+        # Spark may have left folders in it, if it was killed.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         target = _quoted(folder / "part-0.parquet")
         self.database.execute(f"copy ({self._whole(frame)}) to {target} (format parquet, compression zstd)")
         (folder / "_SUCCESS").touch()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline import records
 from halfway.pipeline.engines import union
+from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.transforms import verdict
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
@@ -27,6 +28,8 @@ QUARANTINE: Final = "quarantine"
 DIFFERENCES: Final = "differences"
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
+STATE: Final = "continued.json"
+"""What an audit with --continue has left for the next one."""
 _NEVER: Final = 1 << 62
 _PLACE: Final = 'topic, "partition", "offset"'
 
@@ -92,7 +95,14 @@ class Before:
 
 
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
-    """Judge every transaction up to now; write `verdicts`, `anomalies`, `quarantine` and the offsets that were read."""
+    """Judge every transaction up to now; write `verdicts`, `anomalies`, `quarantine` and the offsets that were read.
+
+    Raises:
+        SourceError: the folder is that of an audit with --continue, whose verdicts would be replaced.
+
+    """
+    if output.exists(STATE):
+        raise SourceError(f"{output.path()} is of an audit with --continue: give another folder")
     # Until it is written again, the folder holds no audit that was finished.
     output.delete(SUMMARY)
     output.delete(DIFFERENCES)
@@ -118,7 +128,9 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     What stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
     What Kafka has removed is asked last, when everything has been read, so that nothing can go unnoticed meanwhile.
     """
-    op_topic, half_topic, parked_topic = (source.prefix + kind for kind in ("op", "half", "parked"))
+    op_topic, half_topic, parked_topic, groups_topic = (
+        source.prefix + kind for kind in ("op", "half", "parked", "groups")
+    )
     source.pin([op_topic])
     reading.demand(source, ["op"])
     final = ", ".join(f"'{state}'" for state in records.FINAL)
@@ -129,7 +141,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
         )
     )
     outcomes = engine.keep(reading.decoded_outcomes(engine, op))
-    source.pin([half_topic, parked_topic, source.prefix + "groups", source.prefix + "owners"])
+    source.pin([half_topic, parked_topic, groups_topic, source.prefix + "owners"])
     reading.demand(source, ["half", "parked"])
     half = engine.keep(
         engine.query(
@@ -153,7 +165,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     engine.rows(engine.query("select count(*) as read from $messages", messages=messages))
     now = source.anew()
     now.pin([op_topic, *names])
-    first = _first_messages(engine, messages, now.pins)
+    first = _first_messages(engine, messages, now.pins, options.skew_ms)
     provable = _provable_since(now.pins, names, first, before)
     ends, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
     found = Evidence(
@@ -175,9 +187,13 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
         engine.query(f"select {_PLACE}, fault as error from $told where fault is not null", told=frame)  # noqa: S608
         for frame in (op, half, told)
     ]
+    # Groups are read whole each time: what the runs before have read of them was told by those.
+    pin = source.pins.topics.get(groups_topic)
+    told_before = {} if before is None or pin is None else before.pins.ends_of(pin)
+    anew = "".join(f' and ("partition" <> {number} or "offset" >= {end})' for number, end in told_before.items())
     damaged = [
-        engine.query(f"select {_PLACE}, error from $read where error is not null", read=frame)  # noqa: S608
-        for frame in (outcomes, parked, registered)
+        engine.query(f"select {_PLACE}, error from $read where error is not null{condition}", read=frame)  # noqa: S608
+        for frame, condition in ((outcomes, ""), (parked, ""), (registered, anew))
     ]
     return Reading(
         evidence=found,
@@ -246,18 +262,20 @@ def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
     return engine.query('select id, "at" from $written where fault is null', written=written)
 
 
-def _first_messages(engine: Engine, messages: Frame, now: Pins) -> dict[str, dict[int, int]]:
+def _first_messages(engine: Engine, messages: Frame, now: Pins, skew_ms: int) -> dict[str, dict[int, int]]:
     """Return by topic and partition the time of the first message that is there still.
 
-    What was read before it, but has gone, tells nothing: its neighbours may have gone before they were read.
+    What was read before it, but has gone, tells nothing: its neighbours may have gone before they were read. Neither
+    does one that is dated in the future: it would hide losses until then.
     """
     starts = [(topic, each.partition, each.start) for topic, pin in now.topics.items() for each in pin.partitions]
-    sql = """
+    sql = f"""
     select read.topic as topic, read."partition" as "partition", min_by(read."at", read."offset") as "at"
     from $messages read join $starts starts
         on read.topic = starts.topic and read."partition" = starts."partition" and read."offset" >= starts."start"
+    where read."at" <= {now.at + skew_ms}
     group by read.topic, read."partition"
-    """
+    """  # noqa: S608
     frame = engine.table(starts, "topic string, partition int, start bigint")
     found: dict[str, dict[int, int]] = {}
     for row in engine.rows(engine.query(sql, messages=messages, starts=frame)):

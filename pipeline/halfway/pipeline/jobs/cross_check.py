@@ -64,9 +64,8 @@ def _differences(
     have been removed.
     """
     d = engine.dialect
-    runs = [run for run in state.runs if run.at >= state.pins.at - incremental.KEPT_MS]
-    since = 0 if len(runs) == len(state.runs) else runs[0].at
-    numbers = [run.number for run in runs]
+    since = 0 if state.kept[0].number == 0 else state.kept[0].at
+    numbers = [run.number for run in state.kept]
     told = engine.read_runs(against.path(audit.VERDICTS), numbers)
     reported = engine.read_runs(against.path(audit.ANOMALIES), numbers)
     names = ", ".join(f"'{name}'" for name in ANOMALIES)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from halfway.pipeline.folders import Files
     from halfway.pipeline.sources import Source
 
-STATE: Final = "continued.json"
 EVENTS: Final = "events"
 OPEN: Final = "open"
 CARRIED: Final = "carried"
@@ -59,16 +58,17 @@ class State(audit.Before):
     """What the runs before have left: themselves, offsets and counts."""
 
     runs: Sequence[Run]
+    """Those whose events are kept."""
     by_group: Sequence[tuple[str, str, int]]
     quarantined: int
 
     @classmethod
     def read(cls, output: Files) -> State | None:
         """Return it, None before the first run."""
-        if not output.exists(STATE):
+        if not output.exists(audit.STATE):
             return None
         try:
-            told: dict[str, Any] = json.loads(output.read(STATE))
+            told: dict[str, Any] = json.loads(output.read(audit.STATE))
             return cls(
                 runs=[Run(number=int(number), at=int(at), latest=int(latest)) for number, at, latest in told["runs"]],
                 pins=Pins.from_json(json.dumps(told["pins"])),
@@ -78,8 +78,13 @@ class State(audit.Before):
             )
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(
-                f"{output.path(STATE)} is not what an audit with --continue has left: {error!r}"
+                f"{output.path(audit.STATE)} is not what an audit with --continue has left: {error!r}"
             ) from None
+
+    @property
+    def kept(self) -> Sequence[Run]:
+        """Those that something new can still be told of: what a run costs does not grow with their number."""
+        return [run for run in self.runs if run.at >= self.runs[-1].at - KEPT_MS]
 
     def write(self, output: Files) -> None:
         """Let the last run count."""
@@ -90,7 +95,7 @@ class State(audit.Before):
             "quarantined": self.quarantined,
             "provable_since": self.provable_since,
         }
-        output.write(json.dumps(told) + "\n", STATE)
+        output.write(json.dumps(told) + "\n", audit.STATE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +148,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     seen = union(engine, [engine.query("select id from $judged", judged=judged), older])
     state = State(
         provable_since=read.provable_since,
-        runs=[*(before.runs if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, seen))],
+        runs=[*(before.kept if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, seen))],
         pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
         by_group=_counts(engine, judged, known.verdicts, before),
         quarantined=(before.quarantined if before else 0) + rows_in(engine, quarantined),
@@ -185,7 +190,7 @@ def _forget(output: Files, number: int, before: State | None) -> None:
             if part != f"run={last.number}":
                 output.delete(*table, part)
     for run in before.runs:
-        if run.at < last.at - KEPT_MS:
+        if run not in before.kept:
             for name in _KEPT:
                 output.delete(EVENTS, name, f"run={run.number}")
 
@@ -216,12 +221,11 @@ def _known(engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame]
     def of_others(told: Frame) -> Frame:
         return engine.query("select * from $told where id in (select id from $others)", told=told, others=others)
 
-    kept = [run for run in runs if output.exists(EVENTS, "ops", f"run={run}")]
     events = {}
     for name, frame in fresh.items():
         parts = [frame, _table(engine, output, f"{CARRIED}/{name}", last)]
-        if kept:
-            parts.append(of_others(_table(engine, output, f"{EVENTS}/{name}", kept)))
+        if runs:
+            parts.append(of_others(_table(engine, output, f"{EVENTS}/{name}", runs)))
         events[name] = union(engine, parts)
     verdicts, reported = [opened], [_table(engine, output, f"{CARRIED}/{REPORTED}", last)]
     if runs:
@@ -255,10 +259,10 @@ def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
         )
     )[0]
     if found["brought"]:
-        return [run.number for run in before.runs]
+        return [run.number for run in before.kept]
     if found["oldest"] is None:
         return []
-    return [run.number for run in before.runs if run.latest >= found["oldest"]]
+    return [run.number for run in before.kept if run.latest >= found["oldest"]]
 
 
 def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame) -> Frame:

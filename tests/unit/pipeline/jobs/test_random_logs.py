@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline import cli
 from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder, LocalFolder
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import AuditOptions
@@ -101,12 +103,12 @@ def test_retention_makes_no_anomaly(tmp_path: Path, seed: int, *, windows: bool)
     """Whatever goes between two runs; and what stands behind that has the verdict that it was made for."""
     made = RandomLog(seed, count=30)
     oldest = START
-    *cuts, last = cuts_of(made, seed)
-    for at in cuts:
+    cuts = cuts_of(made, seed)
+    for at, following in pairwise(cuts):
         if windows:
             continued(made.log, at, LocalFolder(str(tmp_path)))
-        oldest = max(oldest, made.age(made.end))
-    continued(made.log, last, LocalFolder(str(tmp_path)))
+        oldest = max(oldest, made.age(following))
+    continued(made.log, cuts[-1], LocalFolder(str(tmp_path)))
     found = last_in(tmp_path)
     wrong = {name for (name, _), verdict in found.items() if verdict in ANOMALIES}
     assert wrong <= {name for (name, _), verdict in made.expected.items() if verdict in ANOMALIES}, f"seed {seed}"
@@ -262,6 +264,62 @@ def test_what_retention_takes_between_two_runs_is_not_lost(tmp_path: Path) -> No
     log.trim("orders", 30)
     continued(log, START + 3_600_000, folder)
     assert counts_in(tmp_path) == {"committed_ok": 20, "expired_unknown": 20}
+
+
+def test_a_first_message_that_is_dated_in_the_future_hides_no_loss(engine: DuckEngine, tmp_path: Path) -> None:
+    """Anybody can write one, and retention can make it the first that is there."""
+    log = committed(40)
+    dated = [record for record in log.records if record.topic == "orders"][20]
+    dated.told_at += 1_000 * 24 * 3_600_000
+    log.trim("orders", dated.offset)
+    at = START + 3_600_000
+    Writer(log).op("gone", OpKind.COMMITTED, MESSAGES, at, at)
+    log.settle()
+    audit.run(engine, LogSource(engine, log, at + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    found = found_in(tmp_path)
+    assert {key for key, verdict in found.items() if verdict in ANOMALIES} == {("gone", 0)}
+    assert found["gone", 0] == "lost"
+
+
+def test_a_whole_audit_leaves_the_folder_of_one_that_goes_on_alone(engine: DuckEngine, tmp_path: Path) -> None:
+    """It would replace what the runs have said, and the next one would find nothing of it."""
+    log, folder = committed(2), LocalFolder(str(tmp_path))
+    continued(log, START + HORIZON, folder)
+    with pytest.raises(SourceError, match="is of an audit with --continue: give another folder"):
+        audit.run(engine, LogSource(engine, log, START + HORIZON), folder, OPTIONS)
+    assert counts_in(tmp_path) == {"committed_ok": 2}
+
+
+def test_a_group_that_cannot_be_read_is_told_by_one_run(tmp_path: Path) -> None:
+    """Groups are read whole each time, what is wrong in them is told once."""
+    log, folder = committed(1), LocalFolder(str(tmp_path))
+    for number in range(1, 4):
+        log.write(PREFIX + "groups", f"g-{number}".encode(), b"damaged", START + number * HORIZON, ())
+        log.settle()
+        for at in (number * HORIZON, number * HORIZON + 60_000):
+            continued(log, START + at, folder)
+            assert json.loads((tmp_path / audit.SUMMARY).read_text())["quarantined"] == number
+
+
+def test_what_a_run_knows_of_those_before_does_not_grow_for_ever(tmp_path: Path) -> None:
+    """An id that a client brought is looked for in the runs of two weeks; a use after that is a new one."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    week = 7 * 24 * 3_600_000
+    for number in range(5):
+        at = START + number * week
+        if number in (0, 4):
+            writer.message("weekly", MESSAGES[0], "1/1", at, at)
+        writer.commit(made_at(0, at), MESSAGES, at, at)
+        log.settle()
+        continued(log, at + 60_000, folder)
+    state = incremental.State.read(folder)
+    assert state is not None
+    assert [run.number for run in state.runs] == [1, 2, 3, 4]
+    assert folder.names(incremental.EVENTS, "ops") == ["run=1", "run=2", "run=3", "run=4"]
+    assert counts_in(tmp_path) == {"committed_ok": 5, "leaked": 2}
+    told = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    assert [(row["run"], row["id"]) for row in told] == [(0, "weekly"), (4, "weekly")]
 
 
 def test_a_topic_that_is_made_late_can_lose_messages(tmp_path: Path) -> None:
