@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from halfway.embedded import ports
+from tests.support.late_connections import close_late_connections
 from tests.support.ports import in_turn
 
 pytest_plugins = (
@@ -44,6 +45,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ports.candidates = in_turn
+close_late_connections()
 
 
 @pytest.hookimpl(wrapper=True)

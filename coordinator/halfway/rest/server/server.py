@@ -18,8 +18,8 @@ from halfway.rest.responses.answer import refusal
 from halfway.rest.responses.errors import BadHttpError, InternalError
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
+from halfway.rest.server.acceptor import HANDSHAKE_S, Acceptor
 from halfway.rest.server.tls import ServerTls
-from halfway.rest.server.tls_acceptor import HANDSHAKE_S, TlsAcceptor
 
 if TYPE_CHECKING:
     from aiohttp.http import WebSocketReader
@@ -139,16 +139,30 @@ class _CountingReader:
 
 
 class _Server(web.Server):
-    """Makes connections, up to the limit; of a TLS port, handshakes under way count too."""
+    """Makes connections, up to the limit; TLS handshakes under way count too."""
 
     def __init__(
-        self, handler: Handler, console: Console | None, *, max_connections: int, unsent: Unsent, **options: Any
+        self,
+        handler: Handler,
+        console: Console | None,
+        *,
+        max_connections: int,
+        handshake_s: float,
+        tls: ServerTls | None,
+        unsent: Unsent,
+        **options: Any,
     ) -> None:
         super().__init__(handler if console is None else self._chosen, **options)
         self._handler = handler
         self._console = console
         self.unsent = unsent
-        self.acceptor: TlsAcceptor | None = None
+        self.acceptor = Acceptor(
+            self,
+            None if tls is None else tls.context,
+            most=max(1, max_connections // _HANDSHAKES),
+            demand_room=self.demand_room,
+            within_s=handshake_s,
+        )
         self._options = options
         self._max_connections = max_connections
 
@@ -164,15 +178,11 @@ class _Server(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if self.acceptor is not None:
-            self.acceptor.made(handler)  # it found room when it was accepted
-        elif not self.demand_room(handler):
-            transport.abort()
+        self.acceptor.made(handler)
 
     def demand_room(self, newcomer: asyncio.Protocol) -> bool:
         """Close a connection if there is one too many; False if none can be closed but the newcomer."""
-        shaking = 0 if self.acceptor is None else len(self.acceptor)
-        if len(self._connections) + shaking <= self._max_connections:
+        if len(self._connections) + len(self.acceptor) <= self._max_connections:
             return True
         eldest = [one for one in islice(self._connections, _LOOKED_AT) if isinstance(one, _Connection)]
         idle = next((one for one in eldest if one.idle and one is not newcomer), None)
@@ -236,7 +246,6 @@ class HttpServer:
         self._max_connections = max_connections
         self._handshake_s = handshake_s
         self._server: _Server | None = None
-        self._listener: asyncio.Server | TlsAcceptor | None = None
         self.port = 0
 
     async def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
@@ -245,6 +254,8 @@ class HttpServer:
             self._handler,
             self._console,
             max_connections=self._max_connections,
+            handshake_s=self._handshake_s,
+            tls=tls,
             unsent=self._unsent,
             access_log=None,
             keepalive_timeout=IDLE_S,
@@ -252,28 +263,15 @@ class HttpServer:
             auto_decompress=False,
             tcp_keepalive=True,
         )
-        listener: asyncio.Server | TlsAcceptor
-        if tls is None:
-            loop = asyncio.get_running_loop()
-            listener = await loop.create_server(server, host, port, backlog=_BACKLOG, reuse_address=True)
-        else:
-            listener = server.acceptor = TlsAcceptor(
-                server,
-                tls.context,
-                most=max(1, self._max_connections // _HANDSHAKES),
-                demand_room=server.demand_room,
-                within_s=self._handshake_s,
-            )
-            await listener.listen(host, port, _BACKLOG)
-        self._server, self._listener = server, listener
-        self.port = int(listener.sockets[0].getsockname()[1])
+        await server.acceptor.listen(host, port, _BACKLOG)
+        self._server = server
+        self.port = int(server.acceptor.sockets[0].getsockname()[1])
         return self.port
 
     async def close_port(self) -> None:
         """Accept no more connections; open ones stay."""
-        if self._listener is not None:
-            listener, self._listener = self._listener, None
-            listener.close()
+        if self._server is not None:
+            await self._server.acceptor.close()
 
     async def stop(self) -> None:
         """Close the port and every connection."""

@@ -2,12 +2,17 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import re
 import socket
+from collections.abc import Callable
+from unittest.mock import AsyncMock
 
 import pytest
+import uvloop
+from aiohttp import web
 
 from halfway.domain.errors import ShuttingDownError
 from halfway.rest.responses.unsent import SLOW_LOOKS, Unsent
@@ -38,6 +43,48 @@ async def test_more_requests_than_may_be_in_flight_are_429(
     assert (await in_flight).status == 201
     await until_true(lambda: not world.api.in_flight.taken)
     assert (await world.call("POST", "/v1/transactions", raw=BODY)).status == 201
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_that_comes_while_the_port_is_closed_is_closed_too(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], turns: int
+) -> None:
+    """However far the loop has come with it."""
+
+    async def story() -> None:
+        server = HttpServer(AsyncMock())
+        with socket.create_connection((HOST, await server.start(HOST, 0))) as client:
+            client.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop()
+            with contextlib.suppress(ConnectionResetError):
+                async with asyncio.timeout(GENEROUS_S):
+                    assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(story())
+
+
+async def test_a_port_goes_on_when_a_descriptor_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = asyncio.Event()
+
+    def refuse(_: socket.socket) -> None:
+        refused.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    server = HttpServer(AsyncMock(return_value=web.Response(text="here")))
+    monkeypatch.setattr(socket.socket, "accept", refuse)
+    reader, writer = await asyncio.open_connection(HOST, await server.start(HOST, 0))
+    try:
+        await refused.wait()
+        monkeypatch.undo()
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).endswith(b"here")
+    finally:
+        writer.close()
+        await server.stop()
 
 
 BAD_HTTP = {

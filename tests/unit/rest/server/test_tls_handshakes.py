@@ -89,7 +89,6 @@ def test_a_handshake_that_stalls_ends_soon(runner: asyncio.Runner, tmp_path: Pat
                 await port.closed(number)
             server = port.server._server
             assert server is not None
-            assert server.acceptor is not None
             server.acceptor._within_s = ENOUGH_S  # a good handshake may take longer on a busy machine
             assert await port.answer() == "here"
 

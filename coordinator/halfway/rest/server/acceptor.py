@@ -1,6 +1,7 @@
-"""Accepts connections of a port that speaks TLS: handshakes are bounded in time and number.
+"""Accepts the connections of a port: handshakes are bounded in time and number, and none is left open at the end.
 
-asyncio's own server tells of a connection only once its handshake is done, and lets one take a minute.
+asyncio's own server tells of a connection only once its handshake is done, lets one take a minute, and never closes a
+connection that it accepts while it is closed.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _NOT_ACCEPTED_S: Final = 0.5
 """To wait if no descriptor is free."""
 
 
-class TlsAcceptor:
-    """Listens, and hands a connection over once its handshake is done."""
+class Acceptor:
+    """Listens, and hands a connection over at once, or of a port that speaks TLS, once its handshake is done."""
 
     def __init__(
         self,
         make: Callable[[], asyncio.Protocol],
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         *,
         most: int,
         demand_room: Callable[[asyncio.Protocol], bool],
@@ -49,7 +50,7 @@ class TlsAcceptor:
         self._demand_room = demand_room
         self._within_s = within_s
         self._listeners: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._again: dict[socket.socket, asyncio.TimerHandle] = {}
         self._under_way: dict[asyncio.Protocol, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -69,34 +70,43 @@ class TlsAcceptor:
             for family, _, _, _, address in dict.fromkeys(found):
                 self._listeners.append(_listening(family, address, backlog))
         except BaseException:
-            self.close()
+            await self.close()
             raise
-        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+        for listener in self._listeners:
+            loop.add_reader(listener, self._accept, listener)
 
     def made(self, connection: asyncio.Protocol) -> None:
         """Note that the handshake of a connection is done."""
         self._under_way.pop(connection, None)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Accept no more; handshakes that are under way end."""
-        for task in (*self._accepting, *self._under_way.values()):
-            task.cancel()
-        for listener in self._listeners:
-            listener.close()
-
-    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listener)
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                log.warning("connection_not_accepted", error=str(error))
-                await asyncio.sleep(_NOT_ACCEPTED_S)
-                continue
-            self._begin(accepted)
-            await asyncio.sleep(0)  # while many wait, others get their turn too
+        for listener in self._listeners:
+            loop.remove_reader(listener)
+            if listener in self._again:
+                self._again.pop(listener).cancel()
+            listener.close()
+        self._listeners.clear()
+        if tasks := [*self._under_way.values()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection: while many wait, others get their turn too."""
+        try:
+            accepted, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("connection_not_accepted", error=str(error))
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._again[listener] = loop.call_later(_NOT_ACCEPTED_S, loop.add_reader, listener, self._accept, listener)
+            return
+        accepted.setblocking(False)
+        self._begin(accepted)
 
     def _begin(self, accepted: socket.socket) -> None:
         connection = self._make()
@@ -114,13 +124,10 @@ class TlsAcceptor:
 
     async def _shake(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()
+        bounds = {"ssl_handshake_timeout": self._within_s, "ssl_shutdown_timeout": _SHUTDOWN_S}
         with suppress(OSError):  # TimeoutError and SSLError are of its kind
             await loop.connect_accepted_socket(
-                lambda: connection,
-                accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=self._within_s,
-                ssl_shutdown_timeout=_SHUTDOWN_S,
+                lambda: connection, accepted, ssl=self._context, **(bounds if self._context else {})
             )
 
 
