@@ -16,6 +16,8 @@ ORDERS ?= 100000
 ROWS ?= 5000000
 # How many random logs `make audits` judges, whole and in windows; one of 50 on Spark too.
 LOGS ?= 1000
+# How many transactions are parked in `make incident`.
+PARKED ?= 10000
 # Where the Spark jobs are packed to.
 PACKED ?= dist
 # What is not packed: it is large, and no job uses it.
@@ -31,7 +33,7 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots test test-quick barrier cleaning effects chaos upgrade audits model check bench pack format lock clean
+.PHONY: help demo dev browser screenshots test test-quick incident barrier cleaning effects chaos upgrade audits model check bench pack format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -61,6 +63,9 @@ test-quick: $(STAMP) ## Run the unit and contract tests that need no broker
 
 screenshots: $(STAMP) browser ## Take the pictures of docs/console.md from the running product
 	$(BIN)/python -m tests.console.screenshots
+
+incident: $(STAMP) browser ## Park many transactions and resume them in the console: make incident PARKED=10000
+	HALFWAY_TEST_CONSOLE_TRANSACTIONS=$(PARKED) $(BIN)/python -m pytest -n 0 tests/console/test_story.py $(ARGS)
 
 barrier: $(STAMP) ## Interleave local transactions and checks on real databases: make barrier STORIES=10000 SEED=1; MYSQL=1 for MySQL itself
 	HALFWAY_TEST_MYSQL=$(MYSQL) HALFWAY_TEST_BARRIER_STORIES=$(STORIES) HALFWAY_TEST_BARRIER_SEED=$(SEED) $(BIN)/python -m pytest -n 0 tests/barrier/test_stories.py $(ARGS)

@@ -14,7 +14,7 @@ from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest, message
 from tests.support.coordinator.topics import Cluster
 
-TRANSACTIONS = int(os.environ.get("HALFWAY_TEST_CONSOLE_TRANSACTIONS", "10000"))
+TRANSACTIONS = int(os.environ.get("HALFWAY_TEST_CONSOLE_TRANSACTIONS", "2000"))
 POLICY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1}
 PAGE = "<html><body><h1>502 Bad Gateway</h1><script>document.title='taken'</script></body></html>"
 PATIENCE_MS = 600_000
