@@ -148,6 +148,10 @@ def quick(places: Places, *, memory: str | None) -> Iterator[Parts]:
             source = QuickKafka(engine, places.access, pins)
         against = None if places.against is None else LocalFolder(places.against)
         yield Parts(engine=engine, source=source, output=LocalFolder(places.output), against=against)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise SourceError(f"{str(error.filename)!r} cannot be used: {error.strerror}") from error
     except duckdb.OutOfMemoryException as error:
         raise SourceError(
             f"DuckDB has too little memory: give more with --memory, or --engine spark ({error})"

@@ -26,6 +26,7 @@ from halfway.pipeline.parameters import (
     SECONDS_OR_NONE,
     SNAPSHOT,
     SPARK,
+    demand_order,
     several,
 )
 from halfway.pipeline.running import PARTS, reached, running, source_of, told
@@ -115,6 +116,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             "--cross-check reads what the runs of --continue have read: give it without --continue, --snapshot, "
             "--offsets, --since and --until"
         )
+    demand_order(since, until)
     began = time.monotonic()
     with told("audit"):
         failures = telling.FailOn(fail_on)
@@ -338,6 +340,7 @@ def report(  # noqa: PLR0913 - one for each option
         raise click.UsageError("give --ledger, --audit, --trail or several of them")
     if snapshot is not None and not trail:
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
+    demand_order(since, until)
     with running("report", kafka=trail and snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import report as job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 
 from halfway.pipeline import access, connector
 
+_SIZE: Final = re.compile(r"[1-9][0-9]*[kmgt](i?b)?", re.IGNORECASE)
 _COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
 
 
@@ -61,8 +63,26 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Memory(click.ParamType[str]):
+    """A size, as Spark is told it: 512m or 2g."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it; a usage error where it is none."""
+        if not _SIZE.fullmatch(value):
+            self.fail(f"{value!r} is no size: give 512m or 2g", param, ctx)
+        return str(value)
+
+
 MOMENT: Final = Moment()
 OBJECTIVE: Final = Objective()
+
+
+def demand_order(since: int | None, until: int | None) -> None:
+    """Raise a usage error where nothing can lie between two times: an audit of nothing finds nothing wrong."""
+    if since is not None and until is not None and since >= until:
+        raise click.UsageError("--until is not later than --since: give a later one")
 
 
 def several(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _COMMAND]:
@@ -78,7 +98,9 @@ SECONDS: Final = Seconds(min=0, min_open=True, max=access.LONGEST_S)
 SECONDS_OR_NONE: Final = Seconds(min=0, max=access.LONGEST_S)
 SPARK: Final = several(
     click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] where not submitted."),
-    click.option("--memory", envvar="HALFWAY_PIPELINE_MEMORY", help="Memory of a local Spark; 2g."),
+    click.option(
+        "--memory", type=Memory(), envvar="HALFWAY_PIPELINE_MEMORY", help="Of a local Spark, 2g; the most for DuckDB."
+    ),
     click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
     click.option(
         "--connector-version",

@@ -42,6 +42,8 @@ RECORD: Final = pa.schema(
 _TIMEOUT_S: Final = 30.0
 _SILENT_S: Final = 60.0
 """A broker that gives nothing for so long, though there is something, gives nothing any more."""
+_QUIET: Final = {"log_level": "2"}
+"""Else librdkafka writes a line to stderr for each of twenty attempts a second: what it says is in the error."""
 _AT_ONCE: Final = 5_000
 _ALONE: Final = 20_000
 _LATEST_MS: Final = (1 << 63) // 1000 - 1
@@ -179,6 +181,7 @@ class QuickKafka:
         ]
         folder = Path(tempfile.mkdtemp(dir=self._engine.scratch))
         settings = {
+            **_QUIET,
             **self._access.librdkafka,
             "group.id": "halfway-pipeline",
             "isolation.level": level,
@@ -320,12 +323,18 @@ class _File:
 
 def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
     """Return pins of those of these topics that exist, all partitions as of now; AccessError without an answer."""
-    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
     from confluent_kafka import admin as kafka
 
     # Its types are not whole.
     made: Any = kafka
-    admin = made.AdminClient(dict(access.librdkafka))
+    told: list[KafkaError] = []
+    try:
+        admin = made.AdminClient({**_QUIET, **access.librdkafka, "error_cb": told.append})
+    except KafkaException as error:
+        raise AccessError(
+            f"a property of HALFWAY_KAFKA__… or [kafka] cannot be used: {error.args[0].str()}: correct or remove it"
+        ) from None
     now = round(time.time() * 1000)
     try:
         known = admin.list_topics(timeout=_TIMEOUT_S).topics
@@ -353,7 +362,10 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
             for resource, future in admin.describe_configs(resources, request_timeout=_TIMEOUT_S).items()
         }
     except KafkaException as error:
-        raise AccessError(f"Kafka at {access.bootstrap_servers} did not answer: {error.args[0].str()}") from None
+        admin.poll(0)
+        whole = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - librdkafka's own errors are named so
+        reasons = [error.args[0].str(), *[one.str() for one in told if one.code() != whole][-1:]]
+        raise AccessError(f"Kafka at {access.bootstrap_servers} did not answer: {': '.join(reasons)}") from None
     pins = []
     for name, count in found.items():
         config = configured[name]

@@ -91,9 +91,15 @@ def _label(text: str) -> str:
 
 def demand_webhook(url: str) -> None:
     """Raise TellingError where a webhook's address is none."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        right, named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0, "@" in parts.netloc
+    except ValueError:
+        right, named = False, False
+    if not right:
         raise TellingError("--webhook: give an address that begins with http:// or https://")
+    if named:
+        raise TellingError("--webhook: no user name and password are sent: give an address with a token in its path")
 
 
 def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, Any]]) -> None:
@@ -112,7 +118,8 @@ def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, An
         with opener.open(request, timeout=_TIMEOUT_S):
             pass
     except OSError as error:
-        told = type(error).__name__
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        told = getattr(cause, "strerror", None) or type(error).__name__
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             told = str(error.code)

@@ -95,6 +95,20 @@ def test_too_little_memory_for_duckdb_is_told_with_the_remedy(monkeypatch: pytes
     assert "give more with --memory, or --engine spark" in found.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """With the reason."""
+    archive(tmp_path, 2)
+    taken = tmp_path / "taken"
+    taken.touch()
+    with (
+        pytest.raises(SourceError, match=f"'{taken}/verdicts' cannot be used: Not a directory"),
+        choice.quick(
+            Places(output=str(taken), snapshot=str(tmp_path), offsets=None, access=None), memory=None
+        ) as parts,
+    ):
+        parts.engine.write(parts.engine.table([], "id string"), parts.output.path("verdicts"))
+
+
 @pytest.mark.parametrize(
     "files, free",
     [

@@ -55,6 +55,9 @@ def test_a_number_of_seconds_that_is_none_is_refused_by_the_name_of_its_option(c
     [
         (["audit", "--output", "x", "--continue", "--since", "2026-01-31"], "without --since and --until"),
         (["audit", "--output", "x", "--continue", "--snapshot", "y"], "without --snapshot and --offsets"),
+        (["audit", "--output", "x", "--since", "2026-01-31", "--until", "2026-01-30"], "give a later one"),
+        (["report", "--output", "x", "--audit", "y", "--since", "2026-01-31", "--until", "2026-01-31"], "a later one"),
+        (["audit", "--output", "x", "--memory", "lots"], "'lots' is no size: give 512m or 2g"),
         (["sweep", "--output", "x", "--snapshot", "y", "--offsets", "z"], "give one of them"),
         (["report", "--output", "x"], "give --ledger, --audit, --trail or several of them"),
         (["report", "--output", "x", "--audit", "y", "--snapshot", "z"], "give both or neither"),

@@ -1,5 +1,6 @@
 """What is read of a partition whose leader has just been elected, or to which anybody writes."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import KafkaError
+from confluent_kafka import admin as kafka
 
-from halfway.pipeline.quick_sources import copy
+from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.errors import AccessError
+from halfway.pipeline.quick_sources import copy, pin
+from tests.support.waiting import GENEROUS_S
 
 TOPIC = "orders"
 
@@ -105,3 +110,26 @@ def test_a_header_whose_name_is_no_text_stops_nothing(told: list[Told], tmp_path
 
     told += [Hostile(0), Told(1)]
     assert read(tmp_path, 0, 2) == [0, 1]
+
+
+def test_a_property_that_cannot_be_used_is_named() -> None:
+    with pytest.raises(AccessError, match=r'HALFWAY_KAFKA__… .*"bootstrap.servrs": correct or remove it'):
+        pin(KafkaAccess(java={}, librdkafka={"bootstrap.servrs": "127.0.0.1:1"}), ["orders"])
+
+
+def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the error, not in line after line on stderr."""
+    ask = kafka.AdminClient.list_topics
+
+    def ask_once_refused(admin: Any, *, timeout: float) -> Any:
+        """Give up as soon as an error was told, in place of after half a minute."""
+        deadline = time.monotonic() + GENEROUS_S
+        while not admin.poll(0.05):
+            assert time.monotonic() < deadline
+        return ask(admin, timeout=min(timeout, 0.01))
+
+    monkeypatch.setattr(kafka.AdminClient, "list_topics", ask_once_refused)
+    servers = {"bootstrap.servers": "127.0.0.1:1"}
+    with pytest.raises(AccessError, match=r"Kafka at 127\.0\.0\.1:1 did not answer: .*Connection refused"):
+        pin(KafkaAccess(java=servers, librdkafka=servers), ["orders"])
+    assert not capfd.readouterr().err

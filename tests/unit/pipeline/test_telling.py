@@ -109,7 +109,19 @@ def test_a_webhook_gets_counts_and_anomalies_and_nobody_else_does(server: HTTPSe
     assert len(vars(server)["bodies"]) == 2, "the second was not sent on"
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "https://", "example.com"])
+def test_why_a_webhook_took_nothing_is_told(server: HTTPServer) -> None:
+    """Without the address."""
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(TellingError, match="Connection refused") as refused:
+        call_webhook(f"http://127.0.0.1:{server.server_port}/?token=secret", FOUND, [])
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "https://", "example.com", "http://[::", "http://a:b/", "http://user:secret@a/"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(TellingError, match="--webhook"):
+    with pytest.raises(TellingError, match=r"--webhook: .*give an address") as refused:
         demand_webhook(url)
+    assert "secret" not in str(refused.value)
