@@ -1,14 +1,19 @@
 """The ledger's stream on a real broker: what it writes, and what it tells."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
+from halfway.domain.records import MessageDigest, Op, OpKind
+from halfway.domain.transaction import Cause
 from halfway.pipeline import delta
 from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions, Progress
+from halfway.pipeline.records import LATEST_MS
 from tests.support.pipeline.fixtures import Command
-from tests.support.pipeline.ledgers import SHARDS, Topics, ended_ids, parked_ids, pending_ids, run, unreadable
+from tests.support.pipeline.ledgers import CREATED, SHARDS, Topics, ended_ids, parked_ids, pending_ids, run, unreadable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +102,30 @@ def test_outcomes_that_were_removed_before_they_were_read_are_told(
     (warning,) = warnings
     # In both shards, the marker of their Kafka transaction too.
     assert f"removed up to {missed + SHARDS} records of {topics.access.topic('op')}" in warning
+
+
+def test_numbers_that_cannot_be_stop_no_batch(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
+    """Avro bounds none: the outcome goes to quarantine, the others are written, and the next start goes on."""
+    numbers = (-1, LATEST_MS + 1, (1 << 63) - 1, -(1 << 63))
+    odd = []
+    for field in ("prepared_at", "at", "size", "checks"):
+        for number in numbers[2 * (field == "checks") :]:
+            told: dict[str, Any] = {"prepared_at": CREATED, "at": CREATED, "size": 1, "checks": 0, field: number}
+            message = MessageDigest(topic="orders", key_hash=None, value_hash=None, size=told.pop("size"))
+            op = Op(
+                kind=OpKind.COMMITTED, id=f"{field}-{number}", group="g", half_offset=0, cause=Cause.PRODUCER,
+                messages=(message,), **told,
+            )  # fmt: skip
+            odd.append(op)
+    last = structs.replace(odd[0], id="last", prepared_at=LATEST_MS, at=LATEST_MS)
+    topics.write(0, 6)
+    topics.write_ops(*odd, last)
+    run(spark, topics, tmp_path)
+    topics.write(6, 6)
+    run(spark, topics, tmp_path)
+    assert ended_ids(spark, tmp_path) == sorted([*topics.ended, "last"])
+    assert pending_ids(spark, tmp_path) == sorted(topics.pending)
+    assert len(unreadable(spark, tmp_path)) == len(odd)
 
 
 def test_the_command_tells_what_it_does(command: Command, topics: Topics, tmp_path: Path) -> None:

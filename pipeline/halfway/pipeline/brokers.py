@@ -33,8 +33,8 @@ class Cleanup:
     kept_ms: int
     kept_bytes: int
 
-    def pin(self, topic: str, now: int, partitions: tuple[PartitionPin, ...]) -> TopicPin:
-        """Return a pin of a topic with this configuration."""
+    def pin(self, topic: str, now: int, partitions: tuple[PartitionPin, ...], made: Any) -> TopicPin:
+        """Return a pin of a topic with this configuration; `made` is its id, as two numbers of 64 bits with a sign."""
         by_age_alone = "delete" in self.policy and self.kept_ms >= 0 > self.kept_bytes
         return TopicPin(
             topic=topic,
@@ -43,6 +43,7 @@ class Cleanup:
             compacted="compact" in self.policy,
             tombstones_kept_ms=self.tombstones_kept_ms,
             kept_ms=self.kept_ms if by_age_alone else None,
+            made="".join(f"{half % (1 << 64):016x}" for half in made),
         )
 
 
@@ -107,7 +108,10 @@ class Brokers:
     def pin(self, topics: Sequence[str]) -> list[TopicPin]:
         """Return pins of those of these topics that exist, all partitions as of now; AccessError without an answer."""
         now = round(time.time() * 1000)
-        found = self._partitions(topics)
+        described = self._described(topics)
+        found = {topic: int(description.partitions().size()) for topic, description in described.items()}
+        ids = {topic: description.topicId() for topic, description in described.items()}
+        made = {topic: (each.getMostSignificantBits(), each.getLeastSignificantBits()) for topic, each in ids.items()}
         everything = [(topic, partition) for topic, count in found.items() for partition in range(count)]
         spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
         bounds = Bounds(
@@ -117,7 +121,9 @@ class Brokers:
             first=self._offsets(everything, spec.forTimestamp(0), level.READ_UNCOMMITTED),
         )
         configured = self._configured(found)
-        return [configured[topic].pin(topic, now, bounds.pins(topic, count)) for topic, count in found.items()]
+        return [
+            configured[topic].pin(topic, now, bounds.pins(topic, count), made[topic]) for topic, count in found.items()
+        ]
 
     def raise_high(self, pin: TopicPin) -> TopicPin:
         """Return a pin whose unsettled part reaches to the end as it is now."""
@@ -130,14 +136,10 @@ class Brokers:
         )
         return replace(pin, partitions=partitions)
 
-    def _partitions(self, topics: Sequence[str]) -> dict[str, int]:
+    def _described(self, topics: Sequence[str]) -> dict[str, Any]:
         futures = self._admin.describeTopics(self._list(topics)).topicNameValues()
-        found = {}
-        for topic in topics:
-            description = self._get(futures.get(topic), missing_is_none=True)
-            if description is not None:
-                found[topic] = int(description.partitions().size())
-        return found
+        answers = {topic: self._get(futures.get(topic), missing_is_none=True) for topic in topics}
+        return {topic: description for topic, description in answers.items() if description is not None}
 
     def _offsets(self, partitions: Iterable[tuple[str, int]], spec: Any, level: Any) -> Offsets:
         wanted = self._jvm.java.util.HashMap()

@@ -35,6 +35,12 @@ class TopicPin:
     tombstones_kept_ms: int = 0
     kept_ms: int | None = None
     """For how long a record is kept; None where age or size do not tell, or nothing is removed by them."""
+    made: str | None = None
+    """Kafka's own id of the topic, another one if it was deleted and made again; None if that is not known."""
+
+    def is_another(self, pin: TopicPin) -> bool:
+        """Whether the topic was made again between two pins, as far as is known."""
+        return None not in (self.made, pin.made) and self.made != pin.made
 
     def provable_since(self, first: Mapping[int, int]) -> int:
         """Return the time in ms from which on a message cannot have gone by age, size or a tombstone: 0 if none can.
@@ -74,10 +80,11 @@ class Pins:
     def ends_of(self, pin: TopicPin) -> Mapping[int, int]:
         """Return by partition up to where these pins have read the topic of another.
 
-        A topic that was made anew is shorter than it was: then nothing of it has been read.
+        Of a topic that was made anew nothing has been read. It is shorter than it was, if nothing else tells.
         """
         before = self.topics.get(pin.topic)
-        ends = {each.partition: each.end for each in before.partitions} if before is not None else {}
+        known = before is not None and not before.is_another(pin)
+        ends = {each.partition: each.end for each in before.partitions} if before is not None and known else {}
         return {
             each.partition: end if (end := ends.get(each.partition, 0)) <= each.end else 0 for each in pin.partitions
         }
@@ -86,6 +93,8 @@ class Pins:
         """Return all that these pins and those before them cover, as far as it is there by other pins, taken now."""
         topics = {}
         for name in self.topics.keys() & now.topics.keys():
+            if self.topics[name].is_another(now.topics[name]):
+                continue
             starts = {each.partition: each.start for each in now.topics[name].partitions}
             partitions = tuple(
                 replace(each, start=min(starts[each.partition], each.end))

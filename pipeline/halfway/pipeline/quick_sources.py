@@ -46,6 +46,8 @@ _QUIET: Final = {"log_level": "2"}
 """Else librdkafka writes a line to stderr for each of twenty attempts a second: what it says is in the error."""
 _AT_ONCE: Final = 5_000
 _ALONE: Final = 20_000
+_HELD: Final = 4 << 20
+"""Bytes of a partition's records that are in memory before they are written: a record can have megabytes."""
 _LATEST_MS: Final = (1 << 63) // 1000 - 1
 _read_headers: Final = methodcaller("headers")
 """`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
@@ -232,16 +234,17 @@ def copy(settings: Mapping[str, str], parts: Sequence[tuple[str, int, int, int]]
         heard = time.monotonic()
         while ends:
             messages: list[Any] = consumer.consume(_AT_ONCE, 0.5)
-            if messages:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _SILENT_S:
+            for message in messages:
+                key = (message.topic(), message.partition())
+                if key in ends:
+                    heard = time.monotonic()
+                    if _taken(message, ends[key], files[key]):
+                        del ends[key]
+            # What comes of partitions that have been read says nothing of the others.
+            if ends and time.monotonic() - heard > _SILENT_S:
                 raise AccessError(
                     f"Kafka gave no record of {', '.join(topic for topic, _ in ends)} for {_SILENT_S:g} s"
                 )
-            for message in messages:
-                key = (message.topic(), message.partition())
-                if key in ends and _taken(message, ends[key], files[key]):
-                    del ends[key]
     finally:
         for file in files.values():
             file.close()
@@ -293,13 +296,16 @@ class _File:
         self._writer: pq.ParquetWriter | None = None
         self._schema = RECORD.remove(RECORD.get_field_index("topic"))
         self._rows: list[tuple[Any, ...]] = []
+        self._bytes = 0
 
     def add(self, message: Any) -> None:
         told = [{"key": name, "value": value} for name, value in _headers(message)]
         micros = max(0, min(message.timestamp()[1], _LATEST_MS)) * 1000
-        self._rows.append((message.key(), message.value(), self._partition, message.offset(), micros, told))
+        key, value = message.key(), message.value()
+        self._rows.append((key, value, self._partition, message.offset(), micros, told))
+        self._bytes += sum(len(part or b"") for part in (key, value, *(each["value"] for each in told)))
         self.position = message.offset() + 1
-        if len(self._rows) >= _ALONE:
+        if len(self._rows) >= _ALONE or self._bytes >= _HELD:
             self._flush()
 
     def _flush(self) -> None:
@@ -314,6 +320,7 @@ class _File:
         ]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
         self._rows.clear()
+        self._bytes = 0
 
     def close(self) -> None:
         self._flush()
@@ -323,7 +330,7 @@ class _File:
 
 def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
     """Return pins of those of these topics that exist, all partitions as of now; AccessError without an answer."""
-    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
     from confluent_kafka import admin as kafka
 
     # Its types are not whole.
@@ -356,6 +363,8 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
             high=offsets(made.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),
             first=offsets(made.OffsetSpec.for_timestamp(0), IsolationLevel.READ_UNCOMMITTED),
         )
+        described = admin.describe_topics(TopicCollection(list(found)), request_timeout=_TIMEOUT_S)
+        ids = {name: future.result().topic_id for name, future in described.items()}
         resources = [made.ConfigResource(made.ResourceType.TOPIC, name) for name in found]
         configured = {
             resource.name: future.result()
@@ -375,5 +384,6 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
             kept_ms=int(config["retention.ms"].value),
             kept_bytes=int(config["retention.bytes"].value),
         )
-        pins.append(cleanup.pin(name, now, bounds.pins(name, count)))
+        of_topic = ids[name].get_most_significant_bits(), ids[name].get_least_significant_bits()
+        pins.append(cleanup.pin(name, now, bounds.pins(name, count), of_topic))
     return pins

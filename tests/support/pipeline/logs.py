@@ -55,6 +55,8 @@ class Log:
     """By how much the clock of whoever writes is wrong."""
     missing: frozenset[str] = frozenset()
     """Topics that do not exist."""
+    made: dict[str, int] = field(default_factory=dict)
+    """How often topics were made again."""
     aborting: bool = False
     """What is written stands in a Kafka transaction that will be aborted."""
 
@@ -77,12 +79,17 @@ class Log:
         """Remove what stands before an offset."""
         self.starts[topic] = max(before, self.starts.get(topic, 0))
 
+    def make_again(self, topic: str) -> None:
+        """Delete a topic, and make one of its name."""
+        self.records = [record for record in self.records if record.topic != topic]
+        self.made[topic] = self.made.get(topic, 0) + 1
+
     def compact(self, topic: str, until: int) -> None:
         """Keep, of what is older than a time, the last record of each key, and no tombstones."""
-        last = {record.key: record for record in self.records if record.topic == topic}
-        for record in self.records:
-            if record.topic == topic and record.at < until:
-                record.gone |= record is not last[record.key] or record.value is None
+        there = [record for record in self.records if record.topic == topic and record.at < until]
+        last = {record.key: record for record in there}
+        for record in there:
+            record.gone |= record is not last[record.key] or record.value is None
 
 
 class LogSource:
@@ -117,7 +124,10 @@ class LogSource:
             start = self._log.starts.get(topic, 0)
             first = next((record.told_at for record in there if record.offset >= start), None)
             one = PartitionPin(partition=0, start=min(start, end), end=end, high=len(there), first_at=first)
-            pin = TopicPin(topic=topic, at=self._at, partitions=(one,), compacted=topic in self._log.compacted)
+            pin = TopicPin(
+                topic=topic, at=self._at, partitions=(one,), compacted=topic in self._log.compacted,
+                made=f"{self._log.made.get(topic, 0)}",
+            )  # fmt: skip
             self.pins = replace(self.pins, topics={**self.pins.topics, topic: self._begun.followed_by(pin)})
 
     def settle(self, topic: str) -> None:

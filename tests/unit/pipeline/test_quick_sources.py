@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import admin as kafka
 
+from halfway.pipeline import quick_sources
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.errors import AccessError
 from halfway.pipeline.quick_sources import copy, pin
@@ -21,15 +22,16 @@ TOPIC = "orders"
 class Told:
     """A record, or the end of the partition, as a consumer tells of it."""
 
-    def __init__(self, offset: int, *, end: bool = False) -> None:
+    def __init__(self, offset: int, *, end: bool = False, partition: int = 0) -> None:
         self._offset = offset
+        self._partition = partition
         self._error = KafkaError(KafkaError._PARTITION_EOF) if end else None
 
     def topic(self) -> str:
         return TOPIC
 
     def partition(self) -> int:
-        return 0
+        return self._partition
 
     def offset(self) -> int:
         return self._offset
@@ -133,3 +135,23 @@ def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, cap
     with pytest.raises(AccessError, match=r"Kafka at 127\.0\.0\.1:1 did not answer: .*Connection refused"):
         pin(KafkaAccess(java=servers, librdkafka=servers), ["orders"])
     assert not capfd.readouterr().err
+
+
+def test_what_others_write_keeps_nobody_waiting_for_a_silent_partition(
+    monkeypatch: pytest.MonkeyPatch, told: list[Told], tmp_path: Path
+) -> None:
+    """A partition without a leader says nothing, while records come of one that has been read."""
+    monkeypatch.setattr(quick_sources, "_SILENT_S", -1)
+    told += [Told(0), Told(1)]
+    with pytest.raises(AccessError, match="Kafka gave no record of orders"):
+        copy({}, [(TOPIC, 0, 0, 1), (TOPIC, 1, 0, 1)], str(tmp_path))
+
+
+def test_large_records_are_written_before_there_are_many(
+    monkeypatch: pytest.MonkeyPatch, told: list[Told], tmp_path: Path
+) -> None:
+    """However few fill the memory."""
+    monkeypatch.setattr(quick_sources, "_HELD", 2 * len(b"keyvalue"))
+    told += [Told(number) for number in range(5)]
+    assert read(tmp_path, 0, 5) == list(range(5))
+    assert pq.ParquetFile(tmp_path / TOPIC / "0.parquet").num_row_groups == 3

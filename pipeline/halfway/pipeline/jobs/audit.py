@@ -48,6 +48,11 @@ class AuditOptions:
     engine_because: str = ""
     """Why it runs on its engine."""
 
+    @property
+    def rules(self) -> dict[str, int]:
+        """What decides about verdicts, by the option of the command line; times in ms."""
+        return {"--grace-s": self.grace_ms, "--horizon-s": self.horizon_ms, "--clock-skew-s": self.skew_ms}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:

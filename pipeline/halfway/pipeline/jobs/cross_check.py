@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from halfway.pipeline import records
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.incremental import State
@@ -27,7 +28,7 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
     """Judge what the runs into a folder have read; write `differences` between their verdicts and these.
 
     Raises:
-        SourceError: the folder has no run, or none of late, or is that of the output.
+        SourceError: the folder has no run, or none of late or with these options, or is that of the output.
 
     """
     folder = against.path()
@@ -41,8 +42,13 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
             f"--cross-check {folder!r}: the last run of --continue was more than {_STALE_MS // 60_000} minutes ago: "
             "let one run first"
         )
+    for name, value in state.options.items():
+        if options.rules.get(name) != value:
+            raise SourceError(f"--cross-check {folder!r}: the last run had {name} {value / 1000:g}: give the same")
     source.repeat(state.pins)
-    summary = audit.run(engine, source, output, options)
+    # What a run has read is read, whether or not anything names it by now.
+    topics = [*options.topics, *(name for name in state.provable_since if name in source.pins.topics)]
+    summary = audit.run(engine, source, output, replace(options, topics=topics))
     found = engine.write(
         _differences(engine, source, output, against, state, options), output.path(audit.DIFFERENCES), files=1
     )
@@ -61,7 +67,8 @@ def _differences(
     Uses of an id are compared if both count as many of them: compaction can remove a use. What cannot be judged, or
     is `expired_unknown`, to either is left out. An anomaly is one whatever has been removed, but its kind can change
     when a copy or an outcome goes, and it can disappear: so two that differ otherwise differ only where nothing can
-    have been removed.
+    have been removed. Halfway's own topics are compacted one by one: a half that has gone can be one that was resumed
+    since, and of an id that is used again the outcome before can be missing.
     """
     d = engine.dialect
     since = 0 if state.kept[0].number == 0 else state.kept[0].at
@@ -76,7 +83,8 @@ def _differences(
     sql = f"""
     select id, life, "group", whole, continued from (
         select mine.id as id, mine.life as life, mine."group" as "group", mine.verdict as whole,
-            other.verdict as continued, mine.uses as uses, used.uses as other_uses, known.id is not null as reported,
+            other.verdict as continued, mine.expected + mine.found as messages,
+            mine.uses as uses, used.uses as other_uses, known.id is not null as reported,
             other.topics as topics, coalesce({d.millis("mine.prepared_at")}, 0) as prepared_at
         from (select *, count(*) over (partition by id) as uses from $whole) mine
         left join (select id, count(*) as uses from $other group by id) used on used.id = mine.id
@@ -88,6 +96,9 @@ def _differences(
         when whole in {left_out} or continued in {left_out} then false
         when other_uses is null then prepared_at >= {since}
         when uses <> other_uses or continued is null then false
+        when whole = 'lost' and messages = 0 and continued in ('pending', 'parked') then false
+        when whole in ('pending', 'parked') and continued in ('committed_ok', 'rolled_back_ok')
+            and not {records.server_made(d)} then false
         when whole = continued then whole in ({names}) and not reported and prepared_at >= {since}
         when whole in ({names}) and continued not in ({names}) then true
         when continued = 'contradicted' then false

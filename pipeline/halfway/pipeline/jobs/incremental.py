@@ -61,6 +61,8 @@ class State(audit.Before):
     """Those whose events are kept."""
     by_group: Sequence[tuple[str, str, int]]
     quarantined: int
+    options: Mapping[str, int]
+    """Those of the last run; none if it was of an earlier release."""
 
     @classmethod
     def read(cls, output: Files) -> State | None:
@@ -75,6 +77,7 @@ class State(audit.Before):
                 by_group=[(str(name), str(group), int(count)) for name, group, count in told["by_group"]],
                 quarantined=int(told["quarantined"]),
                 provable_since={str(name): int(since) for name, since in told["provable_since"].items()},
+                options={str(name): int(value) for name, value in told.get("options", {}).items()},
             )
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(
@@ -94,6 +97,7 @@ class State(audit.Before):
             "by_group": self.by_group,
             "quarantined": self.quarantined,
             "provable_since": self.provable_since,
+            "options": self.options,
         }
         output.write(json.dumps(told) + "\n", audit.STATE)
 
@@ -152,6 +156,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
         by_group=_counts(engine, judged, known.verdicts, before),
         quarantined=(before.quarantined if before else 0) + rows_in(engine, quarantined),
+        options=options.rules,
     )
     state.write(output)
     verdicts: Counter[str] = Counter()

@@ -1,6 +1,8 @@
 """A whole audit beside one that goes on: they agree, and where they do not it is told."""
 
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from halfway.domain.records import Message
 from halfway.pipeline import cli
 from halfway.pipeline.engines import SparkEngine
 from halfway.pipeline.errors import SourceError
@@ -17,7 +20,7 @@ from halfway.pipeline.jobs import audit, cross_check, incremental
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.quick import DuckEngine
 from halfway.pipeline.telling import FailOn
-from tests.support.pipeline.logs import START, LogSource, RandomLog
+from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource, RandomLog, Writer
 from tests.unit.pipeline.jobs.test_random_logs import FIRST, OPTIONS, SEEDS, continued, cuts_of
 
 if TYPE_CHECKING:
@@ -58,7 +61,10 @@ def test_windows_and_whole_agree(tmp_path: Path, seed: int, removed: str) -> Non
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
 def test_only_what_the_runs_have_read_is_compared(tmp_path: Path, seed: int) -> None:
-    """The runs have stopped in the middle of the log, and found Kafka transactions that were not finished."""
+    """The runs have stopped in the middle of the log, and found Kafka transactions that were not finished.
+
+    Each of halfway's topics is compacted by itself since, or is not.
+    """
     made = RandomLog(seed, count=30)
     folder = LocalFolder(str(tmp_path / "continued"))
     at = cuts_of(made, seed)[0]
@@ -66,8 +72,28 @@ def test_only_what_the_runs_have_read_is_compared(tmp_path: Path, seed: int) -> 
     source = LogSource(engine, made.log, at, open_since=at - 600_000)
     incremental.run(engine, source, folder, OPTIONS)
     engine.close()
+    chance = random.Random(seed)
+    for kind in chance.sample(("half", "op", "parked"), chance.randrange(4)):
+        made.log.compact(PREFIX + kind, at + 600_000)
     summary = compared(made, tmp_path, at + 600_000)
     assert summary.differences == 0, (f"seed {seed}", summary.differing)
+
+
+def test_what_was_resumed_and_compacted_since_is_no_difference(tmp_path: Path) -> None:
+    """Of a parked transaction nothing is left then but the tombstone of its half."""
+    made = RandomLog(1, count=1)
+    writer, messages, at = Writer(made.log), [Message(topic="orders", key=None, value=b"v")], made.end + HORIZON
+    writer.half("resumed", messages, at - HORIZON)
+    writer.park("resumed", messages, at - 60_000, at - HORIZON)
+    made.log.settle()
+    continued(made.log, at, LocalFolder(str(tmp_path / "continued")))
+    writer.half("resumed", messages, at + 60_000, prepared_at=at - HORIZON)
+    writer.write_tombstone("parked", "resumed", at + 60_000, "prepared")
+    made.log.settle()
+    made.log.compact(PREFIX + "parked", at + 120_000)
+    summary = compared(made, tmp_path, at + 600_000)
+    assert summary.verdicts["lost"] == 1, "as of then it cannot be told"
+    assert summary.differences == 0, summary.differing
 
 
 def change(table: Path, old: str, new: str | None) -> str:
@@ -132,6 +158,31 @@ def test_a_folder_without_a_run_is_named_with_what_to_do(tmp_path: Path) -> None
     with pytest.raises(SourceError, match="is the folder of --output"):
         cross_check.run(engine, LogSource(engine, made.log, START), same, same, OPTIONS)
     engine.close()
+
+
+def test_rules_that_the_runs_did_not_have_are_refused(tmp_path: Path) -> None:
+    """By name: another horizon or grace gives other verdicts."""
+    made, at = windows(1, tmp_path)
+    engine = DuckEngine()
+    whole, other = LocalFolder(str(tmp_path / "whole")), LocalFolder(str(tmp_path / "continued"))
+    options = replace(OPTIONS, grace_ms=7_000)
+    with pytest.raises(SourceError, match=r"continued': the last run had --grace-s 5: give the same"):
+        cross_check.run(engine, LogSource(engine, made.log, at), whole, other, options)
+    engine.close()
+
+
+def test_a_topic_that_only_a_run_was_told_of_is_read(tmp_path: Path) -> None:
+    """Neither ops nor groups name it: --topic need not be given again."""
+    made = RandomLog(1, count=1)
+    Writer(made.log).message("rogue", Message(topic="rogue", key=None, value=b"v"), "1/1", START + 1, START + 1)
+    made.log.settle()
+    at = made.end + 60_000
+    engine = DuckEngine()
+    told = replace(OPTIONS, topics=["rogue"])
+    incremental.run(engine, LogSource(engine, made.log, at), LocalFolder(str(tmp_path / "continued")), told)
+    engine.close()
+    summary = compared(made, tmp_path, at)
+    assert (summary.differences, summary.verdicts["leaked"]) == (0, 1)
 
 
 @pytest.mark.parametrize("other", ["--continue", "--since=2026-01-31", "--snapshot=archive", "--offsets=offsets.json"])

@@ -322,6 +322,20 @@ def test_what_a_run_knows_of_those_before_does_not_grow_for_ever(tmp_path: Path)
     assert [(row["run"], row["id"]) for row in told] == [(0, "weekly"), (4, "weekly")]
 
 
+def test_a_topic_that_is_made_again_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """Though it is longer by then than it was."""
+    log, folder = committed(3), LocalFolder(str(tmp_path))
+    continued(log, START + HORIZON, folder)
+    log.make_again("orders")
+    writer = Writer(log)
+    for number in range(5):
+        at = START + 2 * HORIZON + number
+        writer.commit(f"later-{number}", MESSAGES, at, at)
+    log.settle()
+    continued(log, START + 4 * HORIZON, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 8}
+
+
 def test_a_topic_that_is_made_late_can_lose_messages(tmp_path: Path) -> None:
     """A run that did not find it yet, or not at that moment, says nothing about those that do."""
     log, folder = committed(1), LocalFolder(str(tmp_path))
