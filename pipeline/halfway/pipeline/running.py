@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +16,7 @@ import click
 
 from halfway.pipeline import access
 from halfway.pipeline.errors import PipelineError
-from halfway.pipeline.session import SparkOptions, session
+from halfway.pipeline.session import SparkOptions, prepared
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -74,17 +74,27 @@ def running(
         jars=[jar for jar in connection["jars"].split(",") if jar],
         conf={name: value for name, _, value in pairs},
     )
-    with told(job) as interruption:
+    with told(job) as interruption, ExitStack() as stack:
         if kafka:
             # What is wrong in the settings is told before Spark takes its time to start.
             access.load(file=config)
         access.times(file=config)
-        spark = session(f"halfway-{job}", options, kafka=kafka)
-        interruption.watch()  # Spark has put its own handler there.
-        try:
-            yield spark
-        finally:
-            spark.stop()
+        start = prepared(f"halfway-{job}", options, kafka=kafka)
+        with _held_back(signal.SIGINT):
+            spark = start()
+            stack.callback(spark.stop)
+            interruption.watch()  # Spark has put its own handler there.
+        yield spark
+
+
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Let a signal come only afterwards: a Spark that it met half started would go on without Python."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

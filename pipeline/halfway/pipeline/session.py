@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -33,8 +33,8 @@ class SparkOptions:
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
-def session(name: str, options: SparkOptions, *, kafka: bool = True) -> SparkSession:
-    """Start a session, or take the one that spark-submit has prepared.
+def prepared(name: str, options: SparkOptions, *, kafka: bool = True) -> Callable[[], SparkSession]:
+    """Return what starts a session, or takes the one that spark-submit has prepared; nothing is fetched after this.
 
     Raises:
         JavaError: Spark would not start on the Java that there is.
@@ -51,9 +51,13 @@ def session(name: str, options: SparkOptions, *, kafka: bool = True) -> SparkSes
     builder = SparkSession.builder.appName(name)
     for key, value in _settings(options, submitted=submitted, kafka=kafka).items():
         builder = builder.config(key, value)
-    spark: SparkSession = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+
+    def start() -> SparkSession:
+        spark: SparkSession = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        return spark
+
+    return start
 
 
 def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[str, str]:

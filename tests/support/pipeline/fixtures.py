@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from py4j.java_gateway import java_import
 
 from halfway.pipeline import cli, running
-from halfway.pipeline.session import SparkOptions, session
+from halfway.pipeline.session import SparkOptions, prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +83,7 @@ Command = Callable[..., Result]
 @pytest.fixture
 def command(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Command:
     """Give a function that runs `halfway-pipeline` with arguments and variables, in the session of the tests."""
-    monkeypatch.setattr(running, "session", lambda *_, **__: spark)
+    monkeypatch.setattr(running, "prepared", lambda *_, **__: lambda: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
 
     def run(*arguments: str, **variables: str) -> Result:
@@ -101,7 +101,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     folder = tmp_path_factory.mktemp("spark")
     conf = {**LOCAL.conf, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     with_folder = SparkOptions(master=LOCAL.master, memory=LOCAL.memory, conf=conf)
-    started = session("halfway-tests", with_folder)
+    started = prepared("halfway-tests", with_folder)()
     for name in ("api.python.PythonUtils", "sql.api.python.PythonSQLUtils", "sql.functions"):
         # PySpark names them without their packages, and each time all jars would be searched for them.
         java_import(started._jvm, f"org.apache.spark.{name}")
