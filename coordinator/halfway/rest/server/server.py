@@ -159,7 +159,7 @@ class _Server(web.Server):
         self.acceptor = Acceptor(
             self,
             None if tls is None else tls.context,
-            most=max(1, max_connections // _HANDSHAKES),
+            most=max_connections if tls is None else max(1, max_connections // _HANDSHAKES),
             demand_room=self.demand_room,
             within_s=handshake_s,
         )

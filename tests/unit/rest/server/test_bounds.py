@@ -67,6 +67,30 @@ def test_a_connection_that_comes_while_the_port_is_closed_is_closed_too(
         runner.run(story())
 
 
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_connections_that_come_at_once_are_all_served(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """As many as there is room for: only handshakes of TLS are fewer."""
+    room = 4
+
+    async def story() -> None:
+        server = HttpServer(AsyncMock(side_effect=lambda _: web.Response(text="here")), max_connections=room)
+        address = (HOST, await server.start(HOST, 0))
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(room)]
+            for client in clients:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+                client.setblocking(False)
+            try:
+                async with asyncio.timeout(GENEROUS_S):
+                    for client in clients:
+                        assert await asyncio.get_running_loop().sock_recv(client, 1) == b"H"
+            finally:
+                await server.stop()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(story())
+
+
 async def test_a_port_goes_on_when_a_descriptor_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = asyncio.Event()
 
