@@ -235,29 +235,26 @@ class OperationAccumulator:
 
     def _wait(self, operation: _Operation) -> None:
         asker = operation.asker
-        task = asyncio.get_running_loop().create_task(self._enter(operation))
+        task = asyncio.get_running_loop().create_task(self._admission.enter())
         waiting = self._waiting.setdefault(asker, set())
         waiting.add(task)
 
-        def gone(task: asyncio.Task[None]) -> None:
+        def over(task: asyncio.Task[None]) -> None:
+            """Go on, or free what the operation holds: a task that is cancelled before its first step runs nothing."""
             waiting.discard(task)
             if not waiting and self._waiting.get(asker) is waiting:
                 del self._waiting[asker]
-
-        task.add_done_callback(gone)
-
-    async def _enter(self, operation: _Operation) -> None:
-        try:
-            await self._admission.enter()
-        except BaseException as error:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is None:
+                self._prepares.append(operation)
+                self._schedule()
+                return
             self._finish(operation)
             self._in_flight.leave(1)
-            if not isinstance(error, HalfwayError):
-                raise
-            self._refuse_all(operation.asker, [(operation.n,)], operation.kind, error)
-        else:
-            self._prepares.append(operation)
-            self._schedule()
+            if isinstance(error, Exception):
+                self._refuse_all(asker, [(operation.n,)], operation.kind, _error(error))
+
+        task.add_done_callback(over)
 
     # --- what is not begun
 

@@ -107,6 +107,26 @@ async def test_prepares_that_wait_are_given_up_with_their_connection(new_world: 
     await waiting
 
 
+async def test_prepares_that_would_wait_are_given_up_if_their_connection_closes_at_once(new_world: NewWorld) -> None:
+    """The client's close arrives together with its prepares: none of them has begun to wait."""
+    world = await new_world(ApiLimits(max_requests=8, prepare_wait_s=60))
+    await world.put_shop()
+    world.api.admission.take(2)
+    text = json.dumps({"prepare": [{"n": n, "group": "shop", "messages": [MESSAGE]} for n in range(4)]}).encode()
+    reader, writer = await asyncio.open_connection(HOST, world.port)
+    try:
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        await until_true(lambda: len(world.api.streams) == 1)
+        writer.write(b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text + b"\x88\x80\0\0\0\0")
+        await until_true(lambda: len(world.api.streams) == 0)
+        await until_true(lambda: world.api.in_flight.taken == world.api.in_flight.bytes == 0)
+        assert world.api.admission.waiting == 0
+        assert world.api.admission.prepares == 2
+    finally:
+        writer.transport.abort()
+
+
 async def test_bytes_of_frames_count_until_they_are_answered(new_world: NewWorld, opened: Opens) -> None:
     """Above the bound on bodies an operation of a large frame is 429; small frames go on."""
     limits = ApiLimits(max_body_bytes=60_000, max_body_bytes_in_flight=50_000)
