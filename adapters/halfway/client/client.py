@@ -94,6 +94,8 @@ class Halfway:
         self._max_in_background = max_in_background
         self._background: set[asyncio.Task[None]] = set()
         self._beside: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Timeout] = set()
+        """Those that wait for an answer; each is let run out when the client is closed."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -109,7 +111,10 @@ class Halfway:
         await self.close()
 
     async def close(self) -> None:
-        """Wait up to 5 s for ends in the background, then close; what was not confirmed is left to check-back."""
+        """Wait up to 5 s for ends in the background, then close; what was not confirmed is left to check-back.
+
+        Calls of other tasks end with ClientClosedError.
+        """
         if self._loop is None:
             return
         await _cancelled(self._beside)
@@ -117,6 +122,9 @@ class Halfway:
             await asyncio.wait(self._background, timeout=_CLOSE_S)
         self._loop = None
         await _cancelled(self._background)
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            call.reschedule(now)
         await self._prepares.close()
         await self._ends.close()
         await self._transport.close()
@@ -354,7 +362,8 @@ class Halfway:
             self.check_usable()
             return await self._transport.send(method, path, encoded, deadline=deadline)
 
-        return await repeated(once, deadline, UnavailableError, f"{method} {path}", demand_halfway=False)
+        what = f"{method} {path}"
+        return await self._until_closed(repeated(once, deadline, UnavailableError, what, demand_halfway=False))
 
     async def _until_known(
         self, coalescer: Coalescer, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
@@ -368,7 +377,23 @@ class Halfway:
             return await coalescer.submit(encoded, deadline=deadline)
 
         is_end = coalescer is self._ends
-        return await repeated(once, deadline, unconfirmed, what, demand_halfway=is_end)
+        return await self._until_closed(repeated(once, deadline, unconfirmed, what, demand_halfway=is_end))
+
+    async def _until_closed(self, call: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what a call returns; ClientClosedError as soon as the client is closed."""
+        closed = asyncio.timeout(None)
+        self._calls.add(closed)
+        try:
+            async with closed:
+                return await call
+        except TimeoutError:
+            if not closed.expired():
+                raise
+            raise ClientClosedError(
+                "this client was closed during the call: check-back resolves what it began"
+            ) from None
+        finally:
+            self._calls.discard(closed)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         self.check_usable()

@@ -67,9 +67,7 @@ class Coalescer:
         return frozenset(self._under_way)
 
     async def close(self) -> None:
-        """Cancel what is under way; its callers get NoAnswerError."""
-        for item in self._waiting:
-            _fail(item, NoAnswerError("the client was closed"))
+        """Send no more, and cancel what is under way; the client ends its callers."""
         self._waiting.clear()
         for task in self._under_way:
             task.cancel()
@@ -105,12 +103,9 @@ class Coalescer:
             reply = await self._transport.send("POST", "/v1/batch", body, deadline=max(item.deadline for item in items))
         except NoAnswerError as error:
             for item in items:
-                _fail(item, error)
+                if not item.answered.done():
+                    item.answered.set_exception(error)
             return
-        except asyncio.CancelledError:
-            for item in items:
-                _fail(item, NoAnswerError("the client was closed"))
-            raise
         if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(items) > 1:
             middle = len(items) // 2
             await self._send(items[:middle])
@@ -133,8 +128,3 @@ def _answers(reply: Reply, kind: str, count: int) -> list[Reply]:
 def _answer(item: Mapping[str, Any]) -> Reply:
     body = item.get("body") or item.get("problem") or {}
     return Reply(status=item["status"], body=body, retry_after_s=body.get("retry_after_s"))
-
-
-def _fail(item: _Item, error: NoAnswerError) -> None:
-    if not item.answered.done():
-        item.answered.set_exception(error)
