@@ -166,8 +166,15 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     reading.demand_given(source, options.topics)
     source.settle(op_topic)
     messages = engine.keep(records.messages(engine, source.committed(names), source.prefix))
+    unsettled = engine.keep(_unsettled(engine, source, names))
     # All has been read when this is known: what has gone by now may have gone before it was read.
-    engine.rows(engine.query("select count(*) as read from $messages", messages=messages))
+    engine.rows(
+        engine.query(
+            "select count(*) as read from (select id from $messages union all select id from $unsettled) ids",
+            messages=messages,
+            unsettled=unsettled,
+        )
+    )
     now = source.anew()
     now.pin([op_topic, *names])
     first = _first_messages(engine, messages, now.pins, options.skew_ms)
@@ -180,7 +187,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
         # That it is parked is told without decoding it.
         parked=parked,
         messages=messages,
-        unsettled=_unsettled(engine, source, names),
+        unsettled=unsettled,
         unreadable=engine.query(
             'select "key" as id, written_at as "at" from $read where error is not null', read=outcomes
         ),

@@ -257,6 +257,28 @@ def test_what_retention_takes_while_it_is_read_is_not_lost(engine: DuckEngine, t
     assert set(found_in(tmp_path).values()) == {"committed_ok", "expired_unknown"}
 
 
+def test_what_is_removed_before_it_is_settled_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:
+    """An open Kafka transaction holds back what was committed behind it, and all of it goes just before it is read."""
+    log = committed(4)
+    at = START + HORIZON
+    source = LogSource(engine, log, at)
+    pin, unsettled = source.pin, source.unsettled
+
+    def held_back(topics: Sequence[str]) -> None:
+        source._committed_until = START + 150_000 if "orders" in topics else at
+        pin(topics)
+
+    def late(topics: Sequence[str]) -> Any:
+        if "orders" in topics:
+            log.trim("orders", 4)
+        return unsettled(topics)
+
+    source.pin = held_back  # type: ignore[method-assign]
+    source.unsettled = late  # type: ignore[method-assign]
+    audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
+    assert set(found_in(tmp_path).values()) == {"committed_ok", "expired_unknown"}
+
+
 def test_what_retention_takes_between_two_runs_is_not_lost(tmp_path: Path) -> None:
     """No run has read it; what was read before needs no proof."""
     log, folder = committed(40), LocalFolder(str(tmp_path))
