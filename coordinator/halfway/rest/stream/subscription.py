@@ -70,7 +70,7 @@ class Subscription:
         await self._leased(0, wait_s=0)
         self._most = most
         self._changed.set()
-        if self._task is None:
+        if self._task is None or self._task.done():  # it may have ended while the group was looked up here
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def answered(self, check_id: str) -> None:

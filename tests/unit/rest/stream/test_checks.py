@@ -149,3 +149,28 @@ async def test_a_subscription_whose_group_is_deleted_ends_with_a_problem(
     await until_true(lambda: stream.ended)
     assert (stream.ended[0]["group"], stream.ended[0]["problem"]["error_code"]) == ("shop", "unknown_group")
     assert (await stream.end("nobody", "commit")).status == 404
+
+
+async def test_a_subscription_begins_anew_if_it_ends_while_it_is_asked_for_again(
+    world: RestWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group was deleted; it is looked up for the new one after the end was told, and is there again."""
+    monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 0.05)
+    stream = await opened(world)
+    await stream.subscribe("shop", 5)
+    lease_checks = world.coordinator.lease_checks
+
+    async def looked_up_late(group: str, *, wait_s: float, **wanted: Any) -> Any:
+        if not wait_s:
+            await until_true(lambda: stream.ended)
+            world.memory.clock.advance(1)
+            await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5, "check_interval_s": 5})
+        return await lease_checks(group, wait_s=wait_s, **wanted)
+
+    monkeypatch.setattr(world.coordinator, "lease_checks", looked_up_late)
+    again = asyncio.create_task(stream.subscribe("shop", 5))
+    assert (await world.call("DELETE", "/v1/groups/shop")).status == 204
+    assert (await again).status == 200
+    assert (await stream.prepare("shop", MESSAGE, id="t-1")).status == 201
+    await scan(world, 6)
+    assert (await check(stream))["id"] == "t-1"
