@@ -46,10 +46,10 @@ class TopicPin:
         """Return the time in ms from which on a message cannot have gone by age, size or a tombstone: 0 if none can.
 
         `first` is by partition the time of the first message of halfway's that is there: what other producers say of
-        time proves nothing. Where there is none, age alone can have removed them all.
+        time proves nothing. Where there is none, all of them can have been removed just now: by age, by size, by hand,
+        or by a retention that was short for a while.
         """
-        by_age = self.at if self.kept_ms is None else self.at - self.kept_ms
-        since = max((first.get(pin.partition, by_age) for pin in self.partitions if pin.start > 0), default=0)
+        since = max((first.get(pin.partition, self.at) for pin in self.partitions if pin.start > 0), default=0)
         return max(since, self.at - self.tombstones_kept_ms) if self.compacted else since
 
     @property

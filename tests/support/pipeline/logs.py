@@ -51,6 +51,8 @@ class Log:
     records: list[Written] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
     compacted: frozenset[str] = frozenset()
+    kept_ms: int | None = None
+    """For how long every topic keeps a record, None for ever."""
     ahead: int = 0
     """By how much the clock of whoever writes is wrong."""
     missing: frozenset[str] = frozenset()
@@ -126,7 +128,7 @@ class LogSource:
             one = PartitionPin(partition=0, start=min(start, end), end=end, high=len(there), first_at=first)
             pin = TopicPin(
                 topic=topic, at=self._at, partitions=(one,), compacted=topic in self._log.compacted,
-                made=f"{self._log.made.get(topic, 0)}",
+                made=f"{self._log.made.get(topic, 0)}", kept_ms=self._log.kept_ms,
             )  # fmt: skip
             self.pins = replace(self.pins, topics={**self.pins.topics, topic: self._begun.followed_by(pin)})
 
@@ -478,7 +480,13 @@ class RandomLog:
         """Let retention remove about half of what the real topics had by a time; return up to when at the most.
 
         What stands first then was written by a clock that is right: no other would tell since when the rest is whole.
+        One log in four loses all of a topic, whatever its retention is.
         """
+        if self.random.random() < 0.25:
+            topic = self.random.choice(REAL)
+            self.log.kept_ms = self.random.choice((None, 1000 * HORIZON))
+            self.log.trim(topic, sum(record.topic == topic and record.at <= until for record in self.log.records))
+            return until
         own = ("halfway-prefix", PREFIX)
         oldest = START
         for topic in REAL:

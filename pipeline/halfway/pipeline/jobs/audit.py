@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline import records
@@ -68,6 +68,8 @@ class Summary:
     """Of how many transactions an audit with --continue says something else; None where it was not asked."""
     differing: Sequence[Mapping[str, Any]] = ()
     """The first of them."""
+    provable_since: Mapping[str, int] = field(default_factory=dict)
+    """By real topic, since when a missing message proves a loss."""
 
     @property
     def anomalies(self) -> int:
@@ -115,7 +117,7 @@ def run(engine: Engine, source: Source, output: Files, options: AuditOptions) ->
     judged = between(engine, verdict.verdicts(engine, read.evidence, read.limits), options.since_ms, options.until_ms)
     engine.write(judged, output.path(VERDICTS))
     engine.write(read.quarantine, output.path(QUARANTINE))
-    return _summed_up(engine, source, output, options)
+    return replace(_summed_up(engine, source, output, options), provable_since=read.provable_since)
 
 
 def between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:

@@ -13,6 +13,8 @@ from halfway.pipeline.jobs.incremental import State
 from halfway.pipeline.transforms.verdict import ANOMALIES, NOT_JUDGED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from halfway.pipeline.engines import Engine, Frame
     from halfway.pipeline.folders import Files
     from halfway.pipeline.pins import Pins
@@ -50,7 +52,9 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
     topics = [*options.topics, *(name for name in state.provable_since if name in source.pins.topics)]
     summary = audit.run(engine, source, output, replace(options, topics=topics))
     found = engine.write(
-        _differences(engine, source, output, against, state, options), output.path(audit.DIFFERENCES), files=1
+        _differences(engine, source, output, against, state, options, summary.provable_since),
+        output.path(audit.DIFFERENCES),
+        files=1,
     )
     differences = incremental.rows_in(engine, found)
     told = json.loads(output.read(audit.SUMMARY))
@@ -60,7 +64,13 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
 
 
 def _differences(
-    engine: Engine, source: Source, output: Files, against: Files, state: State, options: audit.AuditOptions
+    engine: Engine,
+    source: Source,
+    output: Files,
+    against: Files,
+    state: State,
+    options: audit.AuditOptions,
+    provable_since: Mapping[str, int],
 ) -> Frame:
     """Return the transactions of which the two say different things that what Kafka has removed cannot explain.
 
@@ -78,8 +88,8 @@ def _differences(
     names = ", ".join(f"'{name}'" for name in ANOMALIES)
     left_out = f"('expired_unknown', '{NOT_JUDGED}')"
     now = source.anew()
-    now.pin(list(state.pins.topics))
-    removed = d.any("topics", _removed(state.pins, now.pins, options.skew_ms))
+    now.pin(list(provable_since))
+    removed = d.any("topics", _removed(provable_since, now.pins, options.skew_ms))
     sql = f"""
     select id, life, "group", whole, continued from (
         select mine.id as id, mine.life as life, mine."group" as "group", mine.verdict as whole,
@@ -113,11 +123,11 @@ def _differences(
     return engine.query(sql, whole=engine.read(output.path(audit.VERDICTS)), other=other, reported=reported, told=told)
 
 
-def _removed(pins: Pins, now: Pins, slack_ms: int) -> str:
-    """Return whether Kafka can have removed a message of a transaction from the topic `one`, by age or compaction."""
+def _removed(provable_since: Mapping[str, int], now: Pins, slack_ms: int) -> str:
+    """Return whether Kafka can have removed a message of a transaction from the topic `one`."""
     since = {
-        name: _NEVER if pin is None or pin.compacted else pin.provable_since({}) + slack_ms
-        for name in pins.topics
+        name: _NEVER if pin is None or pin.compacted else at + slack_ms
+        for name, at in provable_since.items()
         for pin in [now.topics.get(name)]
     }
     bounds = [f"(one = '{name}' and prepared_at < {at})" for name, at in since.items() if at > slack_ms]

@@ -288,6 +288,15 @@ def test_what_retention_takes_between_two_runs_is_not_lost(tmp_path: Path) -> No
     assert counts_in(tmp_path) == {"committed_ok": 20, "expired_unknown": 20}
 
 
+def test_a_topic_that_was_emptied_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:
+    """By hand, or by a retention that was short for a while: that it is long now tells nothing of then."""
+    log = committed(4)
+    log.kept_ms = 1000 * HORIZON
+    log.trim("orders", 4)
+    audit.run(engine, LogSource(engine, log, START + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    assert set(found_in(tmp_path).values()) == {"expired_unknown"}
+
+
 def test_a_first_message_that_is_dated_in_the_future_hides_no_loss(engine: DuckEngine, tmp_path: Path) -> None:
     """Anybody can write one, and retention can make it the first that is there."""
     log = committed(40)
