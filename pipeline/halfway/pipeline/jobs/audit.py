@@ -193,7 +193,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
         unreadable=engine.query(
             'select "key" as id, written_at as "at" from $read where error is not null', read=outcomes
         ),
-        topics=_facts(engine, now.pins, provable),
+        topics=_facts(engine, source.pins, now.pins, provable),
         later=_later(engine, source, now.pins, op_topic),
         latest_of_keys=_latest_of_keys(engine, now, names),
     )
@@ -318,14 +318,28 @@ def _provable_since(
     return found
 
 
-def _facts(engine: Engine, now: Pins, provable: Mapping[str, int]) -> Frame:
-    """A topic that does not exist (any more) proves nothing about any time."""
+def _facts(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, int]) -> Frame:
+    """A topic that does not exist (any more), or of which something was not read, proves nothing about any time."""
     there = now.topics
     rows = [
-        (name, since if name in there else _NEVER, name in there and there[name].compacted)
+        (
+            name,
+            since if _is_read(read.topics.get(name), there.get(name)) else _NEVER,
+            name in there and there[name].compacted,
+        )
         for name, since in provable.items()
     ]
     return engine.table(rows, "topic string, provable_since bigint, compacted boolean")
+
+
+def _is_read(read: TopicPin | None, now: TopicPin | None) -> bool:
+    """Whether what was read is the topic that is there now, with all its partitions.
+
+    It can have been made, or made again, meanwhile, or a broker that had not heard of it yet was asked before.
+    """
+    if read is None or now is None or read.is_another(now):
+        return False
+    return {each.partition for each in now.partitions} <= {each.partition for each in read.partitions}
 
 
 def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame | None:

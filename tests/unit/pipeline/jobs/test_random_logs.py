@@ -297,6 +297,41 @@ def test_a_topic_that_was_emptied_is_not_lost(engine: DuckEngine, tmp_path: Path
     assert set(found_in(tmp_path).values()) == {"expired_unknown"}
 
 
+def test_a_topic_that_was_not_there_yet_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:
+    """One that is made while the others are read, or that a broker has not heard of yet, is there when all is read."""
+    log = committed(4)
+    log.missing = frozenset(["orders"])
+    source = LogSource(engine, log, START + HORIZON)
+    anew = source.anew
+
+    def later() -> LogSource:
+        log.missing = frozenset()
+        return anew()
+
+    source.anew = later  # type: ignore[method-assign]
+    audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
+    assert set(found_in(tmp_path).values()) == {"expired_unknown"}
+
+
+def test_a_topic_that_is_made_again_while_it_is_read_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:
+    """Nothing of what was written to the one before was there to be read."""
+    log = committed(4)
+    source = LogSource(engine, log, START + HORIZON)
+    anew, committed_of = source.anew, source.committed
+
+    def later() -> LogSource:
+        log.made["orders"] = 1
+        return anew()
+
+    def none_of_it(topics: Sequence[str]) -> Any:
+        return committed_of([name for name in topics if name != "orders"])
+
+    source.anew = later  # type: ignore[method-assign]
+    source.committed = none_of_it  # type: ignore[method-assign]
+    audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
+    assert set(found_in(tmp_path).values()) == {"expired_unknown"}
+
+
 def test_a_first_message_that_is_dated_in_the_future_hides_no_loss(engine: DuckEngine, tmp_path: Path) -> None:
     """Anybody can write one, and retention can make it the first that is there."""
     log = committed(40)
