@@ -3,12 +3,17 @@
 import socket
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from halfway.domain.errors import ConfigurationError, ForbiddenError
 from halfway.rest.server.server import HttpServer
 from halfway.runtime import app
 from halfway.runtime.settings import load
+
+
+async def nothing(_: web.BaseRequest) -> web.StreamResponse:
+    raise AssertionError
 
 
 @pytest.mark.parametrize(
@@ -30,21 +35,38 @@ def test_a_url_that_can_be_called(host: str, url: str) -> None:
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 300, "192.0.2.1", "[::1]", "a\0b", "a\udcffb"])
 async def test_a_host_that_cannot_be_listened_on_is_named(host: str) -> None:
     """With the setting; a name that is too long is no traceback."""
-
-    async def nothing(_: object) -> None:
-        raise AssertionError
-
     with pytest.raises(ConfigurationError, match="HALFWAY_PORT") as refused:
-        await app.listen(HttpServer(nothing), host, 0, "HALFWAY_PORT")  # type: ignore[arg-type]
+        await app.listen(HttpServer(nothing), host, 0, "HALFWAY_PORT")
     assert host in refused.value.detail
 
 
-async def test_a_taken_port_is_named() -> None:
-    async def nothing(_: object) -> None:
-        raise AssertionError
+def resolved(*addresses: tuple[int, str]) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    """Return what a look-up of a host with these addresses finds."""
+    return [
+        (family, socket.SOCK_STREAM, 0, "", (host, 0, 0, 0) if family == socket.AF_INET6 else (host, 0))
+        for family, host in addresses
+    ]
 
+
+@pytest.mark.parametrize("missing", [(socket.AF_INET6, "2001:db8::1"), (socket.AF_INET, "192.0.2.1"), (99, "x")])
+async def test_an_address_that_this_machine_lacks_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[int, str]
+) -> None:
+    """As `localhost` has one where IPv6 is off; a host all of whose addresses are missing is refused."""
+    found = resolved(missing, (socket.AF_INET, "127.0.0.1"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    server = HttpServer(nothing)
+    await app.listen(server, "halfway.test", 0, "HALFWAY_PORT")
+    assert server.port
+    await server.stop()
+    del found[1]
+    with pytest.raises(ConfigurationError, match="HALFWAY_PORT"):
+        await app.listen(server, "halfway.test", 0, "HALFWAY_PORT")
+
+
+async def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigurationError, match="is taken"):
-        await app.listen(HttpServer(nothing), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")  # type: ignore[arg-type]
+        await app.listen(HttpServer(nothing), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")
 
 
 OPEN = "::", "0.0.0.0", "10.0.0.1", "", "halfway.shop.svc"  # noqa: S104 - what is refused

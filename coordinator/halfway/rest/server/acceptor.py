@@ -7,6 +7,7 @@ connection that it accepts while it is closed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ _SHUTDOWN_S: Final = 1.0
 """How long a client may take to answer that its connection is closed; its descriptor is held meanwhile."""
 _NOT_ACCEPTED_S: Final = 0.5
 """To wait if no descriptor is free."""
+_MISSING: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+"""The machine does not have an address, or its family."""
 
 
 class Acceptor:
@@ -63,15 +66,29 @@ class Acceptor:
         return self._listeners
 
     async def listen(self, host: str, port: int, backlog: int) -> None:
-        """Listen on every address of a host; OSError if one is taken or not permitted."""
+        """Listen on every address of a host that this machine has.
+
+        Raises:
+            OSError: it has none of them, or one is taken or not permitted.
+
+        """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        missing: OSError | None = None
         try:
             for family, _, _, _, address in dict.fromkeys(found):
-                self._listeners.append(_listening(family, address, backlog))
+                try:
+                    self._listeners.append(_listening(family, address, backlog))
+                except OSError as error:
+                    if error.errno not in _MISSING:
+                        raise
+                    missing = error
+                    log.info("address_missing", address=address[0], error=error.strerror)
         except BaseException:
             await self.close()
             raise
+        if missing is not None and not self._listeners:
+            raise missing
         for listener in self._listeners:
             loop.add_reader(listener, self._accept, listener)
 
