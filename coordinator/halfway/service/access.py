@@ -158,9 +158,11 @@ class KeyedAccess:
         return self._fixed.get(key_id) or self._table.get(key_id)
 
     def _bound(self, certificate: Collection[str]) -> Key:
-        for name in certificate:
-            if (key := self._table.bound_to(name)) is not None:
-                return key
+        """Return the first key that one of these names stands for; an expired one only if no other holds."""
+        found = [key for name in certificate if (key := self._table.bound_to(name)) is not None]
+        if found:
+            now = self._clock.now_ms()
+            return next((key for key in found if key.live(now)), found[0])
         if certificate:
             detail = "the client's certificate is bound to nobody: let an operator bind it, or send a key"
             raise self._unknown("unknown_certificate", detail)

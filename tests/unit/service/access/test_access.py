@@ -143,6 +143,17 @@ def test_a_certificate_stands_for_a_key_and_a_key_goes_before_it(scene: Scene) -
     assert scene.refusal("hw_wrong", *names) == "mistyped"
 
 
+def test_of_the_names_of_a_certificate_one_whose_binding_holds_counts(scene: Scene) -> None:
+    """Although that of another name has expired; once none holds, the refusal says so."""
+    names = ("DNS:old.svc", "DNS:shop.svc")
+    for number, name in enumerate(names):
+        expires_at = scene.clock.now_ms() + number * EXPIRES_S * 1000
+        scene.add(record(id=name, name=name, digest=None, certificate=name, expires_at=expires_at))
+    assert scene.access.authenticate(None, names).name == "DNS:shop.svc"
+    scene.clock.advance(EXPIRES_S)
+    assert scene.refusal(None, *names) == "expired"
+
+
 def test_a_refusal_names_the_caller_the_group_and_what_is_needed(scene: Scene) -> None:
     principal = record().principal
     with pytest.raises(ForbiddenError) as caught:
