@@ -16,6 +16,8 @@ _LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\
 _CITED = re.compile(r"(?P<page>docs/[\w-]+\.md)(?:#(?P<anchor>[\w-]+))?")
 _SETTING = re.compile(r"HALFWAY_[A-Z0-9_]+[A-Z0-9]")
 _DECIDED = re.compile(r"\]\((?P<path>[^)]+\.py)\): (?P<names>`\w+`(?:, `\w+`)*)")
+_PATH = re.compile(r"`(?P<path>[\w/]+(?:\.py|/))`")
+_MEMBER = re.compile(r"`(?P<owner>[A-Z]\w+)\.(?P<name>\w+)`")
 _OTHERS = re.compile(r"HALFWAY_(KAFKA(__|$)|TEST_|PIPELINE_|CLIENT_)")
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -151,4 +153,25 @@ def test_every_decision_of_the_map_is_where_the_map_says() -> None:
                 for name in names
                 if re.search(rf"(?:def|class) {name}\b|^{name}\b.*=", code, re.MULTILINE) is None
             ]
+    assert not missing, missing
+
+
+def test_the_map_names_files_and_methods_that_exist() -> None:
+    """Without a link too: a file or folder by the end of its path, a method by its class."""
+    page = ROOT / "docs" / "architecture.md"
+    sources = list(_code())
+    paths = [f"/{path.relative_to(ROOT)}" for path in sources]
+    modules = [path.read_text(encoding="utf-8") for path in sources if path.suffix == ".py"]
+    missing = []
+    for number, line in _lines(page):
+        missing += [
+            f"line {number}: {named[0]}"
+            for named in _PATH.finditer(line)
+            if not any(path.endswith(f"/{named['path']}") or f"/{named['path'].rstrip('/')}/" in path for path in paths)
+        ]
+        missing += [
+            f"line {number}: {named[0]}"
+            for named in _MEMBER.finditer(line)
+            if not any(f"class {named['owner']}" in code and f"def {named['name']}(" in code for code in modules)
+        ]
     assert not missing, missing
