@@ -1,31 +1,31 @@
-# Needs Python 3.11 or later and, for a Kafka broker, Java 17 or later; everything else is fetched by name and locked.
+# Needs Python 3.11 or later and, for a Kafka broker, Java 17 or later. Everything else is downloaded by name, in locked versions.
 PYTHON ?= python3
-# One Kafka broker per test worker. Tests wait more than they compute: two cores have work for five workers.
+# Each test worker has a Kafka broker. Tests wait more than they compute, so two cores can serve five workers.
 TEST_WORKERS ?= 5
-# These start little and wait all the same, for deadlines that pass.
+# Quick tests start little, but they also wait, for deadlines that pass.
 QUICK_WORKERS ?= 5
-# How long a chaos run is: until so many transactions were begun and so many faults took effect.
+# A chaos run lasts until this many transactions were begun and this many faults took effect.
 TRANSACTIONS ?= 5000
 FAULTS ?=
 SEED ?=
-# How many interleavings `make barrier` plays for each database and isolation level.
+# Interleavings that `make barrier` plays for each database and isolation level.
 STORIES ?= 10000
-# How many orders `make effects` places.
+# Orders that `make effects` places.
 ORDERS ?= 100000
-# Of how many rows the table is that `make cleaning` cleans.
+# Rows of the table that `make cleaning` cleans.
 ROWS ?= 5000000
-# How many random logs `make audits` judges, whole and in windows; one of 50 on Spark too.
+# Random logs that `make audits` judges, whole and in windows; one of 50 on Spark too.
 LOGS ?= 1000
-# How many transactions are parked in `make incident`.
+# Transactions that `make incident` parks.
 PARKED ?= 10000
-# Where the Spark jobs are packed to.
+# The folder for the packed Spark jobs.
 PACKED ?= dist
-# What is not packed: it is large, and no job uses it.
+# Files that are not packed: they are large, and no job uses them.
 UNPACKED := */tests/* */pyarrow/include/* */pyarrow/*flight*
 # More arguments for pytest, the benchmark or the chaos run: make test ARGS="tests/unit -k policy"
 ARGS ?=
 
-# Else every process compiles again what it imports; pytest's plugins alone take seconds in each worker.
+# Otherwise every process compiles its imports again; pytest's plugins alone take seconds in each worker.
 export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
@@ -44,7 +44,7 @@ demo: $(STAMP) ## Run the order story against a real Kafka
 dev: $(STAMP) ## Run a Kafka broker and halfway together until stopped
 	$(BIN)/halfway dev
 
-# Chromium is not on PyPI: Debian's package does. If it cannot be had, the tests of the console fail and say what to install.
+# Chromium is not on PyPI, so this installs Debian's package. Without it the tests of the console fail and say what to install.
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 AS_ROOT := $$(test "$$(id -u)" = 0 || echo sudo -n)
 
@@ -57,7 +57,7 @@ browser: ## Install Chromium for the console's tests, if there is no browser and
 test: $(STAMP) browser ## Run all tests
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ARGS)
 
-# The longest wait comes first: at the end the other workers would have nothing to do meanwhile.
+# The folder with the longest wait comes first: at the end it would leave the other workers without work.
 test-quick: $(STAMP) ## Run the unit and contract tests that need no broker
 	$(BIN)/python -m pytest -n $(QUICK_WORKERS) --no-broker tests/contract tests/unit $(ARGS)
 
@@ -73,13 +73,13 @@ barrier: $(STAMP) ## Interleave local transactions and checks on real databases:
 effects: $(STAMP) ## Kill producers and consumers, and count effects against orders: make effects ORDERS=100000 SEED=1
 	HALFWAY_TEST_EFFECTS_ORDERS=$(ORDERS) HALFWAY_TEST_EFFECTS_SEED=$(SEED) $(BIN)/python -m pytest -n 0 -s tests/acceptance/effects $(ARGS)
 
-cleaning: $(STAMP) ## Clean a large barrier beside load, and compare the waiting: make cleaning ROWS=5000000
+cleaning: $(STAMP) ## Clean a large barrier under load, and compare waiting times: make cleaning ROWS=5000000
 	HALFWAY_TEST_CLEANING_ROWS=$(ROWS) $(BIN)/python -m pytest -n 0 -s tests/barrier/test_cleaning.py $(ARGS)
 
 chaos: $(STAMP) ## Break everything under load and judge: make chaos TRANSACTIONS=100000 SEED=1
 	$(BIN)/python -m tests.chaos --transactions $(TRANSACTIONS) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-upgrade: $(STAMP) ## Replace a release without keys, from this history, under load, and turn access control on: make upgrade ARGS="--keep"
+upgrade: $(STAMP) ## Upgrade a release without keys, from this history, under load, and turn on access control: make upgrade ARGS="--keep"
 	$(BIN)/python -m tests.upgrade $(ARGS)
 
 audits: $(STAMP) ## Audit random logs whose verdicts are known: make audits LOGS=1000 SEED=1
@@ -98,7 +98,7 @@ check: $(STAMP) ## Lint, format, types, layers, and the built wheel
 bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written
 	$(BIN)/python -m bench $(ARGS)
 
-# The environment holds everything but Spark. The zip holds what is plain Python of it: it needs PyArrow on every machine.
+# The environment holds everything but Spark. The zip holds only its plain Python, and needs PyArrow on every machine.
 pack: $(STAMP) ## Pack the Spark jobs for spark-submit: dist/halfway-spark.tar.gz and .zip
 	rm -rf $(PACKED)/pack && mkdir -p $(PACKED)/pack
 	$(BIN)/python -m hatchling build --target wheel --directory $(PACKED)/pack
@@ -115,7 +115,7 @@ format: $(STAMP) ## Format the code and apply safe fixes
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
 
-lock: $(BIN)/uv ## Remake the locks; UPGRADE=--upgrade takes newer versions
+lock: $(BIN)/uv ## Make the lock files again; UPGRADE=--upgrade takes newer versions
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	$(COMPILE) pyproject.toml --all-extras --constraint requirements/uv.txt --output-file requirements/all.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --output-file requirements/runtime.txt
@@ -123,7 +123,7 @@ lock: $(BIN)/uv ## Remake the locks; UPGRADE=--upgrade takes newer versions
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra cluster --output-file requirements/cluster.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra dev --output-file requirements/dev.txt
 
-clean: ## Remove what the targets made
+clean: ## Remove everything that the targets made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,4 +1,4 @@
-"""An audit every ten minutes and a whole one every night that must agree with it, as DAGs for Airflow 3."""
+"""DAGs for Airflow 3: an audit every ten minutes, and every night a cross-check that must agree with it."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,7 +6,7 @@ from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
 
 COMMAND = "halfway-pipeline audit --config /etc/halfway/halfway.toml"
-# One run at a time for a folder, and none again: an audit that found an anomaly exits with 1.
+# One run at a time for a folder, and no retry: an audit that found an anomaly exits with 1.
 ONCE = {"start_date": datetime(2026, 1, 1, tzinfo=UTC), "catchup": False, "max_active_runs": 1}
 
 with DAG("halfway_audit", schedule=timedelta(minutes=10), **ONCE) as often:
