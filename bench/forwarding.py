@@ -152,7 +152,7 @@ async def serve(way: str, owner: str) -> None:
         vars(client)["encode_call"] = _item_of
         api._routes = _RestRoutes(OPERATIONS)  # noqa: SLF001 - nothing else replaces it
     peers = PeerPort(
-        coordinator.answering,
+        coordinator.peer_handler,
         credentials=[CREDENTIAL],
         incarnation=lambda: OWNER,
         max_body_bytes=1 << 26,

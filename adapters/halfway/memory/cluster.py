@@ -64,7 +64,7 @@ class Memory:
     """A Kafka with halfway's ports over it, in this process.
 
     `Coordinator(limits=..., **memory.ports)`, then `await memory.membership.start(coordinator.listener)`. Several
-    instances share one log, each with the shards of its `owns`, and `memory.peers.serve(coordinator.answering)`.
+    instances share one log, each with the shards of its `owns`, and `memory.peers.serve(coordinator.peer_handler)`.
     """
 
     def __init__(

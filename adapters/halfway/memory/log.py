@@ -24,7 +24,7 @@ BARRIER_KEY = "!barrier"
 
 
 class Answers(Protocol):
-    """What answers other instances: `Coordinator.answering`."""
+    """What answers other instances: `Coordinator.peer_handler`."""
 
     async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
         """Do a call."""

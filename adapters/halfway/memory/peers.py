@@ -14,9 +14,9 @@ from halfway.service.cluster.peer_wire import (
     decode_request,
     encode_answer,
     encode_call,
-    request_of,
+    encode_request,
 )
-from halfway.service.cluster.peer_wire import result_of as read_result
+from halfway.service.cluster.peer_wire import decode_result as read_result
 from halfway.service.peer_calls import PeerCall
 from halfway.service.ports import OwnerHint
 
@@ -57,7 +57,7 @@ class MemoryPeers:
         answers = self._log.instances.get(owner.url)
         if answers is None or owner not in self._log.owners.values():
             raise ShardUnavailableError(f"{owner.url} cannot be reached")
-        body = request_of([encode_call(call, within_ms=1, principal=principal)])
+        body = encode_request([encode_call(call, within_ms=1, principal=principal)])
         [frame] = decode_request(body)
         try:
             async with asyncio.timeout_at(deadline):

@@ -22,7 +22,7 @@ from yarl import URL
 
 from halfway.domain.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.domain.principal import Principal
-from halfway.service.cluster.peer_wire import CONTENT_TYPE, AnswerReader, encode_call, request_of, result_of
+from halfway.service.cluster.peer_wire import CONTENT_TYPE, AnswerReader, decode_result, encode_call, encode_request
 from halfway.service.peer_calls import (
     CREDENTIAL_HEADER,
     PATH,
@@ -257,7 +257,7 @@ class HttpPeers:
 
     async def _exchange(self, line: _Line, batch: list[_Asked]) -> None:
         owner = line.owner
-        body = request_of([asked.body for asked in batch])
+        body = encode_request([asked.body for asked in batch])
         headers = {
             "Content-Type": CONTENT_TYPE,
             VERSION_HEADER: str(VERSION),
@@ -326,7 +326,7 @@ def _answer_call(asked: _Asked, frame: Any) -> None:
     if asked.answer.done():
         return
     try:
-        asked.answer.set_result(result_of(asked.call, frame))
+        asked.answer.set_result(decode_result(asked.call, frame))
     except HalfwayError as error:
         asked.answer.set_exception(error)
     except ValueError:

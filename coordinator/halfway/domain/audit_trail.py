@@ -8,7 +8,7 @@ import msgspec
 
 
 class Audited(StrEnum):
-    """What a caller did by hand, or to a group or a key."""
+    """The actions on record: manual changes of transactions, and what is done to jobs, groups and keys."""
 
     REGISTER_GROUP = "register_group"
     CHANGE_GROUP = "change_group"
@@ -25,10 +25,10 @@ class Audited(StrEnum):
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that somebody did or tried. It holds no key, no secret and no payload."""
+    """One action that a caller took or attempted. It holds no key, no secret and no payload."""
 
     id: str
-    """Of this event: a reader that finds it twice counts it once."""
+    """The id of this event. A reader that finds it twice counts it once."""
     at: int
     """Milliseconds since the epoch."""
     action: str
@@ -36,16 +36,16 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     """The name of the group, operator or reader; empty for the other kinds."""
     key_id: str | None
-    """The public id of the key or certificate that was shown."""
+    """The public id of the key or certificate that the caller presented."""
     subject: str
-    """What it was done to: the id of a transaction, the name of a group, the public id of a key."""
+    """The object of the action: the id of a transaction or a job, the name of a group, the public id of a key."""
     group: str | None
-    """The group that it concerns, if that is known."""
+    """The group that the action concerns, if it is known."""
     detail: str | None
     """What changed."""
     remark: str | None
-    """What the caller said about it."""
+    """The caller's remark."""
     result: str
-    """`done`, an error code, or `interrupted` if nobody waited for the result."""
+    """`done`, an error code, or `interrupted` if the caller did not wait for the result."""
     instance: str
-    """Where the caller asked."""
+    """The instance that received the call."""

@@ -1,4 +1,4 @@
-"""What a shard's fold keeps of a transaction, without its payload."""
+"""The entries of a shard's state: transactions without their payloads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY_BYTES = 8
 class MessageIndex(msgspec.Struct, frozen=True, gc=False):
     """The topic and the short key hash of each message, for lists.
 
-    There may be millions of these: equal topics are shared, and one key for all messages is kept once.
+    There may be millions of these, so equal topics are shared, and a key that all messages have is stored once.
     """
 
     topics: tuple[str, ...]
@@ -28,10 +28,10 @@ class MessageIndex(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, bytes | None]]) -> MessageIndex:
-        """Take the topic and the short key hash of each message."""
+        """Build an index from the topic and the short key hash of each message."""
         entries = tuple(pairs)
         topics = _shared(tuple(intern(topic) for topic, _ in entries))
-        return cls(topics, one_if_equal(tuple(key for _, key in entries)))
+        return cls(topics, collapse_equal_keys(tuple(key for _, key in entries)))
 
     def __iter__(self) -> Iterator[tuple[str, bytes | None]]:
         """Iterate over (topic, key hash) of each message."""
@@ -39,8 +39,8 @@ class MessageIndex(msgspec.Struct, frozen=True, gc=False):
         return zip(self.topics, keys, strict=True)
 
 
-def one_if_equal(keys: tuple[bytes | None, ...]) -> tuple[bytes | None, ...]:
-    """Return the keys of all messages as an index keeps them: one, if all are equal."""
+def collapse_equal_keys(keys: tuple[bytes | None, ...]) -> tuple[bytes | None, ...]:
+    """Return the key hashes of all messages as an index stores them: a single one if all are equal."""
     return keys[:1] if len(set(keys)) == 1 else keys
 
 
@@ -50,7 +50,7 @@ def _shared(topics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Pending(msgspec.Struct, kw_only=True, gc=False):
-    """A half message without its payload; what has a default below `op_offset` lives in memory only."""
+    """A pending transaction without its payload. The fields after `op_offset` live in memory only."""
 
     id: str
     group: str
@@ -70,10 +70,10 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     attempts: int = 0
     last_error: str | None = None
     leased_check: int = 0
-    """The number of the last check that this owner leased, 0 if it has leased none."""
+    """The number of the last check that this owner leased; 0 if it has leased none."""
     leased_until: int | None = None
-    """When the lease of its last check ends, ms since the epoch: 0 if it was answered, None if only a former owner of
-    the shard knows."""
+    """When the lease of the last check ends, ms since the epoch: 0 if the check was answered, None if only a former
+    owner of the shard knows."""
     asked_here: bool = False
     """Whether this owner of the shard has sent a check."""
     offered_at: int | None = None
@@ -81,12 +81,12 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     offered_since: int | None = None
     """When this owner first queued a check, ms since the epoch."""
     look_at: int | None = None
-    """When the scan looks at it next, ms since the epoch; 0 for as soon as possible, None while that is not planned."""
+    """When the scan next looks at it, ms since the epoch: 0 for as soon as possible, None if no look is planned."""
     state: ClassVar[State] = State.PREPARED
 
     @classmethod
     def of(cls, offset: int, half: Half) -> Pending:
-        """Make the entry of a half record at `offset`."""
+        """Build the entry of the half record at `offset`."""
         return cls(
             id=half.id,
             group=intern(half.group),
@@ -97,7 +97,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
             check_after_ms=half.check_after_ms,
             origin=half.origin,
             size=half.size,
-            index=index_of(half),
+            index=_index_of(half),
             checks=half.checks,
             checked_at=half.checked_at,
             commit_verdict=half.commit_verdict,
@@ -107,7 +107,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
 
 
 class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A parked transaction without its payload; `offset` is that of its record in parked[s]."""
+    """A parked transaction without its payload. `offset` is the offset of its record in parked[s]."""
 
     id: str
     group: str
@@ -125,7 +125,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, offset: int, parked: Parked) -> ParkedEntry:
-        """Make the entry of a parked record at `offset`."""
+        """Build the entry of the parked record at `offset`."""
         half = parked.half
         return cls(
             id=half.id,
@@ -135,7 +135,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             parked_at=parked.parked_at,
             fingerprint=half.fingerprint,
             size=half.size,
-            index=index_of(half),
+            index=_index_of(half),
             checks=parked.checks,
             reason=parked.reason,
             commit_verdict=half.commit_verdict,
@@ -144,7 +144,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An outcome; `tombstone` is the offset of its tombstone in half[s], once that is known."""
+    """An ended transaction. `tombstone` is the offset of its tombstone in half[s], once it is known."""
 
     id: str
     state: State
@@ -165,7 +165,7 @@ Entry = Unresolved | Ended
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The totals of the last op of an id that has no outcome."""
+    """The totals in the last op marker of an id that has no outcome."""
 
     offset: int
     at: int
@@ -177,7 +177,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, offset: int, op: Op) -> Note:
-        """Make the note of an op at `offset`."""
+        """Take the totals of the op marker at `offset`."""
         return cls(
             offset=offset,
             at=op.at,
@@ -189,7 +189,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-def index_of(half: Half) -> MessageIndex:
+def _index_of(half: Half) -> MessageIndex:
     if len(half.messages) == 1:  # most transactions have one message
         (message,) = half.messages
         return MessageIndex(_shared((intern(message.topic),)), (key_index(message.key),))
@@ -198,6 +198,6 @@ def index_of(half: Half) -> MessageIndex:
 
 
 def key_index(key: bytes | None) -> bytes | None:
-    """Return the short hash under which lists find a key."""
+    """Return the short hash of a key, by which lists search for it."""
     hashed = digest(key)
     return None if hashed is None else hashed[:KEY_BYTES]

@@ -1,6 +1,6 @@
-"""What can go wrong, each with the message that a user reads and a code that never changes.
+"""Errors. Each has a message for the user and a code that never changes.
 
-The class docstring is the message's template for the user; the REST layer maps each class to one problem.
+A class's docstring is its message if no detail is given. The REST layer maps each class to one problem document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class HalfwayError(Exception):
     code: ClassVar[str] = "internal"
 
     def __init__(self, detail: str = "", **fields: object) -> None:
-        """Keep the detail (what, with the value and the remedy) and fields for the problem document."""
+        """Store the detail (the cause with its value, and the remedy) and fields for the problem document."""
         super().__init__(detail or (type(self).__doc__ or "").strip())
         self.detail = str(self)
         self.fields = fields
@@ -39,7 +39,7 @@ class UnknownGroupError(HalfwayError):
     code = "unknown_group"
 
     def __init__(self, group: str) -> None:
-        """Say which group, and how to make it."""
+        """Name the group and how to register it."""
         super().__init__(f"group {group!r} is not registered: PUT /v1/groups/{group} first", group=group)
 
 
@@ -49,7 +49,7 @@ class GroupInUseError(HalfwayError):
     code = "group_in_use"
 
     def __init__(self, group: str, *, pending: int, parked: int) -> None:
-        """Say how many stand in the way."""
+        """Give the number of pending and of parked transactions."""
         super().__init__(
             f"group {group!r} has {pending} pending and {parked} parked transactions: end them first",
             group=group,
@@ -64,7 +64,7 @@ class UnknownTransactionError(HalfwayError):
     code = "unknown_transaction"
 
     def __init__(self, transaction_id: str) -> None:
-        """Say which id."""
+        """Name the id."""
         super().__init__(
             f"transaction {transaction_id!r} is not known here; this does not mean that it was rolled back",
             id=transaction_id,
@@ -72,15 +72,15 @@ class UnknownTransactionError(HalfwayError):
 
 
 class OutcomeExpiredError(HalfwayError):
-    """The transaction is older than outcomes are remembered. This does not mean that it was rolled back."""
+    """The transaction is older than the outcome horizon. This does not mean that it was rolled back."""
 
     code = "outcome_expired"
 
     def __init__(self, transaction_id: str, *, horizon_s: float) -> None:
-        """Say which id and how long outcomes are remembered."""
+        """Name the id, and the outcome horizon in seconds."""
         super().__init__(
             f"transaction {transaction_id!r} ended more than {horizon_s:g} s ago and its outcome is no longer "
-            "held here; this does not mean that it was rolled back: the op topic and the audit still tell",
+            "held here; this does not mean that it was rolled back: the op topic and the audit still have the outcome",
             id=transaction_id,
         )
 
@@ -91,7 +91,7 @@ class AlreadyEndedError(HalfwayError):
     code = "already_ended"
 
     def __init__(self, transaction_id: str, *, state: str) -> None:
-        """Say the outcome that stands."""
+        """Name the id and its outcome."""
         super().__init__(
             f"transaction {transaction_id!r} is already {state}; an outcome is never changed",
             id=transaction_id,
@@ -100,24 +100,24 @@ class AlreadyEndedError(HalfwayError):
 
 
 class NotPendingError(HalfwayError):
-    """The transaction is parked; this needs a prepared one."""
+    """The transaction is parked, and the call needs a prepared one."""
 
     code = "not_pending"
 
     def __init__(self, transaction_id: str, *, state: str) -> None:
-        """Say the state that stands in the way, and the remedy."""
+        """Name the id, its state, and the remedy."""
         super().__init__(
             f"transaction {transaction_id!r} is {state}: resume it or end it first", id=transaction_id, state=state
         )
 
 
 class IdReusedError(HalfwayError):
-    """The id is taken by a transaction with other content."""
+    """The id is in use for a transaction with other content."""
 
     code = "id_reused"
 
     def __init__(self, transaction_id: str) -> None:
-        """Say which id; nothing about the transaction that has it."""
+        """Name the id, and reveal nothing about the transaction that has it."""
         super().__init__(
             f"id {transaction_id!r} is already used with other content: "
             "choose an id that is unique for each transaction",
@@ -126,14 +126,14 @@ class IdReusedError(HalfwayError):
 
 
 class IdReplacedError(HalfwayError):
-    """The id belongs to another transaction than the one that was chosen."""
+    """The id now belongs to another transaction than the one that was chosen."""
 
     code = "id_replaced"
 
     def __init__(self, transaction_id: str, *, state: str) -> None:
-        """Say which id, and where the transaction stands that has it now."""
+        """Name the id, and the state of the transaction that has it now."""
         super().__init__(
-            f"{transaction_id!r} is the id of another transaction now, prepared at another time than the one that was "
+            f"{transaction_id!r} is now the id of another transaction, prepared at another time than the one that was "
             "chosen: nothing was done to it",
             id=transaction_id,
             state=state,
@@ -141,13 +141,13 @@ class IdReplacedError(HalfwayError):
 
 
 class PreparesRejectedError(HalfwayError):
-    """This coordinator takes no new transactions now; ends still work."""
+    """This coordinator accepts no new transactions now; ends still work."""
 
     code = "prepares_rejected"
 
 
 class UnauthenticatedError(HalfwayError):
-    """The request shows no key that is valid here."""
+    """The request has no key that is valid here."""
 
     code = "unauthenticated"
 
@@ -164,19 +164,19 @@ class UnknownKeyError(HalfwayError):
     code = "unknown_key"
 
     def __init__(self, key_id: str) -> None:
-        """Say which id."""
+        """Name the id."""
         super().__init__(f"there is no key {key_id!r}: it was revoked, or was never made", id=key_id)
 
 
 class TooManyKeysError(HalfwayError):
-    """The principal has as many keys as it may have at once."""
+    """The principal already has as many keys as it may have at once."""
 
     code = "too_many_keys"
 
     def __init__(self, principal: str, keys: Sequence[str]) -> None:
-        """Say whose, and which keys there are."""
+        """Name the principal and its keys."""
         super().__init__(
-            f"{principal} has the keys {' and '.join(keys)} already: revoke the one that is no longer used",
+            f"{principal} already has the keys {' and '.join(keys)}: revoke the one that is no longer used",
             keys=list(keys),
         )
 
@@ -193,22 +193,22 @@ class UnknownJobError(HalfwayError):
     code = "unknown_job"
 
     def __init__(self, job_id: str) -> None:
-        """Say which id, and the remedy."""
+        """Name the id and the remedy."""
         super().__init__(
-            f"there is no job {job_id!r}: it was never accepted, or its instance has ended; to send it again with "
-            "the same id does nothing twice",
+            f"there is no job {job_id!r}: it was never accepted, or its instance has ended; send it again with "
+            "the same id: nothing is done twice",
             id=job_id,
         )
 
 
 class JobIdReusedError(HalfwayError):
-    """The id is that of another job."""
+    """The id belongs to another job."""
 
     code = "job_id_reused"
 
     def __init__(self, job_id: str) -> None:
-        """Say which id; nothing about the job that has it."""
-        super().__init__(f"id {job_id!r} is that of a job that was asked for otherwise: choose another id", id=job_id)
+        """Name the id, and reveal nothing about the job that has it."""
+        super().__init__(f"id {job_id!r} belongs to a job with another request: choose another id", id=job_id)
 
 
 class TopicNotAllowedError(InvalidRequestError):
@@ -224,13 +224,13 @@ class UnknownTopicError(InvalidRequestError):
 
 
 class MessageTooLargeError(HalfwayError):
-    """A message is larger than what its topic takes."""
+    """A message is larger than its topic accepts."""
 
     code = "message_too_large"
 
 
 class RetryableError(HalfwayError):
-    """Try again later: the answer carries Retry-After."""
+    """Try again later: the answer has a Retry-After header."""
 
     retry_after_s: float = 1.0
 
@@ -245,7 +245,7 @@ class OutcomeUnknownError(RetryableError):
 
 
 class EndUnconfirmedError(RetryableError):
-    """The end was not confirmed in time: send the same end again, it is never done twice."""
+    """The end was not confirmed in time: send the same end again. It is never done twice."""
 
     code = "end_unconfirmed"
 
@@ -257,10 +257,10 @@ class ShardUnavailableError(RetryableError):
 
 
 class NotServedError(ShardUnavailableError):
-    """The shard is not served by this instance, and nothing has been begun: its owner may be asked instead."""
+    """The shard is not served by this instance, and nothing was begun: the call may go to its owner instead."""
 
     def __init__(self, detail: str, *, shard: int | None = None) -> None:
-        """Keep which shard it is; None if any shard would do."""
+        """Store the number of the shard; None if any shard would do."""
         super().__init__(detail, **({} if shard is None else {"shard": shard}))
         self.shard = shard
 
@@ -272,15 +272,15 @@ class OverloadedError(RetryableError):
 
 
 class GroupLimitedError(RetryableError):
-    """The group has reached one of its limits: `limit` names it."""
+    """The group has reached one of its limits, which `limit` names."""
 
     code = "group_limited"
 
     def __init__(self, group: str, limit: str, most: float, *, retry_after_s: float) -> None:
-        """Say whose limit it is, which one, and how high."""
+        """Name the group, the limit, and its value `most`."""
         super().__init__(
             f"group {group!r} has reached its limit {limit} of {most:g}: {_REMEDIES.get(limit, '')}wait as long as "
-            f"Retry-After says, or let an operator raise HALFWAY_GROUP_{_SETTINGS[limit]}",
+            f"Retry-After says, or ask an operator to raise HALFWAY_GROUP_{_SETTINGS[limit]}",
             group=group,
             limit=limit,
         )
@@ -288,7 +288,7 @@ class GroupLimitedError(RetryableError):
 
 
 _SETTINGS = {"pending": "MAX_PENDING", "prepares_per_s": "PREPARES_PER_S", "bytes_in_flight": "BYTES_IN_FLIGHT"}
-_REMEDIES = {"pending": "end some that are pending or parked, "}
+_REMEDIES = {"pending": "end some pending or parked transactions, "}
 
 
 class KafkaUnavailableError(RetryableError):
@@ -298,13 +298,13 @@ class KafkaUnavailableError(RetryableError):
 
 
 class TopicUnavailableError(RetryableError):
-    """A topic of the transaction cannot be written now; the transaction is still pending."""
+    """A topic of the transaction cannot be written to now; the transaction is still pending."""
 
     code = "topic_unavailable"
 
 
 class NotAuthorisedError(RetryableError):
-    """Kafka does not let halfway write to a topic of the transaction; it is still pending."""
+    """Kafka does not let halfway write to a topic of the transaction, which is still pending."""
 
     code = "not_authorised"
 
@@ -316,25 +316,25 @@ class ShuttingDownError(RetryableError):
 
 
 class PeerLostError(HalfwayError):
-    """Another instance was asked and gave no answer: what it was asked for may have been done."""
+    """Another instance did not answer a call: the call may have been done."""
 
     code = "peer_lost"
 
 
 class LaneLostError(HalfwayError):
-    """The lane ended before it was known whether its write stands; the fold over the log tells."""
+    """The lane ended before the result of its write was known. The fold over the log shows the result."""
 
     code = "lane_lost"
 
 
 class NotWrittenError(HalfwayError):
-    """The write was dropped before its Kafka transaction began: it certainly does not stand."""
+    """The write was dropped before its Kafka transaction began: it was certainly not written."""
 
     code = "not_written"
 
 
 class OvertakenError(HalfwayError):
-    """What policy had decided no longer holds: something came first."""
+    """A decision of the policy no longer holds, because something else came first."""
 
     code = "overtaken"
 

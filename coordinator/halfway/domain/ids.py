@@ -1,4 +1,4 @@
-"""Transaction ids and the shard each belongs to (docs/protocol.md#topics)."""
+"""Transaction ids, and the shard that each belongs to (docs/protocol.md#topics)."""
 
 from __future__ import annotations
 

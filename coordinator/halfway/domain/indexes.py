@@ -15,45 +15,45 @@ _SLACK = 64
 _SECOND_MS = 1000
 
 
-class Standing(Protocol):
+class HasOffset(Protocol):
     """An entry with an offset in a log."""
 
     @property
     def offset(self) -> int:
-        """Its offset now."""
+        """Return its current offset."""
 
 
-class Planned(Protocol):
-    """An entry that knows when it is to be looked at."""
+class HasLookTime(Protocol):
+    """An entry that stores when the scan next looks at it."""
 
     look_at: int | None
 
 
 class Agenda:
-    """Returns ids when it is time to look at them. Each entry holds its own time, so no second table maps ids to times.
+    """Returns ids when it is time to look at them. Entries store their own times, so no second table is needed.
 
-    Most entries are gone before their time: ids are listed by the second, and ordered once that second has come.
-    `entries` is kept elsewhere; an absent id is gone.
+    Most entries are removed before their time comes, so ids are grouped by second, and sorted only when that second
+    comes. `entries` is maintained elsewhere; an id that is not in it has been removed.
     """
 
-    def __init__(self, entries: Mapping[str, Planned]) -> None:
-        """Plan to look at every entry as soon as possible."""
+    def __init__(self, entries: Mapping[str, HasLookTime]) -> None:
+        """Plan a look at every entry as soon as possible."""
         self._entries = entries
         for entry in entries.values():
             entry.look_at = 0
         self._unseen = list(reversed(list(entries)))
-        """Of the entries that were there first, those that no call has passed yet."""
+        """The initial entries that `pop_up_to` has not reached yet."""
         self._heap: list[tuple[int, str]] = []
-        """What is planned up to the second `_come`."""
-        self._come = 0
+        """(time, id) of the looks up to the second `_reached`."""
+        self._reached = 0
         self._later: dict[int, list[str]] = {}
-        """What is planned after it, by the second."""
+        """The ids of later looks, by second."""
         self._seconds: list[int] = []
-        """Those seconds, as a heap."""
+        """The keys of `_later`, as a heap."""
         self._later_count = 0
 
     def put(self, key: str, at: int) -> None:
-        """Set when to look at an entry, replacing the former time; it must not be below 0."""
+        """Set when to look at an entry, in place of the former time. The time must not be below 0."""
         entry = self._entries.get(key)
         if entry is None or entry.look_at == at:
             return
@@ -62,13 +62,13 @@ class Agenda:
             self._heap, self._later, self._seconds, self._later_count, self._unseen = [], {}, [], 0, []
             for name, planned in self._entries.items():
                 if planned.look_at is not None:
-                    self._list(name, planned.look_at)
+                    self._add(name, planned.look_at)
         else:
-            self._list(key, at)
+            self._add(key, at)
 
-    def _list(self, key: str, at: int) -> None:
+    def _add(self, key: str, at: int) -> None:
         second = at // _SECOND_MS
-        if second <= self._come:
+        if second <= self._reached:
             heappush(self._heap, (at, key))
             return
         keys = self._later.get(second)
@@ -80,18 +80,18 @@ class Agenda:
         self._later_count += 1
 
     def discard(self, key: str) -> None:
-        """Plan no look at an entry."""
+        """Cancel the look at an entry."""
         entry = self._entries.get(key)
         if entry is not None:
             entry.look_at = None
 
     def pop_up_to(self, limit: int) -> str | None:
-        """Take and return the id whose time comes first, None if that is after `limit`."""
+        """Remove and return the id with the earliest time; None if that time is after `limit`."""
         while self._unseen:
             key = self._unseen.pop()
             if self._take(key, 0):
                 return key
-        self._reach(limit // _SECOND_MS)
+        self._sort_up_to(limit // _SECOND_MS)
         heap = self._heap
         while heap and heap[0][0] <= limit:
             at, key = heappop(heap)
@@ -99,9 +99,9 @@ class Agenda:
                 return key
         return None
 
-    def _reach(self, second: int) -> None:
-        """Order what is planned up to a second, without what has gone or was put to another one."""
-        self._come = max(self._come, second)
+    def _sort_up_to(self, second: int) -> None:
+        """Sort the looks up to a second; drop those of removed entries and those that were moved to another second."""
+        self._reached = max(self._reached, second)
         while self._seconds and self._seconds[0] <= second:
             reached = heappop(self._seconds)
             keys = self._later.pop(reached)
@@ -120,63 +120,65 @@ class Agenda:
 
 
 class OffsetOrder:
-    """Returns the ids that stand first in a log, for ids that are mostly noted in that order: 16 bytes each.
+    """Returns the ids with the lowest offsets in a log, for ids that mostly come in that order: 16 bytes each.
 
-    `standing` is kept elsewhere. It maps an id to its offset now, at most one id per offset; an absent id is gone.
+    `entries` is maintained elsewhere. It maps each id to its entry with its current offset, at most one id per offset;
+    an id that is not in it has been removed.
     """
 
-    def __init__(self, standing: Mapping[str, Standing]) -> None:
-        """Start with nothing noted."""
-        self._known = standing
-        self._places = array("q")
+    def __init__(self, entries: Mapping[str, HasOffset]) -> None:
+        """Start empty."""
+        self._entries = entries
+        self._offsets = array("q")
         self._ids: list[str] = []
         self._start = 0
 
-    def note(self, key: str, place: int) -> None:
-        """Note the offset of an id."""
-        places, ids = self._places, self._ids
-        if not places or place > places[-1]:
-            places.append(place)
+    def note(self, key: str, offset: int) -> None:
+        """Add the offset of an id."""
+        offsets, ids = self._offsets, self._ids
+        if not offsets or offset > offsets[-1]:
+            offsets.append(offset)
             ids.append(key)
         else:
-            at = bisect_left(places, place, self._start)
-            if at < len(places) and places[at] == place:
+            at = bisect_left(offsets, offset, self._start)
+            if at < len(offsets) and offsets[at] == offset:
                 ids[at] = key
             else:
-                places.insert(at, place)
+                offsets.insert(at, offset)
                 ids.insert(at, key)
-        if len(ids) > 2 * len(self._known) + _SLACK:
-            self._tidy()
+        if len(ids) > 2 * len(self._entries) + _SLACK:
+            self._compact()
 
     def first(self) -> tuple[int, str] | None:
-        """Return (place, id) of the first, None if there is none."""
-        found = next(self._standing(), None)
-        if found is None:
-            self._tidy()
+        """Return (offset, id) of the id with the lowest offset, None if there is none."""
+        first = next(self._current(), None)
+        if first is None:
+            self._compact()
             return None
-        self._start = found
-        return self._places[found], self._ids[found]
+        self._start = first
+        return self._offsets[first], self._ids[first]
 
     def lowest(self, at_most: int) -> list[str]:
-        """Return up to `at_most` ids that stand first, in order."""
-        return [self._ids[at] for at in islice(self._standing(), at_most)]
+        """Return up to `at_most` ids with the lowest offsets, in order."""
+        return [self._ids[at] for at in islice(self._current(), at_most)]
 
-    def _standing(self) -> Iterator[int]:
-        known, places = self._known, self._places
-        for at in range(self._start, len(places)):
-            held = known.get(self._ids[at])
-            if held is not None and held.offset == places[at]:
+    def _current(self) -> Iterator[int]:
+        """Iterate over the positions in `_ids` whose id still has that offset."""
+        entries, offsets = self._entries, self._offsets
+        for at in range(self._start, len(offsets)):
+            entry = entries.get(self._ids[at])
+            if entry is not None and entry.offset == offsets[at]:
                 yield at
 
-    def _tidy(self) -> None:
-        kept = list(self._standing())
-        self._places = array("q", [self._places[at] for at in kept])
-        self._ids = [self._ids[at] for at in kept]
+    def _compact(self) -> None:
+        current = list(self._current())
+        self._offsets = array("q", [self._offsets[at] for at in current])
+        self._ids = [self._ids[at] for at in current]
         self._start = 0
 
 
 class IndexedHeap:
-    """Keeps one offset for each id and returns the lowest."""
+    """Stores one offset for each id and returns the lowest."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -184,7 +186,7 @@ class IndexedHeap:
         self._heap: list[tuple[int, str]] = []
 
     def put(self, key: str, value: int) -> None:
-        """Set the offset of an id, replacing the former one."""
+        """Set the offset of an id, in place of the former one."""
         if self._current.get(key) == value:
             return
         self._current[key] = value
@@ -203,7 +205,7 @@ class IndexedHeap:
         self._current.pop(key, None)
 
     def first(self) -> tuple[int, str] | None:
-        """Return (offset, id) of the lowest, None if there is none."""
+        """Return (offset, id) of the lowest offset, None if there is none."""
         heap, current = self._heap, self._current
         while heap and current.get(heap[0][1]) != heap[0][0]:
             heappop(heap)

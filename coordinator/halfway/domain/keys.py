@@ -1,7 +1,7 @@
-"""API keys: their form, what is stored of them, and what the master secret is good for (docs/operating.md#keys).
+"""API keys: their form, their stored records, and the hashes made with the master secret (docs/operating.md#keys).
 
-A key is `hw_<kind>_<public id>_<secret>_<checksum>`. Secret scanners find it by its form, and the checksum tells a
-mistyped key from a wrong one. Only a keyed hash of it is stored.
+A key is `hw_<kind>_<public id>_<secret>_<checksum>`. Secret scanners find it by its form, and the checksum
+distinguishes a mistyped key from a wrong one. Only a keyed hash of the key is stored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from halfway.domain.principal import Principal, PrincipalKind
 from halfway.domain.secrets import derived
 
 FORM: Final = re.compile(r"hw_([gor])_([0-9A-Za-z]{12})_[0-9A-Za-z]{43}_([0-9A-Za-z]{6})")
-"""What a key looks like, for secret scanners too."""
+"""The form of a key, for secret scanners too."""
 RANDOM_BYTES: Final = 9 + 32
-"""How much randomness a key is made of: of its public id, and of its secret."""
+"""The random bytes of a new key: those of its public id, and those of its secret."""
 _LETTERS: Final = {"g": PrincipalKind.GROUP, "o": PrincipalKind.OPERATOR, "r": PrincipalKind.READER}
 KINDS: Final = {kind: letter for letter, kind in _LETTERS.items()}
-"""The kinds of principals that have keys, each with its letter."""
+"""The kinds of principals that have keys, each with its letter in the key."""
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID: Final = slice(5, 17)
 _ID_DIGITS: Final = 12
@@ -30,15 +30,15 @@ _SECRET_DIGITS: Final = 43
 _CHECKSUM_DIGITS: Final = 6
 _ID_BYTES: Final = 9
 LONGEST: Final = 256
-"""A longer text is no key, and not looked at."""
+"""A longer text is not a key and is not examined."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored of a key, or of a client certificate that stands for one. Times in ms since the epoch.
+    """The stored record of a key, or of a client certificate that is used like a key. Times in ms since the epoch.
 
-    `digest` is the keyed hash of the key's whole text, None for a certificate; `certificate` is the subject or the
-    alternative name (`DNS:…`, `URI:…`) that binds it, None for a key. `seal` is a keyed hash over all other fields: who
-    may write to the topic, and does not know the master secret, can make no key and change none.
+    `digest` is the keyed hash of the key's whole text, None for a certificate. `certificate` is the subject or the
+    alternative name (`DNS:…`, `URI:…`) of the certificate, None for a key. `seal` is a keyed hash over all other
+    fields: a writer to the topic that does not know the master secret can neither make a key nor change one.
     """
 
     id: str
@@ -52,16 +52,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def principal(self) -> Principal:
-        """Who shows it."""
+        """The principal that a caller with this key acts as."""
         return Principal(kind=self.kind, name=self.name, key_id=self.id)
 
-    def live(self, now_ms: int) -> bool:
-        """Whether it has not expired."""
+    def is_live(self, now_ms: int) -> bool:
+        """Return whether it has not expired."""
         return self.expires_at is None or now_ms < self.expires_at
 
 
 def key_text(kind: PrincipalKind, random: bytes) -> str:
-    """Return a new key, made of `RANDOM_BYTES` random bytes."""
+    """Return the text of a new key, made from `RANDOM_BYTES` random bytes."""
     public = _base62(int.from_bytes(random[:_ID_BYTES], "big"), _ID_DIGITS)
     secret = _base62(int.from_bytes(random[_ID_BYTES:], "big"), _SECRET_DIGITS)
     body = f"hw_{KINDS[kind]}_{public}_{secret}"
@@ -69,57 +69,58 @@ def key_text(kind: PrincipalKind, random: bytes) -> str:
 
 
 def public_id(text: str) -> str:
-    """Return the public id in a key's text, or whatever stands in its place."""
+    """Return the public id in a key's text; of any other text, the characters in its place."""
     return text[_ID]
 
 
 def kind_in(text: str) -> PrincipalKind | None:
-    """Return the kind of a text that is a whole key; None if it is none, or mistyped."""
-    found = FORM.fullmatch(text)
-    if found is None or _checksum(text[: -_CHECKSUM_DIGITS - 1]) != found[3]:
+    """Return the kind of a well-formed key; None if the text is not a key, or mistyped."""
+    match = FORM.fullmatch(text)
+    if match is None or _checksum(text[: -_CHECKSUM_DIGITS - 1]) != match[3]:
         return None
-    return _LETTERS[found[1]]
+    return _LETTERS[match[1]]
 
 
 class MasterSecret:
-    """Keyed hashes under one master secret."""
+    """Computes keyed hashes with one master secret."""
 
     def __init__(self, master: bytes) -> None:
-        """Derive the secrets for keys and for their records."""
-        self._of_keys = derived(master, "keys")
-        self._of_records = derived(master, "key records")
+        """Derive one secret for the hashes of keys, and one for the seals of their records."""
+        self._key_secret = derived(master, "keys")
+        self._record_secret = derived(master, "key records")
 
     def digest(self, text: str) -> bytes:
-        """Return what is stored of a key."""
-        return hmac.digest(self._of_keys, text.encode(), "sha256")
+        """Return the keyed hash that is stored of a key."""
+        return hmac.digest(self._key_secret, text.encode(), "sha256")
 
     def sealed(self, key: Key) -> Key:
-        """Return a record with its seal."""
+        """Return the record with its seal."""
         return msgspec.structs.replace(key, seal=self._seal(key))
 
-    def holds(self, key: Key) -> bool:
-        """Whether a record has the seal that this secret gives it."""
+    def has_sealed(self, key: Key) -> bool:
+        """Return whether a record has the seal that this secret gives it."""
         return hmac.compare_digest(self._seal(key), key.seal)
 
     def _seal(self, key: Key) -> bytes:
         fields = (key.id, key.kind.value, key.name, key.created_at, key.expires_at, key.digest, key.certificate)
-        return hmac.digest(self._of_records, msgspec.msgpack.encode(fields), "sha256")
+        return hmac.digest(self._record_secret, msgspec.msgpack.encode(fields), "sha256")
 
 
 class KeyTable:
-    """The keys as the log tells them: by public id, and by the certificate that stands for one."""
+    """The keys in the log, by public id and by certificate."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start empty."""
         self._keys: dict[str, Key] = {}
         self._by_certificate: dict[str, dict[str, Key]] = {}
-        """By public id, in the order of the log: two instances may bind a certificate at one moment."""
+        """By certificate, then by public id in log order: two instances may bind a certificate at one moment."""
         self._revoked: dict[str, None] = {}
 
     def apply(self, key_id: str, key: Key | None) -> None:
-        """Note a record of the log; None for a key that is revoked, which no later record brings back.
+        """Apply a record of the log; None revokes the key, and no later record brings it back.
 
-        Nor does one put off when a key expires: halfway writes none that does, but an old record can be sent again.
+        No record postpones the expiry of a key either: halfway never writes one that does, but an old record can be
+        sent again.
         """
         if key_id in self._revoked:
             return
@@ -134,7 +135,7 @@ class KeyTable:
                 del self._by_certificate[before.certificate]
         if key is None:
             self._revoked[key_id] = None
-            if len(self._revoked) > _REVOKED_KEPT:
+            if len(self._revoked) > _MAX_REVOKED:
                 del self._revoked[next(iter(self._revoked))]
             return
         self._keys[key_id] = key
@@ -146,23 +147,23 @@ class KeyTable:
         return self._keys.get(key_id)
 
     def bound_to(self, certificate: str) -> Key | None:
-        """Return the key record that a certificate's subject or alternative name stands for: the last of them."""
+        """Return the last key record that binds a certificate's subject or alternative name; None if there is none."""
         return next(reversed(self._by_certificate.get(certificate, {}).values()), None)
 
-    def revoked(self, key_id: str) -> bool:
-        """Whether a key was revoked while this instance ran; one that is merely not known yet is not."""
+    def is_revoked(self, key_id: str) -> bool:
+        """Return whether a key was revoked while this instance ran; False for a key that is only not known yet."""
         return key_id in self._revoked
 
     def all(self) -> list[Key]:
-        """Return every key, by public id."""
+        """Return every key, ordered by public id."""
         return [self._keys[key_id] for key_id in sorted(self._keys)]
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of keys."""
         return len(self._keys)
 
 
-_REVOKED_KEPT: Final = 100_000
+_MAX_REVOKED: Final = 100_000
 
 
 def _outlives(key: Key, before: Key) -> bool:

@@ -1,4 +1,4 @@
-"""Messages and times as JSON shows them, in answers and in check requests (docs/rest.md#prepare)."""
+"""The JSON form of messages and times, in answers and in check requests (docs/rest.md#prepare)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ShownData = str | BinaryData | None
 
 
 class ShownHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """A header as it was prepared."""
+    """A header of a prepared message."""
 
     name: str
     value: ShownData
 
 
 class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was prepared; text is shown as a plain string, anything else as BINARY."""
+    """A prepared message. Text is shown as a plain string, anything else as BINARY."""
 
     topic: str
     key: ShownData
@@ -40,12 +40,12 @@ class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
     partition: int | None
 
     def __repr__(self) -> str:
-        """Show no payload: what is shown may end in a log."""
+        """Leave the payload out, because a repr may end up in a log."""
         return f"ShownMessage(topic={self.topic!r})"
 
 
 def shown_message(message: Message) -> ShownMessage:
-    """Return a message as JSON shows it."""
+    """Return the JSON form of a message."""
     return ShownMessage(
         topic=message.topic,
         key=shown_data(message.key),
@@ -56,7 +56,7 @@ def shown_message(message: Message) -> ShownMessage:
 
 
 def shown_data(data: bytes | None) -> ShownData:
-    """Return a key or a value as JSON shows it: a plain string if it is text."""
+    """Return the JSON form of a key or a value: a plain string if it is text."""
     if data is None:
         return None
     text = as_text(data)
@@ -70,5 +70,5 @@ def rfc3339(ms: int) -> str:
 
 @lru_cache(maxsize=256)
 def _to_the_second(seconds: int) -> str:
-    """Return a time without its milliseconds: the same for everything that is prepared within a second."""
+    """Return a time without its milliseconds. Cached, since it is the same for all prepares of one second."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

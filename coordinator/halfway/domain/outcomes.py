@@ -1,10 +1,10 @@
-"""The outcomes that a shard remembers: there may be millions, so they are packed.
+"""The outcomes that a shard remembers. There may be millions, so they are packed into bytes.
 
 See docs/protocol.md#state-is-a-fold-over-the-log.
 
-Outcomes come in the order of their ends and mostly go in that order. Each is a run of bytes in a segment, a segment is
-dropped once nothing in it is remembered, and an index of plain numbers maps an id to an address: the number of a
-segment, and where in it the outcome begins.
+Outcomes are added in the order of their ends and mostly removed in that order. Each is a run of bytes in a segment, and
+a segment is dropped when no outcome in it is remembered. An index of plain numbers maps an id to an address: the number
+of a segment, and the offset of the outcome in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from halfway.domain.entries import KEY_BYTES, Ended, MessageIndex, one_if_equal
+from halfway.domain.entries import KEY_BYTES, Ended, MessageIndex, collapse_equal_keys
 from halfway.domain.ids import SERVER_ID
 from halfway.domain.records import OpKind
 from halfway.domain.transaction import State
@@ -37,11 +37,12 @@ _HASH_MASK: Final = (1 << 24) - 1
 _PER_BUCKET: Final = 12
 _NONE: Final = -1
 _MADE: Final = b"\xff"
-"""An id that the server made begins with this byte, and no UTF-8 text does."""
+"""The first byte of a packed server-made id; no UTF-8 text begins with it."""
 
 _FIXED: Final = Struct("<IHB?IIqqqq")
-"""Length of all, of the id, of the fingerprint, whether it is remembered, shape, checks, times of prepare and end, and
-the offsets of the half and of its tombstone. Behind it come the id, the fingerprint, and the rest in MessagePack.
+"""The total length, the lengths of id and fingerprint, whether it is remembered, the shape, the number of checks, the
+times of prepare and end, and the offsets of the half and of its tombstone. After it come the id, the fingerprint, and
+key hashes and remark in MessagePack.
 """
 _ID_LENGTH: Final = Struct("<H")
 _ID_LENGTH_AT: Final = 4
@@ -49,7 +50,7 @@ _REMEMBERED_AT: Final = 7
 _SHAPE: Final = Struct("<I")
 _SHAPE_AT: Final = 8
 _TIMES: Final = Struct("<qqq")
-"""The time of the end, and the positions."""
+"""The time of the end, and the offsets of the half and of its tombstone."""
 _TIMES_AT: Final = _FIXED.size - _TIMES.size
 _POSITIONS: Final = Struct("<qq")
 _POSITIONS_AT: Final = _FIXED.size - _POSITIONS.size
@@ -59,10 +60,10 @@ _DECODER: Final = msgspec.msgpack.Decoder(tuple[tuple[bytes | None, ...], str | 
 
 
 class Outcomes:
-    """Ended transactions by their ids, oldest end first."""
+    """Ended transactions by id, oldest end first."""
 
     def __init__(self, shard: int) -> None:
-        """Start with none."""
+        """Start empty."""
         self._shard = shard
         self._count = 0
         self._segments: dict[int, _Segment] = {}
@@ -72,35 +73,35 @@ class Outcomes:
         self._shapes = _Shapes()
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of outcomes."""
         return self._count
 
     def __iter__(self) -> Iterator[Ended]:
-        """Iterate over them, oldest end first; an outcome that is added or dropped meanwhile may or may not appear."""
+        """Iterate over the outcomes, oldest end first; one that is added or removed meanwhile may or may not appear."""
         for segment in list(self._segments.values()):
             for offset in segment.offsets():
                 yield self._read(segment.data, offset)
 
     def get(self, transaction_id: str) -> Ended | None:
         """Return an outcome, None if the id has none."""
-        found = self._find(transaction_id)
-        return None if found is None else self._read(found[0].data, found[1])
+        location = self._find(transaction_id)
+        return None if location is None else self._read(location[0].data, location[1])
 
     def positions(self, transaction_id: str) -> tuple[int, int | None] | None:
         """Return the offsets of the half and of its tombstone, None if the id has no outcome."""
-        found = self._find(transaction_id)
-        if found is None:
+        location = self._find(transaction_id)
+        if location is None:
             return None
-        half, tombstone = _POSITIONS.unpack_from(found[0].data, found[1] + _POSITIONS_AT)
+        half, tombstone = _POSITIONS.unpack_from(location[0].data, location[1] + _POSITIONS_AT)
         return half, None if tombstone == _NONE else tombstone
 
     def put(self, op: Op, tombstone: int | None) -> None:
-        """Remember the outcome of an id that has none, by its op; it ended after all others here."""
+        """Add the outcome of an id that has none, from its op. It must have ended after all others here."""
         state = State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK
-        topics = tuple([one.topic for one in op.messages])
-        keys = tuple([None if one.key_hash is None else one.key_hash[:KEY_BYTES] for one in op.messages])
+        topics = tuple([message.topic for message in op.messages])
+        keys = tuple([None if message.key_hash is None else message.key_hash[:KEY_BYTES] for message in op.messages])
         if len(keys) > 1:  # most transactions have one message
-            keys = one_if_equal(keys)
+            keys = collapse_equal_keys(keys)
         name = _pack(op.id, self._shard)
         detail = _ENCODER.encode((keys, op.remark))
         size = _FIXED.size + len(name) + len(op.fingerprint) + len(detail)
@@ -124,22 +125,22 @@ class Outcomes:
         self._count += 1
 
     def note_tombstone(self, transaction_id: str, tombstone: int) -> bool:
-        """Note the offset of the last tombstone of an outcome's half; False if the id has no outcome."""
-        found = self._find(transaction_id)
-        if found is None:
+        """Record the offset of the last tombstone of an outcome's half; return False if the id has no outcome."""
+        location = self._find(transaction_id)
+        if location is None:
             return False
-        data, start = found[0].data, found[1] + _POSITIONS_AT
+        data, start = location[0].data, location[1] + _POSITIONS_AT
         half, before = _POSITIONS.unpack_from(data, start)
         _POSITIONS.pack_into(data, start, half, max(before, tombstone))
         return True
 
     def discard(self, transaction_id: str) -> None:
         """Forget an outcome."""
-        found = self._find(transaction_id)
-        if found is None:
+        location = self._find(transaction_id)
+        if location is None:
             return
-        segment, offset = found
-        self._shapes.give_back(_SHAPE.unpack_from(segment.data, offset + _SHAPE_AT)[0])
+        segment, offset = location
+        self._shapes.release(_SHAPE.unpack_from(segment.data, offset + _SHAPE_AT)[0])
         segment.data[offset + _REMEMBERED_AT] = False
         segment.live -= 1
         self._count -= 1
@@ -148,7 +149,7 @@ class Outcomes:
             del self._segments[segment.number]
 
     def ages(self) -> Iterator[tuple[str, int, int | None]]:
-        """Iterate over (id, end time, tombstone offset), oldest end first; the caller changes nothing meanwhile."""
+        """Iterate over (id, end time, tombstone offset), oldest end first. The caller must change nothing meanwhile."""
         for segment in self._segments.values():
             for offset in segment.offsets():
                 at, _, tombstone = _TIMES.unpack_from(segment.data, offset + _TIMES_AT)
@@ -169,21 +170,21 @@ class Outcomes:
 
     def _find(self, transaction_id: str) -> tuple[_Segment, int] | None:
         if not self._count:
-            return None  # as in the recovery of what is pending
+            return None  # the usual case in the recovery of pending transactions
         candidates = self._addresses.candidates(hash(transaction_id))
         if not candidates:
             return None
         name = _pack(transaction_id, self._shard)
         for address in candidates:
             segment, offset = self._segments[address >> _OFFSET_BITS], address & (_SEGMENT_BYTES - 1)
-            if self._packed(segment.data, offset) == name:
+            if self._packed_id(segment.data, offset) == name:
                 return segment, offset
         return None
 
     def _name(self, data: bytearray, offset: int) -> str:
-        return _unpack(bytes(self._packed(data, offset)), self._shard)
+        return _unpack(bytes(self._packed_id(data, offset)), self._shard)
 
-    def _packed(self, data: bytearray, offset: int) -> bytearray:
+    def _packed_id(self, data: bytearray, offset: int) -> bytearray:
         start = offset + _FIXED.size
         return data[start : start + _ID_LENGTH.unpack_from(data, offset + _ID_LENGTH_AT)[0]]
 
@@ -212,7 +213,7 @@ class Outcomes:
 
 
 class _Segment:
-    """Outcomes one after the other; an outcome larger than a segment has a segment of its own."""
+    """Outcomes one after the other. An outcome that is larger than a segment has a segment of its own."""
 
     __slots__ = ("data", "live", "number")
 
@@ -222,7 +223,7 @@ class _Segment:
         self.live = 0
 
     def offsets(self) -> Iterator[int]:
-        """Iterate over the offsets of the outcomes that are remembered."""
+        """Iterate over the offsets of the remembered outcomes."""
         offset = 0
         while offset < len(self.data):
             if self.data[offset + _REMEMBERED_AT]:
@@ -235,7 +236,7 @@ class _Segment:
 
 
 class _Shapes:
-    """Numbers for shapes; a number is free again once no outcome has its shape."""
+    """Numbers the shapes. A number is free again when no outcome has its shape."""
 
     def __init__(self) -> None:
         self._numbers: dict[Shape, int] = {}
@@ -256,7 +257,7 @@ class _Shapes:
     def get(self, number: int) -> Shape:
         return self._shapes[number]
 
-    def give_back(self, number: int) -> None:
+    def release(self, number: int) -> None:
         self._uses[number] -= 1
         if not self._uses[number]:
             del self._uses[number]
@@ -265,12 +266,12 @@ class _Shapes:
 
 
 class _AddressIndex:
-    """Maps hashes to addresses by linear hashing: it grows by one bucket at a time, so no call takes long."""
+    """Maps hashes to addresses by linear hashing. It grows by one bucket at a time, so no call takes long."""
 
     def __init__(self) -> None:
         self._buckets = [array("Q")]
         self._base = 1
-        """How many buckets there were when all had last been split."""
+        """The number of buckets when all were last split."""
         self._count = 0
 
     def _bucket(self, hashed: int) -> array[int]:
@@ -284,7 +285,7 @@ class _AddressIndex:
             self._split()
 
     def candidates(self, hashed: int) -> list[int]:
-        """Return the addresses that have this hash; mostly none, or the right one."""
+        """Return the addresses with this hash: mostly none, or only the right one."""
         tag = hashed & _HASH_MASK
         return [word & (1 << _HASH_SHIFT) - 1 for word in self._bucket(hashed) if word >> _HASH_SHIFT == tag]
 
@@ -303,7 +304,7 @@ class _AddressIndex:
 
 
 def _pack(transaction_id: str, shard: int) -> bytes:
-    """Return an id of a shard in few bytes: those of the uuid for a server-made one."""
+    """Return an id of a shard in few bytes: those of the UUID if the server made the id."""
     prefix, _, made = transaction_id.partition("-")
     if prefix == str(shard) and SERVER_ID.match(transaction_id) is not None:
         return _MADE + bytes.fromhex(made.replace("-", ""))
@@ -311,7 +312,7 @@ def _pack(transaction_id: str, shard: int) -> bytes:
 
 
 def _unpack(data: bytes, shard: int) -> str:
-    """Return the id that `_pack` was given."""
+    """Return the id that was packed by `_pack`."""
     if data.startswith(_MADE):
         digits = data[1:].hex()
         return f"{shard}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,7 +1,6 @@
-"""When a pending transaction is checked, parked, rolled back or written again: decisions that the service carries out.
+"""Decides when a pending transaction is checked, parked, rolled back or written again; the service carries it out.
 
-All times are milliseconds since the epoch and come in as parameters. docs/protocol.md#scan-and-check-back has the
-rules.
+All times are parameters, in milliseconds since the epoch. docs/protocol.md#scan-and-check-back has the rules.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ JITTER = 0.2
 
 
 class OnExhausted(StrEnum):
-    """What happens when halfway gives up asking."""
+    """What happens to a transaction when its checks are exhausted."""
 
     PARK = "park"
     ROLLBACK = "rollback"
@@ -29,7 +28,7 @@ Checks = Annotated[int, Meta(ge=1, le=10_000, description="from 1 to 10000")]
 
 
 class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The parts of the policy that a group sets itself; seconds."""
+    """The parts of the policy that a group sets itself. Times are in seconds."""
 
     first_check_after_s: Seconds | None = None
     check_interval_s: Seconds | None = None
@@ -40,7 +39,7 @@ class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy in force for a group; seconds."""
+    """The policy in force for a group. Times are in seconds."""
 
     first_check_after_s: Seconds = 6.0
     check_interval_s: Seconds = 30.0
@@ -49,19 +48,19 @@ class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_age_s: Seconds = 43_200.0
     on_exhausted: OnExhausted = OnExhausted.PARK
 
-    def overridden(self, overrides: PolicyOverrides) -> CheckPolicy:
-        """Return this policy with a group's overrides."""
+    def with_overrides(self, overrides: PolicyOverrides) -> CheckPolicy:
+        """Return this policy with a group's overrides applied."""
         chosen = {
             name: value for name in overrides.__struct_fields__ if (value := getattr(overrides, name)) is not None
         }
         return msgspec.structs.replace(self, **chosen)
 
     def contradiction(self) -> tuple[str, str] | None:
-        """Return the field that another one contradicts, and what to do about it; None if the times fit together."""
+        """Return the field that contradicts another one, and the remedy; None if the times fit together."""
         if self.max_interval_s < self.check_interval_s:
             return "max_interval_s", (
                 f"max_interval_s {self.max_interval_s:g} is below check_interval_s {self.check_interval_s:g}: "
-                "raise the one or lower the other"
+                "raise the first or lower the second"
             )
         if self.first_check_after_s >= self.max_age_s:
             return "first_check_after_s", (
@@ -70,7 +69,7 @@ class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
             )
         return None
 
-    def no_faster_than(self, interval_s: float) -> CheckPolicy:
+    def with_min_interval(self, interval_s: float) -> CheckPolicy:
         """Return this policy with at least `interval_s` between two checks of a transaction, before jitter."""
         if self.check_interval_s >= interval_s and self.max_interval_s >= interval_s:
             return self
@@ -88,17 +87,17 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Ask the producer group now."""
+    """Check with the producer group now."""
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Stop asking and keep it for an operator."""
+    """Stop checking and keep the transaction for an operator."""
 
     reason: str
 
 
 class RollBack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Stop asking and roll back, as the group chose."""
+    """Stop checking and roll back, as the group chose."""
 
     reason: str
 
@@ -111,7 +110,7 @@ Decision = Wait | Check | Park | RollBack | ReAnchor
 
 
 class Facts(Protocol):
-    """What the policy reads of a pending transaction."""
+    """The fields of a pending transaction that the policy reads."""
 
     @property
     def offset(self) -> int:
@@ -119,54 +118,54 @@ class Facts(Protocol):
 
     @property
     def since(self) -> int:
-        """When the counts of checks and age begin."""
+        """The time from which checks and age are counted."""
 
     @property
     def checks(self) -> int:
-        """Checks sent since then."""
+        """The number of checks sent since then."""
 
     @property
     def checked_at(self) -> int | None:
-        """When the last attempt to check ended."""
+        """The time at which the last attempt to check ended."""
 
     @property
     def attempts(self) -> int:
-        """Checks that were sent or could not be sent; only for the back-off."""
+        """The number of checks that were sent or could not be sent; only for the back-off."""
 
     @property
     def check_after_ms(self) -> int | None:
-        """The transaction's own time of the first check."""
+        """The transaction's own delay of the first check, None for that of its group."""
 
     @property
     def commit_verdict(self) -> bool:
-        """Whether a check has said commit, so that it may never be rolled back by policy."""
+        """Return whether a check said commit: the policy never rolls such a transaction back."""
 
     @property
     def asked_here(self) -> bool:
-        """Whether this owner of the shard has sent a check: a former owner may have died with the answer to its own."""
+        """Return whether this owner of the shard sent a check: a former owner may have died with its own answer."""
 
     @property
     def offered_at(self) -> int | None:
-        """When this owner last queued a check to be sent, None if it never has."""
+        """The time at which this owner last queued a check to be sent, None if it never has."""
 
     @property
     def offered_since(self) -> int | None:
-        """When this owner first queued a check to be sent, None if it never has."""
+        """The time at which this owner first queued a check to be sent, None if it never has."""
 
 
 COMMIT_SAID = "a check said commit, which could not be written"
-"""Why something is parked although its group chose rollback."""
+"""The reason for parking a transaction although its group chose rollback."""
 AHEAD_MS = 60_000
-"""How far the clocks of instances may differ; a time further ahead was written by a wrong clock."""
+"""The largest difference between the clocks of instances. A time further ahead was written by a wrong clock."""
 
 
 def _last_attempt(facts: Facts) -> int | None:
-    """Return when the last attempt to check ended, of the attempts that count."""
+    """Return when the last attempt to check ended; None if no attempt has been counted."""
     return facts.checked_at if facts.attempts else None
 
 
 def is_of_wrong_clock(facts: Facts, now: int) -> bool:
-    """Whether the time that the next check is counted from lies in the future: waiting for it may take hours."""
+    """Return whether the time from which the next check is counted is in the future: the wait may take hours."""
     last = _last_attempt(facts)
     return (facts.since if last is None else last) - now > AHEAD_MS
 
@@ -195,10 +194,11 @@ _REANCHOR_FACTOR = 4
 
 
 def reanchor_distance(least: int, pending: int) -> int:
-    """Return how far a half may lie behind the end of its shard: `least`, or several times what is pending there.
+    """Return how many records a half may lie behind the end of its shard: `least`, or four times the pending ones.
 
-    So a recovery reads little more than what is pending, and re-anchoring adds at most a quarter to the writes. With a
-    fixed distance, a backlog longer than that would be re-anchored for ever: each round moves the end by as much.
+    So a recovery reads little more than the pending transactions, and re-anchoring adds at most a quarter to the
+    writes. With a fixed distance, a backlog longer than that would be re-anchored forever: each round moves the end by
+    as many records.
     """
     return max(least, _REANCHOR_FACTOR * pending)
 
@@ -216,7 +216,7 @@ def decide(
     """Return what to do with one pending transaction now.
 
     `max_checks` and `max_age_s` each end the checks, but not before `answer_by`: until then the last check may be
-    answered. A half that lies more than `reanchor_after` records behind `end_offset` is re-anchored whatever is due.
+    answered. A half more than `reanchor_after` records behind `end_offset` is re-anchored, even if a check is due.
     """
     due = now if is_of_wrong_clock(facts, now) else next_check_at(policy, facts, jitter=jitter)
     too_old_at = _too_old_at(policy, facts)
@@ -238,8 +238,8 @@ def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Deci
     """Return what to do with a transaction whose checks are exhausted.
 
     Park it if the policy says so, if a check said commit, or if no owner has sent a check. Roll it back if this owner
-    of the shard has sent one. Else send one more, and try again if it cannot be sent; park if none could be sent within
-    `max_interval_s`.
+    of the shard has sent one. Otherwise send one more check, and try again if it cannot be sent. Park it if none could
+    be sent within `max_interval_s`.
     """
     if policy.on_exhausted is not OnExhausted.ROLLBACK or facts.commit_verdict:
         return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)

@@ -1,6 +1,6 @@
-"""The records that the internal topics hold (docs/protocol.md#topics); `schemas/` has their Avro form.
+"""The records in the internal topics (docs/protocol.md#topics); `schemas/` has their Avro form.
 
-Times are milliseconds since the epoch, hashes are the first 16 bytes of SHA-256.
+Times are milliseconds since the epoch. Hashes are the first 16 bytes of SHA-256.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def digest(data: bytes | None) -> bytes | None:
-    """Return the hash that is kept of a key or a value, None for None."""
+    """Return the hash that is stored of a key or a value, None for None."""
     return None if data is None else sha256(data).digest()[:HASH_BYTES]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of a transaction, as it will stand in its real topic."""
+    """One message of a transaction, as it will be written to its real topic."""
 
     topic: str
     key: bytes | None = None
@@ -35,7 +35,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of key, value, header names and header values."""
+        """The number of bytes of key, value, header names and header values."""
         size = len(self.key or b"") + len(self.value or b"")
         if not self.headers:
             return size
@@ -44,17 +44,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return size
 
     def __repr__(self) -> str:
-        """Show no payload: what is shown may end in a log."""
+        """Leave the payload out, because a repr may end up in a log."""
         return f"Message(topic={self.topic!r}, partition={self.partition}, {self.size} bytes)"
 
 
 def size_of(messages: tuple[Message, ...]) -> int:
-    """Return the bytes of messages together; most transactions have one."""
+    """Return the total number of bytes of messages. Most transactions have one message."""
     return messages[0].size if len(messages) == 1 else sum([message.size for message in messages])
 
 
 class Origin(StrEnum):
-    """Who wrote a half: a first prepare, or the lane (resume, re-anchor, correction), whose record wins."""
+    """The writer of a half: a first prepare, or the lane (resume, re-anchor, correction), whose record wins."""
 
     PREPARE = "prepare"
     LANE = "lane"
@@ -68,7 +68,7 @@ class Half(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     messages: tuple[Message, ...]
     prepared_at: int
     since: int
-    """When the counts of checks and age begin: at the prepare, or at the last resume."""
+    """The time from which checks and age are counted: the prepare, or the last resume."""
     fingerprint: bytes
     check_after_ms: int | None = None
     origin: Origin = Origin.PREPARE
@@ -79,18 +79,18 @@ class Half(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of all its messages."""
+        """The number of bytes of all messages."""
         return size_of(self.messages)
 
 
 def fingerprint(group: str, messages: tuple[Message, ...], check_after_ms: int | None) -> bytes:
-    """Return the 16-byte hash of what a prepare asks for: equal for the same content, whatever the time."""
+    """Return the 16-byte hash of a prepare's content: equal for the same content at any time."""
     content = _ENCODER.encode((group, check_after_ms, messages))
     return sha256(content).digest()[:HASH_BYTES]
 
 
 class Foreign(Enum):
-    """In place of a record that halfway did not write, under a transaction's id."""
+    """A placeholder for a record under a transaction's id that halfway did not write."""
 
     FOREIGN = "foreign"
 
@@ -99,7 +99,7 @@ FOREIGN: Final = Foreign.FOREIGN
 
 
 class MessageDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an op marker keeps of a message, enough for an audit after the half is compacted away."""
+    """The part of a message that an op marker keeps: enough for an audit after the half is compacted away."""
 
     topic: str
     key_hash: bytes | None
@@ -108,14 +108,14 @@ class MessageDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, message: Message) -> MessageDigest:
-        """Digest one message."""
+        """Return the digest of one message."""
         return cls(
             topic=message.topic, key_hash=digest(message.key), value_hash=digest(message.value), size=message.size
         )
 
 
 class OpKind(StrEnum):
-    """What an op marker says happened."""
+    """The event that an op marker records."""
 
     COMMITTED = "COMMITTED"
     ROLLED_BACK = "ROLLED_BACK"
@@ -125,12 +125,12 @@ class OpKind(StrEnum):
     RESUMED = "RESUMED"
 
     def __init__(self, kind: str) -> None:
-        """Note whether it is an outcome."""
+        """Set `final`: whether it is an outcome."""
         self.final = kind in {"COMMITTED", "ROLLED_BACK"}
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An op marker. `checks`, `checked_at` and `commit_verdict` are totals so far: the last op of an id is enough."""
+    """An op marker. `checks`, `checked_at` and `commit_verdict` are totals: the last op of an id is enough."""
 
     kind: OpKind
     id: str
@@ -149,7 +149,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A transaction that halfway no longer checks: kept until an end or a resume."""
+    """A transaction that halfway no longer checks. It is kept until it is ended or resumed."""
 
     half: Half
     reason: str
@@ -177,7 +177,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns a shard (docs/protocol.md#ownership-and-fencing)."""
+    """The owner of a shard (docs/protocol.md#ownership-and-fencing)."""
 
     shard: int
     incarnation: str
@@ -187,7 +187,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Barrier(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that a new owner writes into each partition of its shard: everything before it is settled."""
+    """A record that a new owner writes to each partition of its shard. All records before it are final."""
 
     incarnation: str
     at: int

@@ -1,4 +1,4 @@
-"""Which keys and values are shown as text."""
+"""Decides which keys and values are shown as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CONTROLS: Final = bytes(code for code in range(0x20) if code not in b"\t\n\r")
 def as_text(data: bytes) -> str | None:
     """Return data as text, None if it is not UTF-8 or has control characters other than tabs and line breaks.
 
-    As JSON, a control character takes six times its place.
+    In JSON, a control character takes six times its size.
     """
     if len(data.translate(None, _CONTROLS)) != len(data):
         return None

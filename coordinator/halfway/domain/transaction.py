@@ -16,12 +16,12 @@ class State(StrEnum):
     ROLLED_BACK = "rolled_back"
 
     def __init__(self, state: str) -> None:
-        """Note whether it is one of the two final outcomes."""
+        """Set `ended`: whether it is one of the two final outcomes."""
         self.ended = state in {"committed", "rolled_back"}
 
 
 class Outcome(StrEnum):
-    """What a producer service reports of its local transaction."""
+    """The result of a local transaction, as the producer service reports it."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
 
 
 class Cause(StrEnum):
-    """Who resolved a transaction, as recorded in its op marker."""
+    """The originator of a change, as recorded in its op marker."""
 
     PRODUCER = "producer"
     CHECK = "check"
@@ -38,7 +38,7 @@ class Cause(StrEnum):
 
 
 class Action(StrEnum):
-    """What can be asked of a transaction."""
+    """An action on a transaction."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -63,13 +63,13 @@ TRANSITIONS: dict[tuple[State, Action], State] = {
     (State.COMMITTED, Action.COMMIT): State.COMMITTED,
     (State.ROLLED_BACK, Action.ROLLBACK): State.ROLLED_BACK,
 }
-"""Every legal (state, action) and the state it leads to; a pair that is not here is a conflict (409)."""
+"""Every legal (state, action) and the resulting state. A pair that is not here is a conflict (409)."""
 
 
 def conflict(transaction_id: str, state: State) -> AlreadyEndedError | NotPendingError:
     """Return the error for an action that a state does not allow.
 
-    A transaction that has an outcome takes no other; one that is parked must be resumed or ended first.
+    An outcome is never changed. A parked transaction must be resumed or ended first.
     """
     if state.ended:
         return AlreadyEndedError(transaction_id, state=state.value)

@@ -1,4 +1,4 @@
-"""Which URLs halfway can call at all; what an operator allows of them is for `checkback/destinations.py` to say."""
+"""Decides which URLs halfway can call at all; `checkback/destinations.py` applies the operator's rules to them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[A-Za-z0-9:.%_-]+\]")
 
 
 def url_refusal(text: str) -> str | None:
-    """Return why a URL cannot be called, None if it can. The reason is shown to users: it holds no secret."""
+    """Return why a URL cannot be called, None if it can. The reason is shown to users and holds no secret."""
     if _NOT_PRINTED.search(text) is not None:
-        return "a URL has no spaces and no control characters"
+        return "a URL must not have spaces or control characters"
     try:
         url = URL(text)
         port = url.port
@@ -26,12 +26,12 @@ def url_refusal(text: str) -> str | None:
         return "the URL has a user name or password in it"
     if not url.host or not port:
         return "the URL has no host, or port 0"
-    # A proxy may decode any other host, and call one that was not judged.
+    # A proxy may decode any other host, and call one that was not checked.
     return None if _HOST.fullmatch(url.host_subcomponent or "") else "the URL's host is neither a name nor an address"
 
 
 def base_url_refusal(text: str) -> str | None:
-    """Return why a URL cannot be called with paths put behind it, None if it can."""
+    """Return why paths cannot be appended to a URL, None if they can."""
     refusal = url_refusal(text)
     if refusal is None and (URL(text).raw_query_string or URL(text).raw_fragment):
         return "the URL has a query or a fragment"
@@ -39,7 +39,7 @@ def base_url_refusal(text: str) -> str | None:
 
 
 def proxy_refusal(text: str) -> str | None:
-    """Return why a URL names no HTTP proxy, None if it does; it may hold a user name and a password."""
+    """Return why a URL cannot be that of an HTTP proxy, None if it can. It may have a user name and a password."""
     try:
         anonymous = str(URL(text).with_user(None))
     except ValueError:

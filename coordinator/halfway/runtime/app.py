@@ -228,7 +228,7 @@ async def _serving(
         metrics.show_troubles(lambda: {one.shard: one.since for one in backend.status.troubles})
         if settings.peer_credentials:
             stage.peers = PeerPort(
-                backend.coordinator.answering,
+                backend.coordinator.peer_handler,
                 credentials=settings.peer_credentials,
                 incarnation=lambda: backend.status.incarnation,
                 # What fits into a request of a client may be somewhat larger here, with every default written out.

@@ -94,7 +94,7 @@ class Backend:
             return [f"it is recovering shards {', '.join(map(str, starting))}{_because(status.last_error)}"]
         if in_trouble and not status.owned:
             return ["it serves no shard, as none of those assigned to it could be acquired"]
-        if self.keys is not None and self.keys.late:
+        if self.keys is not None and self.keys.is_late:
             return [f"it has not been able to read for {self.keys.age_s:.0f} s which keys were revoked"]
         return list(self.unsafe)
 
@@ -270,8 +270,8 @@ async def _access(
         clock,
         first_operator=first,
         hide_payloads=settings.hide_payloads_from_operators,
-        refused=observer.refused_caller,
-        demand_current=current.demand,
+        count_refusal=observer.refused_caller,
+        require_fresh_keys=current.require_fresh,
     )
     if first is None and not any(key.kind is PrincipalKind.OPERATOR for key in store.table.all()):
         log.warning("no_operator", remedy="set HALFWAY_OPERATOR_KEY to what halfway keys generate prints")

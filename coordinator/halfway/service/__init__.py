@@ -1,4 +1,4 @@
-"""What halfway does, and the ports it needs.
+"""The protocol of halfway, and the ports that it needs.
 
 The folders import downwards only: cluster, jobs, checkback, prepare and resolve, query, shards.
 """

@@ -1,8 +1,8 @@
-"""Decides who may do what: everybody everything under open access, else as `domain.principal.RULES` say.
+"""Authenticates callers and checks their permissions, by `domain.principal.RULES` unless access is open.
 
-A transaction of another group is not there for a group's key (404): this is decided where it is looked up
-(`service.query.lookup`, and `service.resolve.caller_requests` for an end that need not wait). Everything else that a
-caller may not do is refused here.
+For a group's key a transaction of another group does not exist (404). `service.query.lookup` decides that, and
+`service.resolve.caller_requests` for an end that need not wait. This module refuses everything else that a caller may
+not do.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ FIRST_OPERATOR = "first"
 """The name of the operator whose key is a setting."""
 
 
-NEVER_OPEN: Final = frozenset({Permission.MANAGE_KEYS, Permission.READ_CHECK_SECRETS})
-"""What takes a key under open access too: whoever learnt a secret then would still have it afterwards."""
+ALWAYS_KEYED: Final = frozenset({Permission.MANAGE_KEYS, Permission.READ_CHECK_SECRETS})
+"""Permissions that need a key under open access too: a caller would keep the secrets when access is closed."""
 
 
 class OpenAccess:
-    """The `Authority` of a coordinator that asks nobody for a key, but those who make keys or read secrets.
+    """The `Authority` of a coordinator that requires a key only to manage keys or to read secrets.
 
-    So keys can be made and handed out before they are asked for.
+    So operators can make and hand out keys before they are required.
     """
 
     def __init__(self, keyed: KeyedAccess | None = None) -> None:
-        """Take what will decide once keys are asked for; None if there is no master secret to make keys with."""
+        """Take the authority for keys; None if there is no master secret, and so no keys."""
         self._keyed = keyed
 
     def authenticate(
         self, token: str | None, certificate: Collection[str] = (), wanted: Permission | None = None
     ) -> Principal:
-        """Return an operator who shows a key, ANYBODY for everybody else; whose key it is if that is asked for."""
-        if self._keyed is not None and wanted in NEVER_OPEN:
+        """Return the operator whose key is presented, else ANYBODY; if `wanted` needs a key, the owner of the key."""
+        if self._keyed is not None and wanted in ALWAYS_KEYED:
             return self._keyed.authenticate(token, certificate)
         if self._keyed is not None and token is not None:
             with suppress(UnauthenticatedError):
@@ -53,22 +53,22 @@ class OpenAccess:
         return ANYBODY
 
     def require(self, principal: Principal, permission: Permission, group: str | None = None) -> None:
-        """Allow everything except managing keys and reading secrets, which are good once access control is on."""
-        if permission in NEVER_OPEN and self._keyed is not None:
+        """Allow everything except managing keys and reading secrets: these outlast open access."""
+        if permission in ALWAYS_KEYED and self._keyed is not None:
             self._keyed.require(principal, permission, group)
 
     def may(self, principal: Principal, permission: Permission, group: str | None = None) -> bool:
-        """Whether `require` would return."""
+        """Return whether `require` would allow this."""
         if self._keyed is None:
             return permission is not Permission.MANAGE_KEYS
-        return permission not in NEVER_OPEN or self._keyed.may(principal, permission, group)
+        return permission not in ALWAYS_KEYED or self._keyed.may(principal, permission, group)
 
 
-_SHOW_PAYLOADS: Final = (Permission.READ_PAYLOADS, Permission.FETCH_CHECKS)
+_PAYLOAD_PERMISSIONS: Final = (Permission.READ_PAYLOADS, Permission.FETCH_CHECKS)
 
 
 class KeyedAccess:
-    """The `Authority` of a coordinator that asks for keys: nothing is decided by what a caller says of itself."""
+    """The `Authority` of a coordinator that requires keys. It trusts no caller's own claims."""
 
     def __init__(
         self,
@@ -78,29 +78,29 @@ class KeyedAccess:
         *,
         first_operator: str | None = None,
         hide_payloads: bool = False,
-        refused: Callable[[str], None] = lambda _: None,
-        demand_current: Callable[[], None] = lambda: None,
+        count_refusal: Callable[[str], None] = lambda _: None,
+        require_fresh_keys: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the keys of the log, and the secrets that their hashes may be keyed with.
+        """Take the keys of the log, and the master secrets that may have made their hashes.
 
-        `first_operator` is the text of a key that always holds; with `hide_payloads` operators read no payloads;
-        `refused` counts a refusal by its reason; `demand_current` raises a HalfwayError if the keys are not known as
-        they are now.
+        `first_operator` is the text of a key that is always valid. With `hide_payloads` operators read no payloads.
+        `count_refusal` counts a refusal by its reason. `require_fresh_keys` raises a HalfwayError if this instance may
+        have missed revocations.
         """
-        self._demand_current = demand_current
+        self._require_fresh_keys = require_fresh_keys
         self._table = table
         self._secrets = secrets
         self._clock = clock
         self._rules = RULES
         if hide_payloads:
-            hidden = {permission: RULES[permission] - {PrincipalKind.OPERATOR} for permission in _SHOW_PAYLOADS}
+            hidden = {permission: RULES[permission] - {PrincipalKind.OPERATOR} for permission in _PAYLOAD_PERMISSIONS}
             self._rules = RULES | hidden
-        self._refused = refused
+        self._count_refusal = count_refusal
         self._sealed: dict[str, Key] = {}
-        """Records whose seal was found to hold, by public id."""
+        """Records whose seal was verified, by public id."""
         self._fixed: dict[str, Key] = {}
-        self._shown: dict[str, Key] = {}
-        """Keys by their texts, once these were found to be right: hashing a text is most of what a look at it costs."""
+        self._verified: dict[str, Key] = {}
+        """Verified keys by their texts: most of the cost of verifying a text is its hash."""
         if first_operator is not None:
             key = Key(
                 id=public_id(first_operator),
@@ -111,32 +111,32 @@ class KeyedAccess:
             )
             self._fixed[key.id] = self._sealed[key.id] = key
 
-    # --- who calls
+    # --- authentication
 
     def authenticate(
         self, token: str | None, certificate: Collection[str] = (), wanted: Permission | None = None
     ) -> Principal:
-        """Return who shows a key; without a key, whose certificate has one of these names.
+        """Return the owner of a key, or without a key, the owner of a certificate with one of these names.
 
         Raises:
-            UnauthenticatedError: nobody that is known here.
-            KafkaUnavailableError: it is not known here which keys were revoked.
+            UnauthenticatedError: neither is valid here.
+            KafkaUnavailableError: this instance may have missed revocations.
 
         """
-        del wanted  # whatever it is, it takes a key
-        key = self._bound(certificate) if token is None else self._key(token)
+        del wanted  # every permission needs a key
+        key = self._bound_key(certificate) if token is None else self._key(token)
         if self._sealed.get(key.id) is not key:
-            self._demand_seal(key)
+            self._require_seal(key)
         if key.id not in self._fixed:
-            self._demand_current()
-        if not key.live(self._clock.now_ms()):
-            raise self._unknown("expired", f"key {key.id} has expired: let an operator rotate it")
+            self._require_fresh_keys()
+        if not key.is_live(self._clock.now_ms()):
+            raise self._unauthenticated("expired", f"key {key.id} has expired: ask an operator to rotate it")
         return key.principal
 
     def _key(self, token: str) -> Key:
-        shown = self._shown.get(token)
-        if shown is not None and self._record(shown.id) is shown:
-            return shown
+        verified = self._verified.get(token)
+        if verified is not None and self._record(verified.id) is verified:
+            return verified
         if len(token) <= LONGEST and token.isascii():
             key_id = public_id(token)
             key = self._record(key_id)
@@ -145,80 +145,84 @@ class KeyedAccess:
                 and key.digest is not None
                 and any(hmac.compare_digest(key.digest, secret.digest(token)) for secret in self._secrets)
             ):
-                if len(self._shown) > len(self._table) + len(self._fixed):
-                    self._shown.clear()  # of keys that are revoked
-                self._shown[token] = key
+                if len(self._verified) > len(self._table) + len(self._fixed):
+                    self._verified.clear()  # it holds revoked keys
+                self._verified[token] = key
                 return key
             if kind_in(token) is not None:
-                detail = f"key {key_id} is not valid here: it was revoked, is of another cluster, or was never made"
-                raise self._unknown("revoked" if self._table.revoked(key_id) else "unknown_key", detail)
-        raise self._unknown("mistyped", "what is shown is no key, or is mistyped: its checksum does not hold")
+                detail = (
+                    f"key {key_id} is not valid here: it was revoked, belongs to another cluster, or was never made"
+                )
+                raise self._unauthenticated("revoked" if self._table.is_revoked(key_id) else "unknown_key", detail)
+        raise self._unauthenticated("mistyped", "this is not a key, or it is mistyped: its checksum is wrong")
 
     def _record(self, key_id: str) -> Key | None:
         return self._fixed.get(key_id) or self._table.get(key_id)
 
-    def _bound(self, certificate: Collection[str]) -> Key:
-        """Return the first key that one of these names stands for; an expired one only if no other holds."""
-        found = [key for name in certificate if (key := self._table.bound_to(name)) is not None]
-        if found:
+    def _bound_key(self, certificate: Collection[str]) -> Key:
+        """Return the first key record that binds one of these names; an expired one only if no other is valid."""
+        keys = [key for name in certificate if (key := self._table.bound_to(name)) is not None]
+        if keys:
             now = self._clock.now_ms()
-            return next((key for key in found if key.live(now)), found[0])
+            return next((key for key in keys if key.is_live(now)), keys[0])
         if certificate:
-            detail = "the client's certificate is bound to nobody: let an operator bind it, or send a key"
-            raise self._unknown("unknown_certificate", detail)
-        raise self._unknown("no_key", "no key is shown: send Authorization: Bearer with one that an operator has made")
+            detail = "the client's certificate is bound to no principal: ask an operator to bind it, or send a key"
+            raise self._unauthenticated("unknown_certificate", detail)
+        raise self._unauthenticated(
+            "no_key", "the request has no key: send Authorization: Bearer with a key that an operator has made"
+        )
 
-    def _demand_seal(self, key: Key) -> None:
-        if not any(secret.holds(key) for secret in self._secrets):
-            raise self._unknown("forged", f"the record of key {key.id} was not written by halfway: revoke it")
+    def _require_seal(self, key: Key) -> None:
+        if not any(secret.has_sealed(key) for secret in self._secrets):
+            raise self._unauthenticated("forged", f"the record of key {key.id} was not written by halfway: revoke it")
         if len(self._sealed) > 2 * len(self._table) + len(self._fixed) + 1:
             self._sealed = dict(self._fixed)
         self._sealed[key.id] = key
 
-    def _unknown(self, reason: str, detail: str) -> UnauthenticatedError:
-        self._refused(reason)
+    def _unauthenticated(self, reason: str, detail: str) -> UnauthenticatedError:
+        self._count_refusal(reason)
         return UnauthenticatedError(detail)
 
-    # --- what they may do
+    # --- permissions
 
     def require(self, principal: Principal, permission: Permission, group: str | None = None) -> None:
         """Return if the caller may do this, to this group if one is named.
 
         Raises:
             ForbiddenError: it may not.
-            UnauthenticatedError: its key was revoked since, or has expired; or nobody was asked for a key.
-            KafkaUnavailableError: it is not known here which keys were revoked.
+            UnauthenticatedError: its key was revoked or has expired in the meantime, or it has no key.
+            KafkaUnavailableError: this instance may have missed revocations.
 
         """
         if principal.kind is PrincipalKind.PEER:
             return
         if (key_id := principal.key_id) is not None and key_id not in self._fixed:
-            self._demand_current()
+            self._require_fresh_keys()
             key = self._table.get(key_id)
-            if self._table.revoked(key_id) or (key is not None and not key.live(self._clock.now_ms())):
-                raise self._unknown("revoked", f"key {key_id} was revoked, or has expired")
+            if self._table.is_revoked(key_id) or (key is not None and not key.is_live(self._clock.now_ms())):
+                raise self._unauthenticated("revoked", f"key {key_id} was revoked, or has expired")
         kinds = self._rules[permission]
         if principal.kind not in kinds:
             if principal.kind is PrincipalKind.ANYBODY:
-                raise self._unknown("no_key", "no key is shown")
-            raise self._forbidden("kind", f"{principal} may not {permission}: it takes {_needed(kinds, group)}")
+                raise self._unauthenticated("no_key", "the request has no key")
+            raise self._forbidden("kind", f"{principal} may not {permission}: this needs {_needed(kinds, group)}")
         if group is not None and principal.group not in (None, group):
             raise self._forbidden(
                 "group",
-                f"{principal} may not {permission} for group {group!r}: it takes {_needed(kinds, group)}",
+                f"{principal} may not {permission} for group {group!r}: this needs {_needed(kinds, group)}",
             )
 
     def may(self, principal: Principal, permission: Permission, group: str | None = None) -> bool:
-        """Whether a caller of this kind may do this to this group; its key is taken to hold still."""
+        """Return whether a caller of this kind may do this to this group; its key is assumed to be valid still."""
         return principal.kind in self._rules[permission] and (group is None or principal.group in (None, group))
 
     def _forbidden(self, reason: str, detail: str) -> ForbiddenError:
-        self._refused(reason)
+        self._count_refusal(reason)
         return ForbiddenError(detail)
 
 
 def _needed(kinds: Collection[PrincipalKind], group: str | None) -> str:
-    """Return whose key would do."""
+    """Return the kinds of keys that are sufficient, as text."""
     needed = []
     if PrincipalKind.GROUP in kinds:
         needed.append("a group's key" if group is None else f"a key of group {group!r}")

@@ -1,4 +1,4 @@
-"""What happened here lately, in memory and bounded: rates, endpoints, failures (docs/rest.md#statistics)."""
+"""Recent activity of this instance, in bounded memory: rates, endpoints, failures (docs/rest.md#statistics)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from halfway.domain.records import Half
 from halfway.domain.transaction import Action, State
-from halfway.service.figures import Endpoint, FailingTopic, Lane, LaneFailure, RefusedWrite, Skipped, Tallied
+from halfway.service.figures import Endpoint, FailingTopic, Lane, LaneFailure, RefusedWrite, Skipped, Tally
 from halfway.service.journal import Journal
 from halfway.service.journal_records import HistoryEvent
 
@@ -26,17 +26,17 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 WINDOW_S: Final = 10
-"""Rates are the mean of so many seconds before the current one."""
-MOST_GROUPS: Final = 500
-"""Further groups have no rates of their own."""
-MOST_KEPT: Final = 100
-"""Of topics, writes and kinds of skipped records: the oldest go."""
+"""Rates are the mean over this many seconds before the current one."""
+MAX_GROUPS: Final = 500
+"""Groups with rates of their own. The others share one."""
+MAX_ENTRIES: Final = 100
+"""Topics, refused writes, and kinds of skipped records. The oldest are dropped."""
 _ENDPOINTS: Final = 10
 _OUTCOMES: Final = {State.COMMITTED: Action.COMMIT.value, State.ROLLED_BACK: Action.ROLLBACK.value}
 
 
 class _Series:
-    """A count since the start, and how much of it is of each of the last seconds."""
+    """A count since the start, and the counts of the last seconds."""
 
     __slots__ = ("_at", "_seconds", "total")
 
@@ -63,25 +63,25 @@ class _Series:
 
 
 _Table = dict[tuple[str, ...], _Series]
-"""By the group, then what is counted."""
+"""By the group and the labels of the count."""
 _ByKind = defaultdict[K, dict[str, int]]
-"""How many of each group, by what else there is to tell of them."""
+"""The count of each group, by the other labels."""
 _counts: Final[Callable[[], dict[str, int]]] = partial(defaultdict, int)
 
 
 class Activity:
-    """An `Observer` that remembers a little of what it passes on to another.
+    """An `Observer` that passes every call on to another, and keeps recent figures for statistics.
 
-    Everything is called on the loop's thread, but for `skipped_record` and `lane_failed`, which any thread may call.
+    All methods are called on the loop's thread, except `skipped_record` and `lane_failed`, which any thread may call.
     """
 
     def __init__(self, observer: Observer, clock: Clock) -> None:
-        """Pass everything on to `observer`."""
+        """Pass every call on to `observer`."""
         self._observer = observer
         self._clock = clock
         self.since = clock.now_ms()
         self.journal = Journal(self.since)
-        """What was seen of each transaction."""
+        """The recent events of each transaction."""
         self._prepares: dict[str, _Series] = {}
         self._ends: _Table = {}
         self._checks: _Table = {}
@@ -99,27 +99,27 @@ class Activity:
 
     @classmethod
     def around(cls, observer: Observer, clock: Clock) -> Activity:
-        """Return an observer that remembers: itself if it does already."""
+        """Return the observer itself if it is an Activity, else an Activity that passes on to it."""
         return observer if isinstance(observer, Activity) else cls(observer, clock)
 
-    # --- what one turn of the event loop tells is passed on once for all of a kind; `began` is on the loop's clock
+    # --- the counts of one turn of the event loop are passed on together; `began` is on the loop's clock
 
     def note_prepare(self, group: str, result: str, began: float) -> None:
         """Count a prepare by its result."""
         self._prepared[result, began][group] += 1
         if not self._scheduled:
-            self._schedule()
+            self._schedule_flush()
 
     def note_end(self, group: str, outcome: str, cause: str, result: str, began: float) -> None:
         """Count an end by outcome, cause and result."""
         self._ended[outcome, cause, result, began][group] += 1
         if not self._scheduled:
-            self._schedule()
+            self._schedule_flush()
 
     def note_write(self, write: LaneWrite) -> None:
-        """Count what the lane has written, and forget that it failed before."""
+        """Count a write of the lane, and clear its earlier failures."""
         if self._writes or self._topics:
-            self.wrote(write.id, [message.topic for message in write.messages])
+            self.clear_failures(write.id, [message.topic for message in write.messages])
         op = write.op
         if op is None:
             if isinstance(write.half, Half):
@@ -127,19 +127,19 @@ class Activity:
         elif (outcome := _OUTCOMES.get(write.state)) is not None:
             self._resolved[outcome, op.cause.value, max(0, op.at - write.prepared_at)][write.group] += 1
             if not self._scheduled:
-                self._schedule()
+                self._schedule_flush()
 
-    def _schedule(self) -> None:
+    def _schedule_flush(self) -> None:
         self._scheduled = True
-        asyncio.get_running_loop().call_soon(self._tell)
+        asyncio.get_running_loop().call_soon(self._flush)
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         self._scheduled = False
         now, observer = asyncio.get_running_loop().time(), self._observer
         prepared, ended, resolved = self._prepared, self._ended, self._resolved
         self._prepared, self._ended, self._resolved = _by_kind(), _by_kind(), _by_kind()
         for (outcome, cause, _), groups in resolved.items():
-            self.resolved(groups, outcome, cause)
+            self.note_outcomes(groups, outcome, cause)
         for (result, began), groups in prepared.items():
             self.prepared(groups, result, now - began)
         for (outcome, cause, result, began), groups in ended.items():
@@ -147,21 +147,21 @@ class Activity:
         for (outcome, _, after_ms), groups in resolved.items():
             observer.resolved_after(groups, outcome, after_ms / 1000)
 
-    # --- what the service tells beyond the port
+    # --- what the service reports in addition to the port
 
-    def resolved(self, groups: Mapping[str, int], outcome: str, cause: str) -> None:
-        """Count so many outcomes of each group that were written, by cause."""
+    def note_outcomes(self, groups: Mapping[str, int], outcome: str, cause: str) -> None:
+        """Count the outcomes written for each group, by cause."""
         now = _second()
         for group, count in groups.items():
-            _add(self._ends, (self._named(group), outcome, cause), count, now)
+            _add(self._ends, (self._group_label(group), outcome, cause), count, now)
 
     def acted(self, transaction_id: str, event: str, by: Principal | None = None) -> None:
-        """Keep an event of a transaction that op does not hold, or not whole."""
-        told = HistoryEvent(at=self._clock.now_ms(), event=event, by=None if by is None else str(by))
-        self.journal.note(transaction_id, told)
+        """Keep an event of a transaction that op does not hold, or not completely."""
+        history_event = HistoryEvent(at=self._clock.now_ms(), event=event, by=None if by is None else str(by))
+        self.journal.add(transaction_id, history_event)
 
     def refused(self, transaction_id: str, topic: str | None, code: str, detail: str, retry_after_s: float) -> None:
-        """Remember a write that could not be done, until it is done."""
+        """Keep a write that was refused, until it is done."""
         now = self._clock.now_ms()
         retry_at = now + round(retry_after_s * 1000)
         self._writes.pop(transaction_id, None)
@@ -174,7 +174,7 @@ class Activity:
         )
         if topic is not None:
             before = self._topics.pop(topic, None)
-            told = FailingTopic(
+            failing = FailingTopic(
                 topic=topic,
                 error_code=code,
                 detail=detail,
@@ -185,31 +185,31 @@ class Activity:
                 first_error_code=code if before is None else before.first_error_code,
                 first_detail=detail if before is None else before.first_detail,
             )
-            _put(self._topics, topic, told)
+            _put(self._topics, topic, failing)
 
-    def wrote(self, transaction_id: str, topics: Sequence[str]) -> None:
-        """Forget what failed before and is done now."""
+    def clear_failures(self, transaction_id: str, topics: Sequence[str]) -> None:
+        """Clear the failures of a write that is done now, and of its topics."""
         self._writes.pop(transaction_id, None)
         for topic in topics:
             self._topics.pop(topic, None)
 
-    def asked(self, group: str, reply: CheckReply) -> None:
-        """Remember how each endpoint of a group answered last."""
+    def note_check_reply(self, group: str, reply: CheckReply) -> None:
+        """Keep the last answer of each endpoint of a group."""
         known = self._endpoints.get(group)
         if known is None:
-            if len(self._endpoints) >= MOST_GROUPS:
+            if len(self._endpoints) >= MAX_GROUPS:
                 return
             known = self._endpoints[group] = {}
         now = self._clock.now_ms()
-        for one in reply.attempts:
-            known.pop(one.host, None)
-            known[one.host] = Endpoint(
-                host=one.host,
-                well=one.answered,
-                status=one.status,
-                detail=one.detail or None,
+        for attempt in reply.attempts:
+            known.pop(attempt.host, None)
+            known[attempt.host] = Endpoint(
+                host=attempt.host,
+                well=attempt.answered,
+                status=attempt.status,
+                detail=attempt.detail or None,
                 at=now,
-                duration_s=one.duration_s,
+                duration_s=attempt.duration_s,
             )
             while len(known) > _ENDPOINTS:
                 del known[next(iter(known))]
@@ -217,25 +217,25 @@ class Activity:
     # --- reading
 
     def prepares(self, group: str | None = None) -> float:
-        """Return prepares a second, of one group or of all."""
+        """Return the prepares per second, of one group or of all."""
         now = _second()
-        return sum(one.per_s(now) for name, one in self._prepares.items() if group in (None, name))
+        return sum(series.per_s(now) for name, series in self._prepares.items() if group in (None, name))
 
-    def ends(self, group: str | None = None) -> list[Tallied]:
-        """Return outcomes by outcome and cause, of one group or of all."""
-        return _tallied(self._ends, group)
+    def ends(self, group: str | None = None) -> list[Tally]:
+        """Return the counts of outcomes by outcome and cause, of one group or of all."""
+        return _tallies(self._ends, group)
 
-    def checks(self, group: str | None = None) -> list[Tallied]:
-        """Return checks by verdict, of one group or of all."""
-        return _tallied(self._checks, group)
+    def checks(self, group: str | None = None) -> list[Tally]:
+        """Return the counts of checks by verdict, of one group or of all."""
+        return _tallies(self._checks, group)
 
     def endpoints(self, group: str) -> tuple[Endpoint, ...]:
-        """Return how the endpoints of a group answered last."""
+        """Return the last answer of each endpoint of a group."""
         return tuple(self._endpoints.get(group, {}).values())
 
     @property
     def lane(self) -> Lane:
-        """How the lane does."""
+        """The figures of the lane."""
         now = _second()
         commits = self._commits.per_s(now)
         return Lane(
@@ -248,11 +248,11 @@ class Activity:
 
     @property
     def failing(self) -> tuple[tuple[FailingTopic, ...], tuple[RefusedWrite, ...], tuple[Skipped, ...]]:
-        """What could not be written, and what could not be read."""
+        """The topics and the writes that fail, and the records that were skipped."""
         return tuple(self._topics.values()), tuple(self._writes.values()), tuple(self._skipped.values())
 
-    def _named(self, group: str) -> str:
-        return group if group in self._prepares or len(self._prepares) < MOST_GROUPS else ""
+    def _group_label(self, group: str) -> str:
+        return group if group in self._prepares or len(self._prepares) < MAX_GROUPS else ""
 
     # --- halfway.service.ports.Observer
 
@@ -261,7 +261,7 @@ class Activity:
         if result == "prepared":
             now = _second()
             for group, count in groups.items():
-                _add(self._prepares, self._named(group), count, now)
+                _add(self._prepares, self._group_label(group), count, now)
         self._observer.prepared(groups, result, seconds)
 
     def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
@@ -274,7 +274,7 @@ class Activity:
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check."""
-        _add(self._checks, (self._named(group), verdict), 1, _second())
+        _add(self._checks, (self._group_label(group), verdict), 1, _second())
         self._observer.checked(group, verdict, sent=sent, seconds=seconds)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
@@ -338,22 +338,22 @@ def _add(table: dict[K, _Series], key: K, amount: float, now: int) -> None:
     series.add(amount, now)
 
 
-def _tallied(table: _Table, group: str | None) -> list[Tallied]:
-    """Return what a table counts, of one group or of all together."""
+def _tallies(table: _Table, group: str | None) -> list[Tally]:
+    """Return the counts of a table, of one group or of all together."""
     now = _second()
-    found: dict[tuple[str, ...], Tallied] = {}
+    tallies: dict[tuple[str, ...], Tally] = {}
     for (name, *names), series in table.items():
         if group in (None, name):
             key = tuple(names)
-            before = found.get(key, Tallied(names=key, total=0, per_s=0.0))
+            before = tallies.get(key, Tally(names=key, total=0, per_s=0.0))
             total, per_s = before.total + round(series.total), before.per_s + series.per_s(now)
-            found[key] = Tallied(names=key, total=total, per_s=per_s)
-    return list(found.values())
+            tallies[key] = Tally(names=key, total=total, per_s=per_s)
+    return list(tallies.values())
 
 
 def _put(table: dict[K, V], key: K, value: V) -> None:
-    """Put a value last, and let the first go if there are too many."""
+    """Put a value last, and drop the first if there are too many."""
     table.pop(key, None)
     table[key] = value
-    while len(table) > MOST_KEPT:
+    while len(table) > MAX_ENTRIES:
         del table[next(iter(table))]

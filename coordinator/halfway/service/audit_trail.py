@@ -1,4 +1,4 @@
-"""Records who changed what, with its result: to the log always, and to the port `AuditTrail`."""
+"""Records the actions of callers with their results, in the log and through the port `AuditTrail`."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _ID_BYTES: Final = 16
 T = TypeVar("T")
 
 
-class LogOnly:
-    """The `AuditTrail` of a coordinator that keeps events in its log alone."""
+class LogOnlyAuditTrail:
+    """The `AuditTrail` of a coordinator that records events only in its log."""
 
     def record(self, event: AuditEvent) -> None:
-        """Leave it to the log."""
+        """Do nothing: the `Auditor` logs every event."""
 
 
 class Auditor:
-    """Records what callers of this instance did; one that passes a call on records it, the owner does not."""
+    """Records the actions of this instance's callers. The instance that forwards a call records it, not the owner."""
 
     def __init__(self, trail: AuditTrail, clock: Clock, instance: str) -> None:
-        """Keep the parts; `instance` is what events call this instance."""
+        """Store the parts. `instance` is the name of this instance in events."""
         self._trail = trail
         self._clock = clock
         self._instance = instance
 
-    async def of(
+    async def audit(
         self,
         work: Awaitable[T],
         principal: Principal,
@@ -56,9 +56,9 @@ class Auditor:
         group: str | None = None,
         remark: str | None = None,
         detail: str | None = None,
-        told: Callable[[T], dict[str, str]] | None = None,
+        describe: Callable[[T], dict[str, str]] | None = None,
     ) -> T:
-        """Do some work, and record it with its result; `told` returns fields that only the result tells."""
+        """Await `work`, and record it with its result; `describe` returns further fields from the result."""
         fields: dict[str, str | None] = {
             "action": action.value,
             "subject": subject,
@@ -67,25 +67,25 @@ class Auditor:
             "detail": detail,
         }
         try:
-            done = await work
+            result = await work
         except (ForbiddenError, UnauthenticatedError):
-            raise  # what a caller has no right to do is counted only: who may do nothing must not fill the trail
+            raise  # only counted: a caller without permissions must not fill the audit trail
         except HalfwayError as error:
             self._record(principal, fields, error.code)
             raise
         except BaseException:
             self._record(principal, fields, "interrupted")
             raise
-        self._record(principal, fields if told is None else {**fields, **told(done)}, DONE)
-        return done
+        self._record(principal, fields if describe is None else {**fields, **describe(result)}, DONE)
+        return result
 
     def watch_ends(self, ends: Sequence[End], answers: Answers[EndResult], principal: Principal) -> None:
-        """Record those ends that are by hand as they are answered."""
+        """Record the manual ends among `ends` when they are answered."""
 
         def answered(index: int, result: EndResult | Exception) -> None:
             end = ends[index]
             if isinstance(result, ForbiddenError | UnauthenticatedError):
-                return  # what a caller has no right to do is counted only
+                return  # only counted
             if end.cause is not Cause.OPERATOR and principal.kind is not PrincipalKind.OPERATOR:
                 return
             fields: dict[str, str | None] = {
@@ -95,8 +95,8 @@ class Auditor:
                 "remark": end.remark,
                 "detail": end.outcome.value,
             }
-            told = result.code if isinstance(result, HalfwayError) else "interrupted"
-            self._record(principal, fields, DONE if isinstance(result, EndResult) else told)
+            failure = result.code if isinstance(result, HalfwayError) else "interrupted"
+            self._record(principal, fields, DONE if isinstance(result, EndResult) else failure)
 
         answers.watch(answered)
 
@@ -109,17 +109,20 @@ class Auditor:
             key_id=principal.key_id,
             result=result,
             instance=self._instance,
-            **fields,  # type: ignore[arg-type]  # the four that are left
+            **fields,  # type: ignore[arg-type]  # the remaining fields
         )
         log.info("audit", **msgspec.structs.asdict(event))
         self._trail.record(event)
 
 
-def group_told(spec: GroupSpec, before: Group | None) -> Callable[[GroupView], dict[str, str]]:
-    """Return what a registration tells: its changed parts, and the hosts; the rest of a URL may hold a secret."""
+def describe_group_change(spec: GroupSpec, before: Group | None) -> Callable[[GroupView], dict[str, str]]:
+    """Return a function that describes a change of a group: the changed parts, and the hosts of its URLs.
+
+    The rest of a URL may hold a secret.
+    """
     hosts = ", ".join(dict.fromkeys(URL(url).authority for url in spec.urls)) or "pull"
 
-    def told(after: GroupView) -> dict[str, str]:
+    def describe(after: GroupView) -> dict[str, str]:
         if after.created or before is None:
             action = Audited.REGISTER_GROUP if after.created else Audited.CHANGE_GROUP
             return {"action": action.value, "detail": hosts}
@@ -127,4 +130,4 @@ def group_told(spec: GroupSpec, before: Group | None) -> Callable[[GroupView], d
         changed = [part for part in parts if getattr(before, part) != getattr(spec, part)]
         return {"detail": f"{', '.join(changed) or 'nothing'} changed; checks: {hosts}"}
 
-    return told
+    return describe

@@ -1,4 +1,4 @@
-"""How the service asks producer groups: the port that `halfway.checkback` and `halfway.memory` provide."""
+"""The port for checks of producer groups, which `halfway.checkback` and `halfway.memory` implement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One question to a producer group."""
+    """One check: a question to a producer group."""
 
     check_id: str
     id: str
@@ -25,13 +25,13 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a check: how far it came, and what came back."""
+    """One HTTP request of a check, and its result."""
 
     host: str
     """The endpoint's scheme, host and port; the rest of its URL may hold a secret."""
     sent: bool
     answered: bool
-    """Whether a verdict came."""
+    """Whether a verdict was received."""
     status: int | None
     detail: str
     excerpt: str | None
@@ -40,9 +40,10 @@ class CheckAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to a check: `sent` is whether the request was sent on a connection, `answered` whether a verdict came.
+    """The reply to a check.
 
-    `reachable` is False if the endpoint refused, hung or could not be found: the circuit breaker counts those.
+    `sent` is whether the request was sent on a connection, `answered` whether a verdict was received. `reachable` is
+    False if the endpoint refused, hung or could not be found: the circuit breaker counts those.
     """
 
     outcome: Outcome
@@ -56,10 +57,10 @@ class CheckReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckCaller(Protocol):
-    """Asks a producer group over HTTP (docs/protocol.md#scan-and-check-back)."""
+    """Sends checks to a producer group over HTTP (docs/protocol.md#scan-and-check-back)."""
 
     def refusal(self, url: str) -> str | None:
-        """Return why the operator does not allow an endpoint, None if it may be registered; shown to users."""
+        """Return why the operator does not allow an endpoint, None if it is allowed. The reason is shown to users."""
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
-        """Ask the endpoints in the order given, the next one when one fails, within a bounded time; never raises."""
+        """Call the endpoints in the given order, the next one when one fails, within a bounded time. Never raises."""

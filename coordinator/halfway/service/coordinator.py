@@ -11,16 +11,16 @@ from halfway.domain.secrets import CheckSecrets
 from halfway.domain.transaction import Cause
 from halfway.service.activity import Activity
 from halfway.service.answers import Answers
-from halfway.service.audit_trail import Auditor, LogOnly, group_told
+from halfway.service.audit_trail import Auditor, LogOnlyAuditTrail, describe_group_change
 from halfway.service.checkback.dispatcher import CheckDispatcher
-from halfway.service.checkback.pull import FetchedChecks, Wanted, always
+from halfway.service.checkback.pull import FetchedChecks, IsConnected, always
 from halfway.service.checkback.scan import Scan
+from halfway.service.cluster.cluster_jobs import ClusterJobs
 from halfway.service.cluster.fan_out import FanOut
 from halfway.service.cluster.forward import Forwarder, NoOwners, NoPeers
-from halfway.service.cluster.job_desk import JobDesk
 from halfway.service.cluster.job_work import JobWork
 from halfway.service.cluster.peer_handler import PeerHandler
-from halfway.service.cluster.statistics import StatisticsDesk
+from halfway.service.cluster.statistics import ClusterStatistics
 from halfway.service.jobs.jobs import Jobs
 from halfway.service.peer_calls import (
     CheckCall,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from halfway.service.check_ports import CheckCaller
     from halfway.service.keys import Keys
-    from halfway.service.peer_calls import Found, HistoryView
+    from halfway.service.peer_calls import FindResult, HistoryView
     from halfway.service.ports import (
         AuditTrail,
         Authority,
@@ -85,9 +85,9 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """Prepare, end, check, resume, list: each call waits at most until its `deadline` on the loop's clock.
+    """The calls of the service. Each waits at most until its `deadline`, a time on the event loop's clock.
 
-    `principal` is who calls; ANYBODY, whom only open access lets in, if nobody is named.
+    `principal` is the caller. The default, ANYBODY, is allowed only under open access.
     """
 
     def __init__(  # noqa: PLR0913 - the ports, once, at the composition root
@@ -111,16 +111,16 @@ class Coordinator:
         history: History | None = None,
         instance: str = "",
     ) -> None:
-        """Wire the parts together; nothing is started. Without `owners` and `peers` nothing is forwarded."""
+        """Connect the parts; nothing is started. Without `owners` and `peers` no call is forwarded."""
         self.limits = limits
         self._shards = ShardTable(limits, clock)
         self.authority = authority
         self.now_ms = clock.now_ms
-        self.auditor = Auditor(audit_trail or LogOnly(), clock, instance)
-        """Records what is done by hand, and to keys."""
+        self.auditor = Auditor(audit_trail or LogOnlyAuditTrail(), clock, instance)
+        """Records manual actions, and actions on groups and keys."""
         self._check_secrets = check_secrets or CheckSecrets()
         self.keys = keys
-        """None if nobody is asked for a key."""
+        """None if there is no master secret to make keys with."""
         self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
         self._lookup = Lookup(limits, authority, self._shards, half_log, clock)
         activity = Activity.around(observer, clock)
@@ -148,9 +148,9 @@ class Coordinator:
         self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
         work = JobWork(self._fan_out, self._forwarder, self._checks, self._caller_requests, self.auditor, clock)
         self._jobs = Jobs(work.find, work.act, clock, instance)
-        self.jobs = JobDesk(self._jobs, work, self._forwarder, self._shards, authority, self.auditor)
-        """Starts, shows and stops jobs."""
-        self.answering = PeerHandler(
+        self.jobs = ClusterJobs(self._jobs, work, self._forwarder, self._shards, authority, self.auditor)
+        """Starts, lists and stops jobs."""
+        self.peer_handler = PeerHandler(
             authority,
             self._preparer,
             self._group_limits,
@@ -160,9 +160,9 @@ class Coordinator:
             self._checks,
             self._leases,
         )
-        """Does the calls of other instances."""
-        self.answering.histories = self._histories
-        self.statistics = StatisticsDesk(
+        """Answers the calls of other instances."""
+        self.peer_handler.histories = self._histories
+        self.statistics = ClusterStatistics(
             authority,
             self._shards,
             self._groups,
@@ -172,29 +172,29 @@ class Coordinator:
             self._forwarder,
             clock,
         )
-        """Shows figures of all instances."""
+        """Gathers the figures of all instances."""
         self.statistics.instance = instance
-        self.answering.also(self.statistics.answer, FiguresCall)
-        self.answering.also(self.jobs.answer, KnownJobCall, StartJobCall, JobCall, JobsCall, StopJobCall)
+        self.peer_handler.register(self.statistics.answer, FiguresCall)
+        self.peer_handler.register(self.jobs.answer, KnownJobCall, StartJobCall, JobCall, JobsCall, StopJobCall)
 
     @property
     def listener(self) -> ShardListener:
-        """The listener that the membership tells about shards."""
+        """The listener that the membership notifies about shards."""
         return self._shards
 
     @property
     def shards(self) -> ShardTable:
-        """The shards this instance serves, for metrics and health."""
+        """The shards that this instance serves, for metrics and health."""
         return self._shards
 
     def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[Prepared]:
-        """Store a half message and answer once it is durable (docs/protocol.md#prepare)."""
+        """Store a half message, and answer when it is durable (docs/protocol.md#prepare)."""
         return self.begin_prepares([request], deadline=deadline, principal=principal).only()
 
     def begin_prepares(
         self, requests: Sequence[Prepare], *, deadline: float, principal: Principal = ANYBODY
     ) -> Answers[Prepared]:
-        """Do as `prepare` does, for many: each has gone as far as it can without waiting when this returns."""
+        """Begin many prepares. When this returns, each has progressed as far as it can without waiting."""
         answers: Answers[Prepared] = Answers(
             [None] * len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
         )
@@ -208,13 +208,13 @@ class Coordinator:
         return answers
 
     def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[EndResult]:
-        """Commit, roll back, or say that the outcome is unknown (docs/protocol.md#end-the-lane)."""
+        """Commit or roll back a transaction, or report its outcome as unknown (docs/protocol.md#end-the-lane)."""
         return self.begin_ends([request], deadline=deadline, principal=principal).only()
 
     def begin_ends(
         self, requests: Sequence[End], *, deadline: float, principal: Principal = ANYBODY
     ) -> Answers[EndResult]:
-        """Do as `end` does, for many: each has gone as far as it can without waiting when this returns."""
+        """Begin many ends. When this returns, each has progressed as far as it can without waiting."""
         answers: Answers[EndResult] = Answers(
             [None] * len(requests), partial(self._forwarder.begin, requests, EndCall, deadline, principal)
         )
@@ -224,78 +224,88 @@ class Coordinator:
         return answers
 
     async def get(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
-        """Show one transaction, with its messages while it is prepared or parked."""
+        """Return one transaction, with its messages while it is prepared or parked."""
         here = self._queries.get(transaction_id, deadline=deadline, principal=principal)
-        return await self._forwarder.or_forward(here, lambda: GetCall(id=transaction_id), deadline, principal)
+        return await self._forwarder.run_or_forward(here, lambda: GetCall(id=transaction_id), deadline, principal)
 
     async def history(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> HistoryView:
-        """Show what happened to a transaction, and where its messages stand (docs/rest.md#history)."""
+        """Return the events of a transaction, and the places of its messages (docs/rest.md#history)."""
         here = self._histories.get(transaction_id, deadline=deadline, principal=principal)
-        return await self._forwarder.or_forward(here, lambda: HistoryCall(id=transaction_id), deadline, principal)
+        return await self._forwarder.run_or_forward(here, lambda: HistoryCall(id=transaction_id), deadline, principal)
 
     async def list(self, query: ListQuery, *, deadline: float, principal: Principal = ANYBODY) -> Page:
         """List transactions, oldest prepare first, without payloads."""
         return await self._fan_out.list(query, deadline=deadline, principal=principal)
 
-    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal = ANYBODY) -> Found:
-        """Count what a query matches, and give the ids of the oldest `most`."""
+    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal = ANYBODY) -> FindResult:
+        """Count the matches of a query, and return the ids of the oldest `most`."""
         return await self._fan_out.find(query, most=most, deadline=deadline, principal=principal)
 
     async def check(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
-        """Ask the producer group about a prepared transaction now."""
+        """Check a prepared transaction with its producer group now."""
         here = self._checks.check_now(transaction_id, deadline=deadline, principal=principal)
-        work = self._forwarder.or_forward(here, lambda: CheckCall(id=transaction_id), deadline, principal)
-        return await self.auditor.of(work, principal, Audited.CHECK_NOW, transaction_id, told=_group_of)
+        work = self._forwarder.run_or_forward(here, lambda: CheckCall(id=transaction_id), deadline, principal)
+        return await self.auditor.audit(work, principal, Audited.CHECK_NOW, transaction_id, describe=_group_of)
 
     async def resume(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
-        """Make a parked transaction prepared again, with its count at 0; a prepared one is unchanged."""
+        """Make a parked transaction prepared again, with its check count at 0. A prepared one is unchanged."""
         here = self._caller_requests.resume(transaction_id, deadline=deadline, principal=principal)
-        work = self._forwarder.or_forward(here, lambda: ResumeCall(id=transaction_id), deadline, principal)
-        return await self.auditor.of(work, principal, Audited.RESUME, transaction_id, told=_group_of)
+        work = self._forwarder.run_or_forward(here, lambda: ResumeCall(id=transaction_id), deadline, principal)
+        return await self.auditor.audit(work, principal, Audited.RESUME, transaction_id, describe=_group_of)
 
     async def lease_checks(
-        self, group: str, *, at_most: int, wait_s: float, principal: Principal = ANYBODY, wanted: Wanted = always
+        self,
+        group: str,
+        *,
+        at_most: int,
+        wait_s: float,
+        principal: Principal = ANYBODY,
+        is_connected: IsConnected = always,
     ) -> Sequence[LeasedCheck]:
-        """Hand out due checks of a group in pull mode, waiting up to `wait_s` for the first, as long as `wanted`."""
-        return await self._fan_out.lease(group, at_most=at_most, wait_s=wait_s, principal=principal, wanted=wanted)
+        """Hand out due checks of a group in pull mode. Wait up to `wait_s` for the first while `is_connected`."""
+        return await self._fan_out.lease(
+            group, at_most=at_most, wait_s=wait_s, principal=principal, is_connected=is_connected
+        )
 
     async def put_group(self, spec: GroupSpec, *, deadline: float, principal: Principal = ANYBODY) -> GroupView:
-        """Register a group or change it; answered once this instance has read it back from the log."""
-        told = group_told(spec, self._groups.find(spec.name))
+        """Register a group or change it. Answer when this instance has read it back from the log."""
+        describe = describe_group_change(spec, self._groups.find(spec.name))
         work = self._groups.put(spec, deadline=deadline, principal=principal)
-        return await self.auditor.of(work, principal, Audited.CHANGE_GROUP, spec.name, group=spec.name, told=told)
+        return await self.auditor.audit(
+            work, principal, Audited.CHANGE_GROUP, spec.name, group=spec.name, describe=describe
+        )
 
     async def get_group(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> GroupView:
-        """Show a group."""
+        """Return a group."""
         return await self._groups.view(name, deadline=deadline, principal=principal)
 
     async def check_secrets(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> Sequence[str]:
-        """Show what a group's checks are signed with, the newest secret first; nothing if they are not signed."""
+        """Return the secrets that sign a group's checks, the newest first; none if checks are not signed."""
         work = self._groups.allowed(name, Permission.READ_CHECK_SECRETS, principal=principal, deadline=deadline)
-        group = await self.auditor.of(work, principal, Audited.READ_CHECK_SECRETS, name, group=name)
+        group = await self.auditor.audit(work, principal, Audited.READ_CHECK_SECRETS, name, group=name)
         return self._check_secrets.shown(group.name)
 
     async def list_groups(
         self, *, limit: int, after: str | None = None, deadline: float, principal: Principal = ANYBODY
     ) -> GroupPage:
-        """Show a page of the groups by name, those after a name."""
+        """Return a page of the groups by name, those after a name."""
         return await self._groups.views(limit=limit, after=after, deadline=deadline, principal=principal)
 
     async def delete_group(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> None:
-        """Remove a group without pending or parked transactions."""
+        """Delete a group that has no pending or parked transactions."""
         work = self._fan_out.delete_group(name, deadline=deadline, principal=principal)
-        await self.auditor.of(work, principal, Audited.DELETE_GROUP, name, group=name)
+        await self.auditor.audit(work, principal, Audited.DELETE_GROUP, name, group=name)
 
     async def scan(self, shard: int, now: int) -> None:
-        """Do what is due now (ms since the epoch) and commit the cursors (docs/protocol.md#scan-and-check-back)."""
+        """Act on what is due at `now` (ms since the epoch); commit cursors (docs/protocol.md#scan-and-check-back)."""
         await self._scan.scan(shard, now)
 
     def clock_was_set(self) -> None:
-        """Note that wall time has jumped."""
+        """Handle a jump of the wall clock."""
         self._scan.clock_was_set()
 
     async def drain(self) -> None:
-        """Stop sending checks and answer waiting polls; requests in flight are the REST layer's to finish."""
+        """Stop jobs and checks, and answer waiting polls. The REST layer finishes the requests in flight."""
         await self._jobs.close()
         await self._fan_out.close()
         await self._checks.close()

@@ -1,4 +1,4 @@
-"""What statistics show: plain records, times in ms since the epoch, durations in seconds (docs/rest.md#statistics)."""
+"""The records of statistics. Times are in ms since the epoch, durations in seconds (docs/rest.md#statistics)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import msgspec
 from halfway.service.job_records import Away
 
 
-class Tallied(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes by outcome and cause, or checks by verdict: since the start of each instance, and a second."""
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """A count of outcomes by outcome and cause, or of checks by verdict: since the start, and per second."""
 
     names: tuple[str, ...]
     total: int
@@ -16,7 +16,7 @@ class Tallied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """How an endpoint answered last; `status` is None if no answer came."""
+    """The last answer of an endpoint. `status` is None if there was no answer."""
 
     host: str
     well: bool
@@ -27,7 +27,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One group, on one instance or on all."""
+    """The figures of one group, on one instance or on all."""
 
     group: str
     pending: int
@@ -42,14 +42,14 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why and when the last incarnation ended."""
+    """The time and the reason of the end of the last incarnation."""
 
     at: int
     reason: str
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """How a lane does."""
+    """The figures of a lane."""
 
     commits_per_s: float
     ends_per_s: float
@@ -59,7 +59,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard."""
+    """The figures of one shard."""
 
     shard: int
     pending: int
@@ -73,7 +73,7 @@ class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailingTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic that could not be written, until a write to it is done."""
+    """A topic that could not be written to, until a write to it succeeds."""
 
     topic: str
     error_code: str
@@ -84,11 +84,11 @@ class FailingTopic(msgspec.Struct, frozen=True, kw_only=True):
     retry_at: int | None
     first_error_code: str = ""
     first_detail: str = ""
-    """Why it was refused first: what comes later may only say that it was tried again in vain."""
+    """The reason of the first refusal. Later ones may only say that it was tried again in vain."""
 
 
 class RefusedWrite(msgspec.Struct, frozen=True, kw_only=True):
-    """An end that could not be written, until it is."""
+    """An end that could not be written, until it is written."""
 
     id: str
     topic: str | None
@@ -99,14 +99,15 @@ class RefusedWrite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic or a transaction that the lane keeps apart since a Kafka transaction with it failed (docs/protocol.md).
+    """A topic or a transaction that the lane isolates because a Kafka transaction with it failed (docs/protocol.md).
 
-    `state` is `suspected` (tried apart from all others), `alone` (tried without any other), `refused` (until `until`)
-    or `watched` (of a topic: messages of at least `min_bytes` are tried apart until `until`).
+    `state` is `suspected` (written apart from ends that are not suspects), `alone` (written without any other end),
+    `refused` (until `until`) or `watched` (a topic whose messages of at least `min_bytes` are written apart until
+    `until`).
     """
 
     topic: str | None
-    """The topic itself; of a transaction the one that is to blame, if that is known."""
+    """The topic; of a transaction, the topic that caused the failure, if it is known."""
     id: str | None
     """None for a topic."""
     state: str
@@ -114,7 +115,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
     min_bytes: int | None = None
     error_code: str | None = None
-    """Why it was found bad; None if it has not been tried apart yet, or was found good."""
+    """The error of the last write apart; None if there was none yet, or it succeeded."""
     detail: str | None = None
 
 
@@ -128,15 +129,15 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance knows: of all groups, or of one."""
+    """The figures of one instance, of all groups or of one."""
 
     url: str
     since: int
     shards: tuple[ShardFigures, ...] = ()
     resolving: int = 0
     prepares_per_s: float = 0.0
-    ends: tuple[Tallied, ...] = ()
-    checks: tuple[Tallied, ...] = ()
+    ends: tuple[Tally, ...] = ()
+    checks: tuple[Tally, ...] = ()
     groups: tuple[GroupFigures, ...] = ()
     lane: Lane | None = None
     topics: tuple[FailingTopic, ...] = ()
@@ -146,7 +147,7 @@ class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard, the instance that serves it, and its figures; both None while it is away."""
+    """A shard, the instance that serves it, and its figures; both are None while it is unavailable."""
 
     shard: int
     instance: str | None
@@ -154,16 +155,16 @@ class ShardPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """All instances that could be asked, and what is away."""
+    """The figures of all instances that answered, and the shards that are unavailable."""
 
     at: int
     asked: str
-    """The instance that put it together."""
+    """The instance that received the call."""
     instances: tuple[InstanceFigures, ...]
     shards: tuple[ShardPlace, ...]
     away: tuple[Away, ...]
     groups: tuple[GroupFigures, ...]
-    """Those with the most to look at first."""
+    """Those with the most parked and pending transactions first."""
     groups_left_out: int
-    ends: tuple[Tallied, ...]
-    checks: tuple[Tallied, ...]
+    ends: tuple[Tally, ...]
+    checks: tuple[Tally, ...]

@@ -1,4 +1,4 @@
-"""Jobs: one act on everything that a filter finds (docs/rest.md#jobs). Plain records, no HTTP in them."""
+"""The records of jobs: one action on every transaction that a filter finds (docs/rest.md#jobs)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from halfway.service.requests import ListQuery, TransactionFilter
 MIN_RATE: Final = 0.1
 MAX_RATE: Final = 500
 RATE: Final = 50.0
-"""Transactions a second, if a request names no other number."""
+"""The default rate, in transactions per second."""
 
 
 class JobAction(StrEnum):
-    """What a job does to each transaction."""
+    """The action of a job on each transaction."""
 
     CHECK = "check"
     COMMIT = "commit"
@@ -27,14 +27,14 @@ class JobAction(StrEnum):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """The states that it acts on."""
+        """The states of the transactions that it acts on."""
         if self is JobAction.CHECK:
             return (State.PREPARED,)
         return (State.PARKED,) if self is JobAction.RESUME else (State.PREPARED, State.PARKED)
 
 
 class JobState(StrEnum):
-    """How far a job is; `accepted` never means that anything was done."""
+    """The state of a job. `accepted` does not mean that anything was done."""
 
     ACCEPTED = "accepted"
     RUNNING = "running"
@@ -44,25 +44,25 @@ class JobState(StrEnum):
     FAILED = "failed"
 
     @property
-    def over(self) -> bool:
-        """Whether it does nothing any more."""
+    def is_over(self) -> bool:
+        """Return whether the job is finished."""
         return self in (JobState.STOPPED, JobState.DONE, JobState.FAILED)
 
 
 class ItemResult(StrEnum):
-    """What came of one transaction of a job."""
+    """The result of one transaction of a job."""
 
     WAITING = "waiting"
     DONE = "done"
     UNCHANGED = "unchanged"
-    """It stood already as the job would have it."""
+    """It already was in the state that the job asks for."""
     FAILED = "failed"
     REPLACED = "replaced"
-    """The id belongs to another transaction than the one that was found: nothing was done to it."""
+    """The id now belongs to another transaction than the one that was found: nothing was done to it."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: either `filter` or `ids`."""
+    """The request for a job, with either `filter` or `ids`."""
 
     id: str
     action: JobAction
@@ -70,40 +70,40 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...] = ()
     reason: str
     rate: float
-    """Transactions a second at most."""
+    """The maximum number of transactions per second."""
     most: int
-    """Transactions at most."""
+    """The maximum number of transactions."""
     of_group: str | None = None
-    """The group whose key asked for it, which sees it; None for others."""
+    """The group whose key requested the job, and which may read it; None for other callers."""
 
-    def query(self, given: TransactionFilter, now: int, *, limit: int = 100) -> ListQuery:
-        """Return the query for what the action may act on; `now` in ms since the epoch."""
+    def query(self, selection: TransactionFilter, now: int, *, limit: int = 100) -> ListQuery:
+        """Return the query for the selected transactions that the action applies to; `now` is in ms since the epoch."""
         states = self.action.states
-        state = states[0] if len(states) == 1 else given.state
-        return msgspec.structs.replace(given.query(now), state=state, unresolved=True, limit=limit)
+        state = states[0] if len(states) == 1 else selection.state
+        return msgspec.structs.replace(selection.query(now), state=state, unresolved=True, limit=limit)
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it stands; times in ms since the epoch."""
+    """A job with its progress. Times are in ms since the epoch."""
 
     spec: JobSpec
     by: Principal
     state: JobState
     instance: str
-    """Where it runs."""
+    """The instance that runs it."""
     accepted_at: int
     started_at: int | None = None
     finished_at: int | None = None
     detail: str | None = None
-    """Why it failed or waits."""
+    """The reason why it failed or waits."""
     found: int | None = None
-    """How many the filter found; None while they are looked for."""
+    """The number of transactions that the filter found; None during the search."""
     items: int = 0
-    """How many of them it acts on."""
+    """The number of transactions that it acts on."""
     results: dict[str, int] = {}
-    """How many items have each result, but for `waiting`."""
+    """The number of items with each result, except `waiting`."""
     created: bool = False
-    """Whether this very call made it."""
+    """Whether this call created it."""
 
 
 class JobItem(msgspec.Struct, kw_only=True, gc=False):
@@ -111,18 +111,18 @@ class JobItem(msgspec.Struct, kw_only=True, gc=False):
 
     id: str
     prepared_at: int | None = None
-    """Of the transaction that was found, ms since the epoch; None if the id was given."""
+    """The prepare time of the transaction that was found, ms since the epoch; None if the request named the id."""
     result: ItemResult = ItemResult.WAITING
     state: State | None = None
-    """The state that stands, if it is known."""
+    """The current state, if it is known."""
     error_code: str | None = None
     detail: str | None = None
     at: int | None = None
-    """When the result came, ms since the epoch."""
+    """The time of the result, ms since the epoch."""
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with some of its items in their order, and where the next ones begin."""
+    """A job with a page of its items, and the number of the first item of the next page."""
 
     job: JobView
     items: tuple[JobItem, ...]
@@ -136,7 +136,7 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance that could not be asked, or a shard that nobody serves."""
+    """An instance that did not answer, or a shard that no instance serves."""
 
     instance: str | None
     detail: str
@@ -144,7 +144,7 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of all instances, the newest first, and the instances that could not be asked."""
+    """The jobs of all instances, the newest first, and the instances that did not answer."""
 
     jobs: tuple[JobView, ...]
     away: tuple[Away, ...]

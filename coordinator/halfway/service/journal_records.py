@@ -1,4 +1,4 @@
-"""What the history of a transaction is made of: plain records (docs/rest.md#history)."""
+"""The records of a transaction's history (docs/rest.md#history)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to a transaction; `at` in ms since the epoch, None for what does not apply."""
+    """One event of a transaction. `at` is in ms since the epoch; fields that do not apply are None."""
 
     at: int
     event: str

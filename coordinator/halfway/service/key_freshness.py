@@ -1,4 +1,4 @@
-"""Whether this instance still hears what happens to keys: one that does not would take a revoked key for good."""
+"""Tracks how recently this instance has read the keys: without new records it would accept revoked keys."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NOT_READY_S: Final = 5.0
-"""An instance that has not read the keys to their end for this long is not ready."""
+"""An instance that has not read the keys to the end of their topic for this long is not ready."""
 REFUSED_S: Final = 30.0
-"""After this long it takes no key any more, but the first operator's."""
+"""After this long it accepts no key except the first operator's."""
 _EVERY_S: Final = 1.0
 _WITHIN_S: Final = 5.0
 
 
 class KeyFreshness:
-    """Reads the keys to their end again and again, and knows when that was last done."""
+    """Reads the keys to the end of their topic at a fixed interval, and tracks when it last succeeded."""
 
     def __init__(
         self,
@@ -33,47 +33,47 @@ class KeyFreshness:
         refused_s: float = REFUSED_S,
         every_s: float = _EVERY_S,
     ) -> None:
-        """Keep the store, whose keys were just read; nothing is asked before `watch`."""
+        """Take the store, whose keys were just read. Nothing is read before `watch`."""
         self._store = store
         self._not_ready_s = not_ready_s
         self._refused_s = refused_s
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
         self._read_at = self._loop.time()
-        self._said = False
+        self._warned = False
 
     @property
     def age_s(self) -> float:
-        """For how long a key may have been revoked that is still taken here."""
+        """The longest time for which this instance may have missed a revocation."""
         return max(0.0, self._loop.time() - self._read_at)
 
     @property
-    def late(self) -> bool:
-        """Whether this instance should get no requests."""
+    def is_late(self) -> bool:
+        """Return whether this instance should get no requests."""
         return self.age_s > self._not_ready_s
 
-    def demand(self) -> None:
-        """Raise KafkaUnavailableError if the keys are too old to let anybody in by them."""
+    def require_fresh(self) -> None:
+        """Raise KafkaUnavailableError if the keys were read too long ago to accept any of them."""
         age_s = self.age_s
         if age_s > self._refused_s:
             raise KafkaUnavailableError(
-                f"this instance has not been able to read for {age_s:.0f} s which keys were revoked, and takes none "
-                "now: try again, or at another instance"
+                f"this instance could not read for {age_s:.0f} s which keys were revoked, and accepts no key now: "
+                "try again, or call another instance"
             )
 
     async def watch(self) -> None:
-        """Read again and again; say once in the log if that fails for long, and if it succeeds again."""
+        """Read at a fixed interval. Log once if that fails for long, and once when it succeeds again."""
         while True:
             began = self._loop.time()
             try:
                 await self._store.refresh(deadline=began + _WITHIN_S)
             except KafkaUnavailableError as error:
-                if self.late and not self._said:
-                    self._said = True
+                if self.is_late and not self._warned:
+                    self._warned = True
                     log.warning("keys_not_current", refused_after_s=self._refused_s, error=error.detail)
             else:
                 self._read_at = began
-                if self._said:
-                    self._said = False
+                if self._warned:
+                    self._warned = False
                     log.info("keys_current_again")
             await asyncio.sleep(self._every_s)

@@ -1,8 +1,8 @@
-"""The calls between instances and their answers: plain records, whose names are those on the wire.
+"""The calls between instances and their answers: plain records, with the field names of the wire format.
 
 Instances of two releases run side by side during an upgrade. A reader ignores unknown fields, and an added field has a
-default: then the version stays. `VERSION` is raised only if that is not enough, one release after the higher version
-is understood.
+default, so the version need not change. `VERSION` is raised only if that is not enough, one release after the release
+that first supports the higher version.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from halfway.service.journal_records import HistoryEvent
 from halfway.service.requests import End, EndResult, LeasedCheck, ListQuery, Prepare, Prepared, TransactionView
 
 VERSION: Final = 1
-UNDERSTOOD: Final = frozenset({1})
+SUPPORTED_VERSIONS: Final = frozenset({1})
 
 PATH: Final = "/peer"
 VERSION_HEADER: Final = "Halfway-Peer-Version"
 CREDENTIAL_HEADER: Final = "Halfway-Peer-Credential"
 TO_HEADER: Final = "Halfway-Peer-To"
-"""The incarnation that is asked; any other at this address refuses."""
+"""The incarnation that the call is for; any other at this address refuses it."""
 
 
 class PrepareCall(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
-    """A prepare: for the owner of its id, or for any owner if it has none."""
+    """Prepare a transaction: at the owner of its id, or at any owner if it has no id."""
 
     request: Prepare
 
 
 class EndCall(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """An end."""
+    """End a transaction."""
 
     request: End
 
 
 class GetCall(msgspec.Struct, frozen=True, kw_only=True, tag="get"):
-    """Show one transaction."""
+    """Return one transaction."""
 
     id: str
 
@@ -50,11 +50,11 @@ class CheckCall(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
 
     id: str
     prepared_at: int | None = None
-    """Of the transaction that is meant; None for the one that has the id now."""
+    """The prepare time of the transaction to check; None for the one that has the id now."""
 
 
 class ResumeCall(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """Take a parked transaction back."""
+    """Resume a parked transaction."""
 
     id: str
     remark: str | None = None
@@ -62,18 +62,18 @@ class ResumeCall(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class ListCall(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
-    """List the transactions of these shards; refused if one of them is not served."""
+    """List the transactions of these shards; an owner that does not serve all of them refuses."""
 
     query: ListQuery
     shards: tuple[int, ...]
 
 
 class SearchCall(ListCall, frozen=True, kw_only=True, tag="search"):
-    """The same with filters that an older release would leave out: it refuses this call."""
+    """A list with filters that an older release does not know: it refuses this call, where it would ignore them."""
 
 
 class FindCall(msgspec.Struct, frozen=True, kw_only=True, tag="find"):
-    """Count what a query matches in these shards, and give the ids of the oldest `most`."""
+    """Count the matches of a query in these shards, and return the ids of the oldest `most`."""
 
     query: ListQuery
     shards: tuple[int, ...]
@@ -81,7 +81,7 @@ class FindCall(msgspec.Struct, frozen=True, kw_only=True, tag="find"):
 
 
 class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
-    """Count a group's transactions in these shards, and refuse its prepares for `hold_s` (below 0: take them)."""
+    """Count a group's transactions in these shards, and refuse its prepares for `hold_s` (below 0: accept them)."""
 
     group: str
     shards: tuple[int, ...]
@@ -89,33 +89,33 @@ class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
 
 
 class DueCall(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
-    """Return whether checks of a group wait to be fetched, once there are any or the time has passed."""
+    """Wait until a group has checks to fetch, or until the time has passed; return whether it has any."""
 
     group: str
     wait_s: float
 
 
 class LeaseCall(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
-    """Hand out checks that are due now."""
+    """Hand out up to `at_most` checks that are due now."""
 
     group: str
     at_most: int
 
 
 class KnownJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="known_job"):
-    """Show the job of this id, if it is there and was asked for in the same way."""
+    """Return the job of this id, if this instance has it with the same request."""
 
     spec: JobSpec
 
 
 class StartJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="start_job"):
-    """Accept a job, as the owner of the shard that its id hashes to."""
+    """Start a job at the owner of the shard that its id hashes to."""
 
     spec: JobSpec
 
 
 class JobCall(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
-    """Show a job, and at most `limit` of its items from number `start` on, those with a result if one is named."""
+    """Return a job, and up to `limit` of its items from number `start` on; only those with `result` if it is given."""
 
     id: str
     result: ItemResult | None
@@ -124,7 +124,7 @@ class JobCall(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
 
 
 class JobsCall(msgspec.Struct, frozen=True, kw_only=True, tag="jobs"):
-    """Show all jobs."""
+    """Return all jobs."""
 
 
 class StopJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="stop_job"):
@@ -134,33 +134,33 @@ class StopJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="stop_job"):
 
 
 class FiguresCall(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
-    """Show figures: of all groups, or of one and of nothing else."""
+    """Return figures: of everything, or of one group only."""
 
     group: str | None
 
 
-OnJobs = KnownJobCall | StartJobCall | JobCall | JobsCall | StopJobCall
-Overview = FiguresCall | OnJobs
-"""Calls that each instance answers for itself, whatever shards it serves."""
+AnyJobCall = KnownJobCall | StartJobCall | JobCall | JobsCall | StopJobCall
+InstanceCall = FiguresCall | AnyJobCall
+"""Calls that each instance answers for itself, independent of the shards that it serves."""
 
 
 class HistoryCall(msgspec.Struct, frozen=True, kw_only=True, tag="history"):
-    """Show the history of a transaction."""
+    """Return the history of a transaction."""
 
     id: str
 
 
-Look = GetCall | HistoryCall | ListCall | SearchCall | FindCall | CountCall
+ReadCall = GetCall | HistoryCall | ListCall | SearchCall | FindCall | CountCall
 """Calls that change no transaction."""
-Core = PrepareCall | EndCall | CheckCall | ResumeCall | DueCall | LeaseCall | Look
-PeerCall = Core | Overview
+ShardCall = PrepareCall | EndCall | CheckCall | ResumeCall | DueCall | LeaseCall | ReadCall
+PeerCall = ShardCall | InstanceCall
 
 
 class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """One message, and where it stands; `size` in bytes; None for what is not known."""
+    """One message and its place in the topic. `size` is in bytes; unknown fields are None."""
 
     message: int
-    """Its number, from 1."""
+    """The number of the message, from 1."""
     topic: str
     size: int | None = None
     partition: int | None = None
@@ -168,7 +168,7 @@ class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a transaction, the oldest first; `missing` says what is not known, and why."""
+    """The events of a transaction, the oldest first. `missing` says which ones are unknown, and why."""
 
     id: str
     group: str
@@ -180,34 +180,34 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     messages_detail: str | None
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a list: the first ones in its order, and whether there are more."""
+class ListResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The first transactions of a list in its order, and whether there are more."""
 
     transactions: tuple[TransactionView, ...]
     more: bool
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """How many match, and (time of the prepare in ms since the epoch, id) of the oldest of them."""
+class FindResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of matches, and (time of the prepare in ms since the epoch, id) of the oldest of them."""
 
     count: int
     places: tuple[tuple[int, str], ...]
 
 
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """A group's transactions."""
+class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a group's transactions."""
 
     pending: int
     parked: int
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether checks wait."""
+class DueResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether checks are due."""
 
     due: bool
 
 
-class Leased(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """Checks that were handed out."""
 
     checks: tuple[LeasedCheck, ...]
@@ -220,17 +220,17 @@ ANSWERS: Final[dict[type, Any]] = {
     HistoryCall: HistoryView,
     CheckCall: TransactionView,
     ResumeCall: TransactionView,
-    ListCall: Listed,
-    SearchCall: Listed,
-    FindCall: Found,
+    ListCall: ListResult,
+    SearchCall: ListResult,
+    FindCall: FindResult,
     FiguresCall: InstanceFigures,
     KnownJobCall: JobView,
     StartJobCall: JobView,
     JobCall: JobPage,
     JobsCall: JobList,
     StopJobCall: JobView,
-    CountCall: Counted,
-    DueCall: Due,
-    LeaseCall: Leased,
+    CountCall: GroupCounts,
+    DueCall: DueResult,
+    LeaseCall: LeaseResult,
 }
 """The type of the answer to each call."""

@@ -1,4 +1,4 @@
-"""What the service is asked and what it answers: plain records, no HTTP and no Kafka in them."""
+"""The requests to the service and its answers: plain records, without HTTP or Kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from halfway.domain.transaction import Cause, Outcome, State
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A prepare: all messages of one transaction. `id` is None if the server chooses it."""
+    """A prepare: all messages of one transaction. `id` is None if the server is to choose it."""
 
     group: str
     messages: tuple[Message, ...]
@@ -19,7 +19,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The answer to a prepare; `created` is False for the same prepare again. Times in ms since the epoch."""
+    """The answer to a prepare. `created` is False if the prepare was a repeat. Times are in ms since the epoch."""
 
     id: str
     state: State
@@ -30,7 +30,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An end. `cause` is PRODUCER or OPERATOR; one that brings a leased `check_id` has the cause CHECK."""
+    """An end. `cause` is PRODUCER or OPERATOR; with the `check_id` of a leased check it becomes CHECK."""
 
     id: str
     outcome: Outcome
@@ -38,11 +38,11 @@ class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     check_id: str | None = None
     cause: Cause = Cause.PRODUCER
     prepared_at: int | None = None
-    """Of the transaction that is meant, ms since the epoch; None for the one that has the id now."""
+    """The prepare time of the transaction to end, ms since the epoch; None for the one that has the id now."""
 
 
 class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The answer to an end: the state that stands now, and whether this very call changed it."""
+    """The answer to an end: the current state, and whether this call changed it."""
 
     id: str
     state: State
@@ -50,7 +50,7 @@ class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a PUT of a group says."""
+    """The content of a PUT of a group."""
 
     name: str
     mode: CheckMode
@@ -60,7 +60,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A group with its effective policy; `created` is True if the PUT made it."""
+    """A group with its effective policy. `created` is True if the PUT registered it."""
 
     name: str
     mode: CheckMode
@@ -73,17 +73,17 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups by name, and the last one's name if there are more."""
+    """Groups by name; `next` is the last group's name if there are more."""
 
     groups: tuple[GroupView, ...]
     next: str | None
 
 
 class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known of one transaction.
+    """Everything that is known about one transaction.
 
-    `messages` holds the payload of a prepared or parked one if it was asked for; `topics` is there for every state
-    (the topic of each message in order). Times in ms since the epoch, sizes in bytes.
+    `messages` holds the payload of a prepared or parked transaction if it was requested. `topics` has the topic of each
+    message in order, in every state. Times are in ms since the epoch, sizes in bytes.
     """
 
     id: str
@@ -104,11 +104,11 @@ class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     remark: str | None = None
     changed: bool = True
-    """Whether the very call that is answered with this changed it."""
+    """Whether the call that this answers changed the transaction."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which transactions to list; None matches everything. `cursor` comes from the page before."""
+    """The transactions to list; None matches everything. `cursor` comes from the previous page."""
 
     state: State | None = None
     group: str | None = None
@@ -117,27 +117,27 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 100
     cursor: str | None = None
     id: str | None = None
-    """What the id begins with."""
+    """The beginning of the id."""
     prepared_from: int | None = None
     """Milliseconds since the epoch."""
     prepared_until: int | None = None
     """Milliseconds since the epoch."""
     cause: Cause | None = None
-    """Of its end."""
+    """The cause of the end."""
     error: str | None = None
-    """A part of why it is not ended: the last error while it is prepared, the reason while it is parked."""
+    """A part of the last error of a prepared transaction, or of the reason of a parked one."""
     unresolved: bool = False
-    """Only what is prepared or parked."""
+    """Whether to list only prepared and parked transactions."""
 
     @property
     def is_search(self) -> bool:
-        """Whether it has a filter that instances before the search do not know, and would leave out."""
-        later = (self.id, self.prepared_from, self.prepared_until, self.cause, self.error)
-        return self.unresolved or any(one is not None for one in later)
+        """Return whether it has a filter that older releases do not know, and would ignore."""
+        newer_filters = (self.id, self.prepared_from, self.prepared_until, self.cause, self.error)
+        return self.unresolved or any(value is not None for value in newer_filters)
 
 
 class TransactionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which transactions a list or a job asks for; None matches all. Ages in seconds, from when they are looked for."""
+    """The transactions of a list or a job; None matches all. Ages are in seconds, at the time of the search."""
 
     state: State | None = None
     group: str | None = None
@@ -149,7 +149,7 @@ class TransactionFilter(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
     def query(self, now: int) -> ListQuery:
-        """Return the query for it; `now` in ms since the epoch."""
+        """Return the query for this filter; `now` is in ms since the epoch."""
         return ListQuery(
             state=self.state,
             group=self.group,
@@ -163,14 +163,14 @@ class TransactionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of a list, oldest prepare first, and the cursor of the next one."""
+    """One page of a list, oldest prepare first, and the cursor of the next page."""
 
     transactions: tuple[TransactionView, ...]
     next: str | None
 
 
 class LeasedCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A check that a producer fetched; its end brings `check_id` before `lease_until` (ms since the epoch)."""
+    """A check that a producer fetched. Its end has the `check_id` and comes by `lease_until` (ms since the epoch)."""
 
     check_id: str
     id: str
@@ -182,14 +182,14 @@ class LeasedCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the service bounds; seconds, bytes and counts."""
+    """The limits of the service, in seconds, bytes and counts."""
 
     shards: int = 8
     default_policy: CheckPolicy = CheckPolicy()
     outcome_horizon_s: float = 900.0
     max_outcomes_per_shard: int = 1_000_000
     op_retention_ms: int = 7 * 24 * 3_600_000
-    """For how long op markers are kept."""
+    """The retention of op markers."""
     payload_cache_bytes: int = 256 * 1024 * 1024
     max_messages: int = 1000
     max_prepare_bytes: int = 4 * 1024 * 1024
@@ -198,20 +198,20 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     group_max_pending: int | None = None
     """Transactions that one group may have pending, over all instances."""
     group_prepares_per_s: float | None = None
-    """Prepares a second that one group may send to one instance."""
+    """Prepares per second that one group may send to one instance."""
     group_bytes_in_flight: int | None = None
-    """Payload of the prepares of one group that one instance is storing."""
+    """Bytes of payload of one group's prepares that one instance is storing."""
     reanchor_after: int = 50_000
     min_check_interval_s: float = 1.0
     """The floor of every group's `check_interval_s`."""
     check_host_rate: int = 1000
-    """Checks a second to one host, from all groups."""
+    """Checks per second to one host, from all groups."""
     check_concurrency: int = 16
     """Checks in flight for one group."""
     check_bytes: int = 64 * 1024 * 1024
-    """Payload of the checks in flight for all groups; each group may have one in flight beyond it."""
+    """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""
     check_queue: int = 1000
-    """Checks that are due and wait for one of those places, for one group; more are looked at again by a later scan."""
+    """Due checks of one group that wait to be sent. The rest are left to a later scan."""
     lease_s: float = 30.0
     max_waiting_polls: int = 100
     scan_batch: int = 2000
@@ -222,5 +222,5 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_age_limit_s(self) -> float:
-        """The largest `max_age_s` of a policy: a day less than op markers are kept, or six sevenths of a short time."""
+        """The largest `max_age_s` of a policy: six sevenths of the op retention, a day less than the default 7 days."""
         return self.op_retention_ms / 1000 * 6 / 7

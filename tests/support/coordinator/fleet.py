@@ -13,7 +13,7 @@ import aiohttp
 
 from halfway.domain.ids import shard_of
 from halfway.domain.principal import ANYBODY
-from halfway.service.cluster.peer_wire import AnswerReader, encode_call, request_of, result_of
+from halfway.service.cluster.peer_wire import AnswerReader, decode_result, encode_call, encode_request
 from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
@@ -109,7 +109,7 @@ async def ask_as_peer(
     version: str = str(VERSION),
 ) -> object:
     """Ask an instance as another one does; the status where it refuses the whole request."""
-    body = request_of([encode_call(call, within_ms=10_000, principal=ANYBODY)])
+    body = encode_request([encode_call(call, within_ms=10_000, principal=ANYBODY)])
     headers = {TO_HEADER: to, VERSION_HEADER: version, "Content-Type": "application/msgpack"}
     if credential is not None:
         headers[CREDENTIAL_HEADER] = credential
@@ -117,7 +117,7 @@ async def ask_as_peer(
         if response.status != 200:
             return response.status
         [frame] = AnswerReader(MIB).feed(await response.read())
-        return result_of(call, frame)
+        return decode_result(call, frame)
 
 
 @dataclass

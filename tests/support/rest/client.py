@@ -75,7 +75,7 @@ class RestWorld:
         self.memory = memory or Memory(shards=2, topics={"orders": 3, "coupons": 1})
         limits_of_service = ServiceLimits(shards=2, reject_prepares=reject_prepares)
         self.coordinator = Coordinator(limits=limits_of_service, keys=keys, **self.memory.ports)
-        self.memory.peers.serve(self.coordinator.answering)
+        self.memory.peers.serve(self.coordinator.peer_handler)
         self._tls = tls
         self._port = port
         self.requests = Requests()

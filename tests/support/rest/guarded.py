@@ -72,7 +72,7 @@ def keyed(memory: Memory, *, hide_payloads: bool = False) -> Keys:
         memory.clock,
         first_operator=FIRST,
         hide_payloads=hide_payloads,
-        refused=memory.observer.refused_caller,
+        count_refusal=memory.observer.refused_caller,
     )
     return Keys(memory.authority, memory.keys, SECRET, memory.clock, max_keys=1000)
 

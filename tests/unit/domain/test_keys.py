@@ -64,9 +64,9 @@ def test_a_record_that_somebody_else_changed_has_no_valid_seal(changed: dict[str
     """To copy the hash of one's own key into an operator's record is of no use."""
     secret = MasterSecret(b"a" * 32)
     sealed = secret.sealed(KEY)
-    assert secret.holds(sealed)
-    assert not secret.holds(msgspec.structs.replace(sealed, **changed))
-    assert not MasterSecret(b"b" * 32).holds(sealed)
+    assert secret.has_sealed(sealed)
+    assert not secret.has_sealed(msgspec.structs.replace(sealed, **changed))
+    assert not MasterSecret(b"b" * 32).has_sealed(sealed)
 
 
 def test_the_table_follows_the_log() -> None:
@@ -75,12 +75,12 @@ def test_the_table_follows_the_log() -> None:
     table.apply(BOUND.id, BOUND)
     assert table.all() == [KEY, BOUND]
     assert table.bound_to("DNS:shop.svc") == BOUND
-    assert not table.revoked(KEY.id)
+    assert not table.is_revoked(KEY.id)
     table.apply(BOUND.id, None)
     table.apply(KEY.id, None)
     assert (len(table), table.get(KEY.id), table.bound_to("DNS:shop.svc")) == (0, None, None)
-    assert table.revoked(KEY.id)
-    assert not table.revoked("never there")
+    assert table.is_revoked(KEY.id)
+    assert not table.is_revoked("never there")
     table.apply(KEY.id, KEY)
     assert table.get(KEY.id) is None
 

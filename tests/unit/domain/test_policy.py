@@ -263,9 +263,9 @@ def test_what_is_pending_may_lie_further_behind_the_more_of_it_there_is() -> Non
 
 
 def test_a_group_chooses_parts_of_the_policy() -> None:
-    chosen = CheckPolicy().overridden(PolicyOverrides(max_checks=3, on_exhausted=OnExhausted.ROLLBACK))
+    chosen = CheckPolicy().with_overrides(PolicyOverrides(max_checks=3, on_exhausted=OnExhausted.ROLLBACK))
     assert chosen == CheckPolicy(max_checks=3, on_exhausted=OnExhausted.ROLLBACK)
-    assert CheckPolicy().overridden(PolicyOverrides(first_check_after_s=0.0)).first_check_after_s == 0
+    assert CheckPolicy().with_overrides(PolicyOverrides(first_check_after_s=0.0)).first_check_after_s == 0
 
 
 @pytest.mark.parametrize("ahead_ms, decision", [(60_000, Wait(until=1_006_000)), (60_001, Check())])
@@ -286,5 +286,5 @@ def test_a_check_noted_by_a_clock_far_ahead_is_followed_by_the_next_one_now() ->
 def test_no_group_is_checked_faster_than_the_floor() -> None:
     """Both the interval and its largest are raised to it; what is slower stays as it is."""
     hasty = CheckPolicy(check_interval_s=1e-9, max_interval_s=0.5)
-    assert hasty.no_faster_than(1.0) == CheckPolicy(check_interval_s=1.0, max_interval_s=1.0)
-    assert CheckPolicy().no_faster_than(1.0) == CheckPolicy()
+    assert hasty.with_min_interval(1.0) == CheckPolicy(check_interval_s=1.0, max_interval_s=1.0)
+    assert CheckPolicy().with_min_interval(1.0) == CheckPolicy()

@@ -93,13 +93,13 @@ async def test_a_call_of_which_this_release_knows_nothing_spoils_no_other(serve:
         }
     )
     headers = {CREDENTIAL_HEADER: SECRET, "Halfway-Peer-Version": "1", "Halfway-Peer-To": "one"}
-    from halfway.service.cluster.peer_wire import AnswerReader, result_of
+    from halfway.service.cluster.peer_wire import AnswerReader, decode_result
 
     async with aiohttp.ClientSession() as session, session.post(at.url + PATH, data=body, headers=headers) as response:
         frames = {frame.index: frame for frame in AnswerReader(10_000).feed(await response.read())}
     with pytest.raises(ShardUnavailableError):
-        result_of(GetCall(id="t"), frames[0])
-    assert result_of(end_of("t"), frames[1]).id == "t"
+        decode_result(GetCall(id="t"), frames[0])
+    assert decode_result(end_of("t"), frames[1]).id == "t"
 
 
 async def test_an_asker_that_dies_in_the_middle_of_its_request_is_no_fault(serve: Serve) -> None:

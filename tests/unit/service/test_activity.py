@@ -49,11 +49,11 @@ def reply(number: int, detail: str = "status 502, not 200") -> CheckReply:
 def test_a_rate_is_the_mean_of_the_last_ten_whole_seconds(seen: Activity, seconds: Seconds) -> None:
     """The current second is not over; what is older does not count, and the total keeps it."""
     for _ in range(10):
-        seen.resolved({"shop": 30}, "commit", "producer")
+        seen.note_outcomes({"shop": 30}, "commit", "producer")
         seconds.now += 1
     (told,) = seen.ends()
     assert (told.names, told.total, told.per_s) == (("commit", "producer"), 300, 30.0)
-    seen.resolved({"shop": 1000}, "commit", "producer")
+    seen.note_outcomes({"shop": 1000}, "commit", "producer")
     assert seen.ends()[0].per_s == 30.0
     seconds.now += 5
     assert seen.ends()[0].per_s == (5 * 30 + 1000) / 10
@@ -65,21 +65,21 @@ def test_a_group_has_its_own_figures(seen: Activity, seconds: Seconds) -> None:
     seen.prepared({"shop": 20}, "prepared", 0.1)
     seen.prepared({"shop": 20}, "group_limited", 0.1)
     seen.prepared({"other": 10}, "prepared", 0.1)
-    seen.resolved({"shop": 3}, "commit", "check")
+    seen.note_outcomes({"shop": 3}, "commit", "check")
     seconds.now += 1
     assert (seen.prepares(), seen.prepares("shop"), seen.prepares("nobody")) == (3.0, 2.0, 0.0)
     assert seen.ends("other") == []
 
 
 def test_more_groups_than_there_is_room_for_are_counted_together(seen: Activity, seconds: Seconds) -> None:
-    for number in range(activity.MOST_GROUPS + 20):
+    for number in range(activity.MAX_GROUPS + 20):
         seen.prepared({f"g{number}": 10}, "prepared", 0.1)
-        seen.resolved({f"g{number}": 1}, "commit", "producer")
-        seen.asked(f"g{number}", reply(0))
+        seen.note_outcomes({f"g{number}": 1}, "commit", "producer")
+        seen.note_check_reply(f"g{number}", reply(0))
     seconds.now += 1
-    assert seen.prepares() == activity.MOST_GROUPS + 20
-    assert sum(one.total for one in seen.ends()) == activity.MOST_GROUPS + 20
-    assert seen.endpoints(f"g{activity.MOST_GROUPS + 10}") == ()
+    assert seen.prepares() == activity.MAX_GROUPS + 20
+    assert sum(one.total for one in seen.ends()) == activity.MAX_GROUPS + 20
+    assert seen.endpoints(f"g{activity.MAX_GROUPS + 10}") == ()
 
 
 def test_everything_is_passed_on(seen: Activity, observer: RecordingObserver, seconds: Seconds) -> None:
@@ -95,32 +95,32 @@ def test_everything_is_passed_on(seen: Activity, observer: RecordingObserver, se
 
 
 def test_failures_are_bounded_and_forgotten_once_they_are_mended(seen: Activity) -> None:
-    for number in range(activity.MOST_KEPT + 50):
+    for number in range(activity.MAX_ENTRIES + 50):
         seen.refused(f"t{number}", f"topic-{number}", "topic_unavailable", "d", 1.0)
         seen.skipped_record(f"topic-{number}", "wrong_key")
     topics, writes, skipped = seen.failing
-    assert len(topics) == len(writes) == len(skipped) == activity.MOST_KEPT
-    assert topics[-1].topic == f"topic-{activity.MOST_KEPT + 49}"
-    for number in range(activity.MOST_KEPT + 50):
-        seen.wrote(f"t{number}", [f"topic-{number}"])
+    assert len(topics) == len(writes) == len(skipped) == activity.MAX_ENTRIES
+    assert topics[-1].topic == f"topic-{activity.MAX_ENTRIES + 49}"
+    for number in range(activity.MAX_ENTRIES + 50):
+        seen.clear_failures(f"t{number}", [f"topic-{number}"])
     assert seen.failing[:2] == ((), ())
 
 
 def test_a_journal_keeps_the_last_of_each_and_the_last_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "MOST_IDS", 3)
+    monkeypatch.setattr(journal, "MAX_IDS", 3)
     kept = Journal(0)
     for number in range(5):
-        for attempt in range(journal.MOST_OF_ONE + 4):
-            kept.checked(f"t{number}", attempt, reply(number), attempt)
-    assert [bool(kept.of(f"t{number}")) for number in range(5)] == [False, False, True, True, True]
-    assert [event.attempt for event in kept.of("t4")] == [*range(4, journal.MOST_OF_ONE + 4)]
+        for attempt in range(journal.MAX_EVENTS_PER_ID + 4):
+            kept.add_check(f"t{number}", attempt, reply(number), attempt)
+    assert [bool(kept.events_of(f"t{number}")) for number in range(5)] == [False, False, True, True, True]
+    assert [event.attempt for event in kept.events_of("t4")] == [*range(4, journal.MAX_EVENTS_PER_ID + 4)]
 
 
 def test_large_answers_of_endpoints_push_out_the_oldest_and_equal_ones_count_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many bytes endpoints answer with, what is kept of them is bounded."""
-    monkeypatch.setattr(journal, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(journal, "MAX_BYTES", 10_000)
     kept = Journal(0)
 
     def answered(name: str, attempt: int, excerpt: str) -> None:
@@ -136,15 +136,15 @@ def test_large_answers_of_endpoints_push_out_the_oldest_and_equal_ones_count_onc
         reply = CheckReply(
             outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail="502", attempts=(one,)
         )
-        kept.checked(name, attempt, reply, attempt)
+        kept.add_check(name, attempt, reply, attempt)
 
     for number in range(100):
         for attempt in range(40):
             answered(f"same-{number}", attempt, "a page of 502 " * 30)
-    assert len(kept.of("same-0")) == 16
+    assert len(kept.events_of("same-0")) == 16
     for number in range(100):
         answered(f"own-{number}", 1, f"{number} " + "x" * 500)
-    assert not kept.of("same-99")
-    assert [number for number in range(100) if kept.of(f"own-{number}")] == list(range(83, 100))
+    assert not kept.events_of("same-99")
+    assert [number for number in range(100) if kept.events_of(f"own-{number}")] == list(range(83, 100))
     assert kept._bytes <= 10_000
     assert len(kept._texts) == 18

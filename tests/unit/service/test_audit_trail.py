@@ -124,7 +124,7 @@ async def test_a_call_that_nobody_waits_for_any_more_is_recorded_as_interrupted(
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     from halfway.domain.audit_trail import Audited
 
-    work = asyncio.create_task(world.coordinator.auditor.of(never, ANNA, Audited.REVOKE_KEY, "3fK9"))
+    work = asyncio.create_task(world.coordinator.auditor.audit(never, ANNA, Audited.REVOKE_KEY, "3fK9"))
     await asyncio.sleep(0)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):

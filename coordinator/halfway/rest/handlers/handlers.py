@@ -71,7 +71,7 @@ async def fetch_checks(call: Call) -> Answer:
         at_most=given.max,
         wait_s=given.wait_s,
         principal=call.principal,
-        wanted=lambda: call.has_reader,
+        is_connected=lambda: call.has_reader,
     )
     return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
 

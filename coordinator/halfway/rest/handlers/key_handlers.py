@@ -37,7 +37,7 @@ async def create_key(call: Call) -> Answer:
         certificate=wanted.certificate,
     )
     work = keys.create(spec, deadline=call.deadline, principal=call.principal)
-    return _made(await _audited(call, work, Audited.CREATE_KEY, wanted.name, _told_of_new))
+    return _made(await _audited(call, work, Audited.CREATE_KEY, wanted.name, _describe_new))
 
 
 async def rotate_key(call: Call) -> Answer:
@@ -52,7 +52,7 @@ async def rotate_key(call: Call) -> Answer:
         deadline=call.deadline,
         principal=call.principal,
     )
-    return _made(await _audited(call, work, Audited.ROTATE_KEY, key_id, _told_of_new))
+    return _made(await _audited(call, work, Audited.ROTATE_KEY, key_id, _describe_new))
 
 
 async def list_keys(call: Call) -> Answer:
@@ -71,7 +71,7 @@ async def revoke_key(call: Call) -> Answer:
     keys = _keys(call)
     key_id = path_parameter("id", call.parameter, models.KeyId)
     work = keys.revoke(key_id, deadline=call.deadline, principal=call.principal)
-    await _audited(call, work, Audited.REVOKE_KEY, key_id, _told_of)
+    await _audited(call, work, Audited.REVOKE_KEY, key_id, _describe)
     return answer(HTTPStatus.NO_CONTENT)
 
 
@@ -83,16 +83,16 @@ def _keys(call: Call) -> Keys:
 
 
 async def _audited(
-    call: Call, work: Awaitable[T], action: Audited, subject: str, told: Callable[[T], dict[str, str]]
+    call: Call, work: Awaitable[T], action: Audited, subject: str, describe: Callable[[T], dict[str, str]]
 ) -> T:
-    return await call.site.coordinator.auditor.of(work, call.principal, action, subject, told=told)
+    return await call.site.coordinator.auditor.audit(work, call.principal, action, subject, describe=describe)
 
 
-def _told_of_new(new: NewKey) -> dict[str, str]:
-    return _told_of(new.key) | {"subject": new.key.id}
+def _describe_new(new: NewKey) -> dict[str, str]:
+    return _describe(new.key) | {"subject": new.key.id}
 
 
-def _told_of(key: Key) -> dict[str, str]:
+def _describe(key: Key) -> dict[str, str]:
     group = {"group": key.name} if key.kind is PrincipalKind.GROUP else {}
     return group | {"detail": f"of {key.kind.value} {key.name}"}
 

@@ -17,8 +17,8 @@ from halfway.service.cluster.peer_wire import CONTENT_TYPE, CallFrame, decode_ca
 from halfway.service.peer_calls import (
     CREDENTIAL_HEADER,
     PATH,
+    SUPPORTED_VERSIONS,
     TO_HEADER,
-    UNDERSTOOD,
     VERSION_HEADER,
 )
 
@@ -124,7 +124,7 @@ class PeerPort:
         if request.method != "POST":
             raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed")
         version = request.headers.get(VERSION_HEADER, "")
-        if not version.isascii() or not version.isdigit() or int(version[:6]) not in UNDERSTOOD:
+        if not version.isascii() or not version.isdigit() or int(version[:6]) not in SUPPORTED_VERSIONS:
             raise _RefusedError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "unknown_version")
         if self._stopping:
             raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "shutting_down")

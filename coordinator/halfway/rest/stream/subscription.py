@@ -112,7 +112,7 @@ class Subscription:
             at_most=free,
             wait_s=wait_s,
             principal=self._taker.principal,
-            wanted=lambda: self._taker.reads,
+            is_connected=lambda: self._taker.reads,
         )
         until = asyncio.get_running_loop().time() + self._coordinator.limits.lease_s
         self._out.update((check.check_id, until) for check in found)

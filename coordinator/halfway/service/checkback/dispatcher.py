@@ -195,7 +195,7 @@ class CheckDispatcher:
             try:
                 self._run(name, queue)
                 if reply is not None:
-                    self._observer.journal.checked(entry.id, entry.checks + 1, reply, now)
+                    self._observer.journal.add_check(entry.id, entry.checks + 1, reply, now)
                     await self._judge(shard.number, entry, reply, now)
             finally:
                 queue.asked.discard(entry.id)
@@ -235,7 +235,7 @@ class CheckDispatcher:
             self.verdicts.keep(entry, shard.number, attempt)
         verdict = reply.outcome.value if reply.answered else "none"
         self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - began)
-        self._observer.asked(entry.group, reply)
+        self._observer.note_check_reply(entry.group, reply)
         return reply
 
     def figures(self, group: str) -> tuple[int, int, int | None]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
 
-Wanted = Callable[[], bool]
+IsConnected = Callable[[], bool]
 """Whether the caller of a poll is still there to take the checks."""
 
 LOOK_EVERY_S = 0.5
@@ -64,12 +64,12 @@ class FetchedChecks:
         self._observer = observer
 
     async def lease(
-        self, name: str, *, at_most: int, wait_s: float, principal: Principal, wanted: Wanted = always
+        self, name: str, *, at_most: int, wait_s: float, principal: Principal, is_connected: IsConnected = always
     ) -> list[LeasedCheck]:
         """Hand out up to `at_most` due checks of a group in pull mode, waiting up to `wait_s` for the first.
 
         A check that is handed out counts as sent, and is not handed out again before its lease has passed. None is
-        handed out once `wanted` returns False.
+        handed out once `is_connected` returns False.
 
         Raises:
             HalfwayError: the group has no checks to fetch, or the caller may not fetch them, or no longer.
@@ -80,12 +80,12 @@ class FetchedChecks:
         group = await self.fetching(name, principal, until=until)
         queue = self._checks.queue(name)
         if not wait_s:
-            return await self._hand_out(group, queue, at_most, until=until + _HAND_OUT_S, wanted=wanted)
+            return await self._hand_out(group, queue, at_most, until=until + _HAND_OUT_S, is_connected=is_connected)
         with self.polling(name):
             while True:
                 hand_out_until = max(until, loop.time()) + _HAND_OUT_S
-                leased = await self._hand_out(group, queue, at_most, until=hand_out_until, wanted=wanted)
-                if leased or self._checks.closed or not wanted() or loop.time() >= until:
+                leased = await self._hand_out(group, queue, at_most, until=hand_out_until, is_connected=is_connected)
+                if leased or self._checks.closed or not is_connected() or loop.time() >= until:
                     return leased
                 await self.due(name, until=min(until, loop.time() + LOOK_EVERY_S))
                 group = await self.fetching(name, principal, until=until)
@@ -134,11 +134,11 @@ class FetchedChecks:
         return bool(queue.due)
 
     async def _hand_out(
-        self, group: Group, queue: CheckQueue, at_most: int, *, until: float, wanted: Wanted
+        self, group: Group, queue: CheckQueue, at_most: int, *, until: float, is_connected: IsConnected
     ) -> list[LeasedCheck]:
         taken: list[tuple[Shard, Pending]] = []
         size = 0
-        while queue.due and len(taken) < at_most and size < _HAND_OUT_BYTES and wanted():
+        while queue.due and len(taken) < at_most and size < _HAND_OUT_BYTES and is_connected():
             number, transaction_id = queue.take()
             shard, entry = self._shards.find(number), self._checks.pending(number, transaction_id)
             if shard is None or entry is None:
@@ -149,7 +149,7 @@ class FetchedChecks:
                 taken.append((shard, entry))
                 size += entry.size
         halves = await asyncio.gather(*(self._half(shard, entry, until=until) for shard, entry in taken))
-        if not wanted():
+        if not is_connected():
             for shard, entry in taken:
                 queue.add(shard.number, entry.id, first=True)
             return []

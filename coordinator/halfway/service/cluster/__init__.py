@@ -1,1 +1,1 @@
-"""Several instances: calls forwarded to a shard's owner, or sent to all. May import every neighbour."""
+"""Calls that go to a shard's owner or to all instances. May import every neighbouring folder."""

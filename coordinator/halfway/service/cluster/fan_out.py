@@ -1,4 +1,4 @@
-"""Calls that need every shard: lists, the deletion of a group, fetching checks; a part never counts as all."""
+"""Calls that need every shard: lists, the deletion of a group, fetching checks. No partial result is returned."""
 
 from __future__ import annotations
 
@@ -10,139 +10,149 @@ from typing import TYPE_CHECKING, Any
 
 from halfway.domain.errors import HalfwayError
 from halfway.service.checkback.pull import LOOK_EVERY_S, always
-from halfway.service.cluster.forward import together
+from halfway.service.cluster.forward import gather_all
 from halfway.service.peer_calls import (
     CountCall,
-    Counted,
-    Due,
     DueCall,
+    DueResult,
     FindCall,
-    Found,
+    FindResult,
+    GroupCounts,
     LeaseCall,
     ListCall,
     SearchCall,
 )
-from halfway.service.query.get_and_list import encode_cursor, order_of
+from halfway.service.query.get_and_list import encode_cursor, sort_key
 from halfway.service.requests import LeasedCheck, ListQuery, Page
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from halfway.domain.principal import Principal
-    from halfway.service.checkback.pull import FetchedChecks, Wanted
+    from halfway.service.checkback.pull import FetchedChecks, IsConnected
     from halfway.service.cluster.forward import Forwarder
     from halfway.service.ports import OwnerHint
     from halfway.service.query.get_and_list import Queries
     from halfway.service.requests import TransactionView
     from halfway.service.shards.groups import Groups
 
-_ASK_S = 2.0
-"""How long another owner may wait for a check to come due before it is asked again."""
+_DUE_WAIT_S = 2.0
+"""How long another owner waits for a check to become due before it is called again."""
 _PAUSE_S = 0.05
 _COUNT_S = 5.0
 _PAGE_TOPICS = 20_000
-"""On one page of a list, beyond those of its last transaction."""
+"""Topics on one page of a list, not counting those of its last transaction."""
 
 
 class FanOut:
-    """Asks this instance's shards and every other owner, and merges their answers."""
+    """Calls this instance and every other owner, and merges their answers."""
 
-    def __init__(self, forwarding: Forwarder, queries: Queries, groups: Groups, leases: FetchedChecks) -> None:
-        """Keep the parts."""
-        self._forwarder = forwarding
+    def __init__(self, forwarder: Forwarder, queries: Queries, groups: Groups, leases: FetchedChecks) -> None:
+        """Store the parts."""
+        self._forwarder = forwarder
         self._queries = queries
         self._groups = groups
         self._leases = leases
         self._waiting: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
     async def list(self, query: ListQuery, *, deadline: float, principal: Principal) -> Page:
-        """List transactions of all shards in one order; an error if a shard cannot be asked.
+        """List transactions of all shards in one order; raise an error if a shard is unavailable.
 
-        The cursor is the last transaction's place in that order, which is the same for all shards: it stays valid while
-        shards move.
+        The cursor is the last transaction's place in that order. The order is the same for all shards, so the cursor
+        stays valid while shards move.
         """
-        query = self._queries.narrowed(query, principal)
+        query = self._queries.restrict(query, principal)
         here, elsewhere = self._forwarder.parts()
         call = SearchCall if query.is_search else ListCall
         calls = [_task(self._queries.list(query, here, deadline=deadline, principal=principal))]
         calls += [
-            self._asked(owner, call(query=query, shards=tuple(shards)), deadline, principal)
+            self._call(owner, call(query=query, shards=tuple(shards)), deadline, principal)
             for owner, shards in elsewhere.items()
         ]
-        parts = await together(calls)
-        ordered = list(islice(merge(*(part.transactions for part in parts), key=order_of), query.limit + 1))
+        parts = await gather_all(calls)
+        ordered = list(islice(merge(*(part.transactions for part in parts), key=sort_key), query.limit + 1))
         shown = _page(ordered, query.limit)
         more = len(ordered) > len(shown) or any(part.more for part in parts)
         return Page(transactions=shown, next=encode_cursor(shown[-1]) if more and shown else None)
 
-    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal) -> Found:
-        """Find what a query matches in all shards, the oldest `most`; an error if a shard cannot be asked."""
-        query = self._queries.narrowed(query, principal)
+    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal) -> FindResult:
+        """Find the oldest `most` matches of a query in all shards; raise an error if a shard is unavailable."""
+        query = self._queries.restrict(query, principal)
         here, elsewhere = self._forwarder.parts()
         calls = [_task(self._queries.find(query, here, most=most, deadline=deadline, principal=principal))]
         calls += [
-            self._asked(owner, FindCall(query=query, shards=tuple(shards), most=most), deadline, principal)
+            self._call(owner, FindCall(query=query, shards=tuple(shards), most=most), deadline, principal)
             for owner, shards in elsewhere.items()
         ]
-        parts = await together(calls)
+        parts = await gather_all(calls)
         places = tuple(islice(merge(*(part.places for part in parts)), most))
-        return Found(count=sum(part.count for part in parts), places=places)
+        return FindResult(count=sum(part.count for part in parts), places=places)
 
     async def delete_group(self, name: str, *, deadline: float, principal: Principal) -> None:
-        """Remove a group that has no pending or parked transaction in any shard."""
+        """Delete a group that has no pending or parked transaction in any shard."""
 
-        async def count_all(group: str, hold_s: float) -> Counted:
+        async def count_all(group: str, hold_s: float) -> GroupCounts:
             until = min(deadline, asyncio.get_running_loop().time() + _COUNT_S)
             here, elsewhere = self._forwarder.parts()
-            found = [self._groups.count(group, here, hold_s=hold_s)]
-            found += await together(
+            counts = [self._groups.count(group, here, hold_s=hold_s)]
+            counts += await gather_all(
                 [
-                    self._asked(owner, CountCall(group=group, shards=tuple(shards), hold_s=hold_s), until, principal)
+                    self._call(owner, CountCall(group=group, shards=tuple(shards), hold_s=hold_s), until, principal)
                     for owner, shards in elsewhere.items()
                 ]
             )
-            return Counted(pending=sum(part.pending for part in found), parked=sum(part.parked for part in found))
+            return GroupCounts(pending=sum(part.pending for part in counts), parked=sum(part.parked for part in counts))
 
         await self._groups.delete(name, count_all, deadline=deadline, principal=principal)
 
     async def lease(
-        self, group: str, *, at_most: int, wait_s: float, principal: Principal, wanted: Wanted = always
+        self, group: str, *, at_most: int, wait_s: float, principal: Principal, is_connected: IsConnected = always
     ) -> Sequence[LeasedCheck]:
-        """Hand out due checks of all shards, waiting for the first at any owner.
+        """Hand out due checks of all shards, and wait for the first at any owner.
 
-        No answer that nobody takes leases a check: the call that waits at other owners hands out nothing.
+        The call that waits at other owners hands out nothing, so no check is leased by an answer that is not read.
         """
         if not self._forwarder.others():
-            return await self._leases.lease(group, at_most=at_most, wait_s=wait_s, principal=principal, wanted=wanted)
+            return await self._leases.lease(
+                group, at_most=at_most, wait_s=wait_s, principal=principal, is_connected=is_connected
+            )
         until = asyncio.get_running_loop().time() + wait_s
-        found = await self._lease_now(group, at_most, principal, wanted)
-        if found or not wait_s:
-            return found
+        checks = await self._lease_now(group, at_most, principal, is_connected)
+        if checks or not wait_s:
+            return checks
         with self._leases.polling(group):
-            while not found and wanted() and not self._leases.closed and asyncio.get_running_loop().time() < until:
-                await self._until_due(group, until, principal)
-                found = await self._lease_now(group, at_most, principal, wanted)
-        return found
+            while (
+                not checks and is_connected() and not self._leases.closed and asyncio.get_running_loop().time() < until
+            ):
+                await self._wait_until_due(group, until, principal)
+                checks = await self._lease_now(group, at_most, principal, is_connected)
+        return checks
 
-    async def _lease_now(self, group: str, at_most: int, principal: Principal, wanted: Wanted) -> Sequence[LeasedCheck]:
-        found = await self._leases.lease(group, at_most=at_most, wait_s=0, principal=principal, wanted=wanted)
-        return [*found, *await self._fetched(group, at_most - len(found), principal, wanted)]
+    async def _lease_now(
+        self, group: str, at_most: int, principal: Principal, is_connected: IsConnected
+    ) -> Sequence[LeasedCheck]:
+        checks = await self._leases.lease(
+            group, at_most=at_most, wait_s=0, principal=principal, is_connected=is_connected
+        )
+        return [*checks, *await self._lease_elsewhere(group, at_most - len(checks), principal, is_connected)]
 
-    async def _fetched(self, group: str, at_most: int, principal: Principal, wanted: Wanted) -> Sequence[LeasedCheck]:
-        found: Sequence[LeasedCheck] = ()
+    async def _lease_elsewhere(
+        self, group: str, at_most: int, principal: Principal, is_connected: IsConnected
+    ) -> Sequence[LeasedCheck]:
+        checks: Sequence[LeasedCheck] = ()
         for owner in self._forwarder.others():
-            if len(found) >= at_most or not wanted():
+            if len(checks) >= at_most or not is_connected():
                 break
-            call = LeaseCall(group=group, at_most=at_most - len(found))
-            # The checks of an owner that is away are fetched later.
+            call = LeaseCall(group=group, at_most=at_most - len(checks))
+            # A later poll fetches the checks of an owner that is unavailable.
             with suppress(HalfwayError):
                 deadline = asyncio.get_running_loop().time() + _COUNT_S
                 answer = await self._forwarder.ask(owner, call, deadline=deadline, principal=principal)
-                found = (*found, *answer.checks)
-        return found
+                checks = (*checks, *answer.checks)
+        return checks
 
-    async def _until_due(self, group: str, until: float, principal: Principal) -> None:
-        """Return once a check may be due at any owner, or time is over; HalfwayError if the caller may wait no more."""
+    async def _wait_until_due(self, group: str, until: float, principal: Principal) -> None:
+        """Wait until a check may be due at any owner, or until `until`; HalfwayError if the caller loses its rights."""
         loop = asyncio.get_running_loop()
         here = asyncio.create_task(self._leases.due(group, until=until))
         try:
@@ -159,7 +169,7 @@ class FanOut:
             here.cancel()
 
     def _due_at(self, owner: OwnerHint, group: str, principal: Principal) -> asyncio.Task[bool]:
-        """Wait for a check at another owner; all polls of one group here share one call."""
+        """Wait for a due check at another owner. All polls of one group on this instance share one call."""
         key = (owner.incarnation, group)
         task = self._waiting.get(key)
         if task is None:
@@ -168,30 +178,30 @@ class FanOut:
         return task
 
     async def _ask_due(self, owner: OwnerHint, group: str, principal: Principal) -> bool:
-        deadline = asyncio.get_running_loop().time() + 2 * _ASK_S
+        deadline = asyncio.get_running_loop().time() + 2 * _DUE_WAIT_S
         try:
-            answer: Due = await self._forwarder.ask(
-                owner, DueCall(group=group, wait_s=_ASK_S), deadline=deadline, principal=principal
+            answer: DueResult = await self._forwarder.ask(
+                owner, DueCall(group=group, wait_s=_DUE_WAIT_S), deadline=deadline, principal=principal
             )
         except HalfwayError:
-            await asyncio.sleep(_ASK_S / 2)
+            await asyncio.sleep(_DUE_WAIT_S / 2)
             return False
         return answer.due
 
     async def close(self) -> None:
-        """Stop waiting for other owners."""
+        """Stop waiting at other owners."""
         for task in list(self._waiting.values()):
             task.cancel()
 
-    def _asked(self, owner: OwnerHint, call: Any, deadline: float, principal: Principal) -> asyncio.Task[Any]:
+    def _call(self, owner: OwnerHint, call: Any, deadline: float, principal: Principal) -> asyncio.Task[Any]:
         return _task(self._forwarder.ask(owner, call, deadline=deadline, principal=principal))
 
 
 def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionView, ...]:
-    """Return as many as may be on one page; fewer if they have many messages."""
+    """Return the transactions of one page; fewer than `limit` if they have many messages."""
     topics = 0
-    for number, one in enumerate(ordered[:limit], 1):
-        topics += len(one.topics)
+    for number, transaction in enumerate(ordered[:limit], 1):
+        topics += len(transaction.topics)
         if topics > _PAGE_TOPICS:
             return tuple(ordered[:number])
     return tuple(ordered[:limit])

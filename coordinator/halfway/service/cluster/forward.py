@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from halfway.service.shards.shard_table import ShardTable
 
 _HELD_BACK_S = 0.25
-"""How much earlier the deadline of a forwarded call is than its caller's: the answer must still come back."""
+"""How much earlier the deadline of a forwarded call is than its caller's, to leave time for the answer."""
 
 T = TypeVar("T")
 
 
 class NoOwners:
-    """The port `Owners` of an instance that is alone."""
+    """The port `Owners` of a single instance."""
 
     def find(self, shard: int) -> OwnerHint | None:  # noqa: ARG002 - the port's
         """Return None."""
@@ -40,7 +40,7 @@ class NoOwners:
 
 
 class NoPeers:
-    """The port `Peers` of an instance that asks no other."""
+    """The port `Peers` of an instance that forwards nothing."""
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:  # noqa: ARG002
         """Refuse every call."""
@@ -48,15 +48,15 @@ class NoPeers:
 
 
 class Forwarder:
-    """Finds owners and asks them; an unknown outcome raises the same errors as for a call to this instance."""
+    """Finds owners and calls them. An unknown outcome raises the same errors as for a call to this instance."""
 
     def __init__(self, shards: ShardTable, owners: Owners, peers: Peers, observer: Observer) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._shards = shards
         self._owners = owners
         self._peers = peers
         self._observer = observer
-        self._alone = isinstance(peers, NoPeers)
+        self._is_single = isinstance(peers, NoPeers)
         self._next_owner = 0
 
     def begin(
@@ -68,16 +68,16 @@ class Forwarder:
         index: int,
         error: NotServedError,
     ) -> asyncio.Task[Any] | None:
-        """Ask the owner of the shard that `error` names for the answer to the request at an index; None if alone."""
-        if self._alone:
+        """Forward the request at an index to the owner of the shard that `error` names; None on a single instance."""
+        if self._is_single:
             return None
-        asked = self._forward(error, call(request=requests[index]), deadline=deadline, principal=principal)
-        return asyncio.get_running_loop().create_task(asked)
+        forwarded = self._forward(error, call(request=requests[index]), deadline=deadline, principal=principal)
+        return asyncio.get_running_loop().create_task(forwarded)
 
-    async def or_forward(
+    async def run_or_forward(
         self, here: Awaitable[T], call: Callable[[], PeerCall], deadline: float, principal: Principal
     ) -> T:
-        """Return the answer of a call that is done here, or the owner's if the shard is not served here."""
+        """Return the result of `here`, or the answer of the shard's owner if the shard is not served here."""
         try:
             return await here
         except NotServedError as error:
@@ -85,30 +85,30 @@ class Forwarder:
             return forwarded
 
     async def _forward(self, error: NotServedError, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
-        """Have a call done by the owner of the shard that `error` names, by any owner if it names none."""
-        owner = self._any() if error.shard is None else self._owners.find(error.shard)
+        """Send a call to the owner of the shard that `error` names, or to any owner if it names none."""
+        owner = self._any_owner() if error.shard is None else self._owners.find(error.shard)
         if owner is None:
             raise error
         return await self.ask(owner, call, deadline=deadline, principal=principal)
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
-        """Have a call done by an owner.
+        """Send a call to an owner and return its answer.
 
         Raises:
-            OutcomeUnknownError, EndUnconfirmedError: no answer came, and it may have been done.
-            ShardUnavailableError: it was not done, or changes nothing.
-            HalfwayError: whatever else the owner answers.
+            OutcomeUnknownError, EndUnconfirmedError: there was no answer, and the call may have been done.
+            ShardUnavailableError: the call was not done, or it is one that changes nothing.
+            HalfwayError: any other error that the owner answers with.
 
         """
         loop = asyncio.get_running_loop()
         began, result = loop.time(), "done"
-        # A share of a short time, so that some is left for the owner.
+        # At most a quarter of the remaining time, so that the owner has some.
         until = deadline - min(_HELD_BACK_S, max(0.0, deadline - began) / 4)
         try:
             return await self._peers.ask(owner, call, deadline=until, principal=principal)
         except PeerLostError as error:
             result = error.code
-            raise _unknown(call, error) from None
+            raise _unknown_outcome(call, error) from None
         except HalfwayError as error:
             result = error.code
             raise
@@ -116,18 +116,18 @@ class Forwarder:
             self._observer.forwarded(str(type(call).__struct_config__.tag), result, loop.time() - began)
 
     def owner_of(self, shard: int) -> OwnerHint | None:
-        """Return who serves a shard, as far as it is known here."""
+        """Return the owner of a shard, None if it is not known here."""
         return self._owners.find(shard)
 
     def others(self) -> list[OwnerHint]:
-        """Return every other known owner, beginning with a different one each time."""
-        found = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self._owners.find(shard))))
+        """Return every other known owner, starting with a different one each time."""
+        owners = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self._owners.find(shard))))
         self._next_owner += 1
-        at = self._next_owner % len(found) if found else 0
-        return [*found[at:], *found[:at]]
+        start = self._next_owner % len(owners) if owners else 0
+        return [*owners[start:], *owners[:start]]
 
     def parts(self) -> tuple[list[int], dict[OwnerHint, list[int]]]:
-        """Return the shards served here, and the others by owner: together all shards.
+        """Return the shards served here, and the other shards by owner.
 
         Raises:
             ShardUnavailableError: a shard has no owner now.
@@ -147,28 +147,28 @@ class Forwarder:
             elsewhere.setdefault(owner, []).append(number)
         return here, elsewhere
 
-    def _any(self) -> OwnerHint | None:
+    def _any_owner(self) -> OwnerHint | None:
         return next(iter(self.others()), None)
 
 
-def _unknown(call: PeerCall, error: PeerLostError) -> HalfwayError:
+def _unknown_outcome(call: PeerCall, error: PeerLostError) -> HalfwayError:
     if isinstance(call, PrepareCall):
-        known = {} if call.request.id is None else {"id": call.request.id}
+        fields = {} if call.request.id is None else {"id": call.request.id}
         return OutcomeUnknownError(
-            f"the owner of its shard gave no answer ({error.detail}): roll back, or send the same prepare with the "
+            f"the owner of its shard did not answer ({error.detail}): roll back, or send the same prepare with the "
             "same id again",
-            **known,
+            **fields,
         )
     if isinstance(call, EndCall | ResumeCall):
         name = call.request.id if isinstance(call, EndCall) else call.id
         return EndUnconfirmedError(
-            f"the owner of {name!r} gave no answer ({error.detail}): send the same again, it is never done twice",
+            f"the owner of {name!r} did not answer ({error.detail}): send the same again, it is never done twice",
             id=name,
         )
-    return ShardUnavailableError(f"the owner of a shard gave no answer ({error.detail}): try again")
+    return ShardUnavailableError(f"the owner of a shard did not answer ({error.detail}): try again")
 
 
-async def together(calls: Sequence[asyncio.Task[T]]) -> list[T]:
+async def gather_all(calls: Sequence[asyncio.Task[T]]) -> list[T]:
     """Return all results; the first error cancels the others."""
     try:
         return list(await asyncio.gather(*calls))

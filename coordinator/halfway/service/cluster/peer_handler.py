@@ -1,4 +1,4 @@
-"""Does the calls of other instances: with the shards served here, without asking another instance."""
+"""Answers the calls of other instances from the shards served here, without calling another instance."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from halfway.domain.principal import Permission, Principal
 from halfway.service.answers import Answers
 from halfway.service.peer_calls import (
     CheckCall,
-    Core,
     CountCall,
-    Due,
     DueCall,
+    DueResult,
     EndCall,
     FindCall,
     GetCall,
     HistoryCall,
+    InstanceCall,
     LeaseCall,
-    Leased,
+    LeaseResult,
     ListCall,
-    Look,
-    Overview,
     PeerCall,
     PrepareCall,
+    ReadCall,
     ResumeCall,
     SearchCall,
+    ShardCall,
 )
 
 if TYPE_CHECKING:
@@ -46,74 +46,74 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_S = 10.0
 
-Also = Callable[[Any, float, Principal], Awaitable[msgspec.Struct]]
-"""Does a call, until a deadline on the loop's clock, for a caller."""
+InstanceCallHandler = Callable[[Any, float, Principal], Awaitable[msgspec.Struct]]
+"""Answers a call by a deadline on the loop's clock, for a principal."""
 
 
 class PeerHandler:
-    """The other side of the port `Peers`."""
+    """The receiving side of the port `Peers`."""
 
     histories: Histories
 
     def __init__(
         self,
         authority: Authority,
-        preparing: Preparer,
+        preparer: Preparer,
         group_limits: GroupLimits,
-        acting: CallerRequests,
+        caller_requests: CallerRequests,
         queries: Queries,
         groups: Groups,
         checks: CheckDispatcher,
         leases: FetchedChecks,
     ) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._authority = authority
-        self._preparer = preparing
+        self._preparer = preparer
         self._group_limits = group_limits
-        self._caller_requests = acting
+        self._caller_requests = caller_requests
         self._queries = queries
         self._groups = groups
         self._checks = checks
         self._leases = leases
-        self._also: dict[type, Also] = {}
+        self._handlers: dict[type, InstanceCallHandler] = {}
 
-    def also(self, answer: Also, *calls: type) -> None:
-        """Have `answer` do calls of these types."""
-        self._also.update(dict.fromkeys(calls, answer))
+    def register(self, handler: InstanceCallHandler, *calls: type) -> None:
+        """Answer calls of these types with `handler`."""
+        self._handlers.update(dict.fromkeys(calls, handler))
 
     async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
-        """Do a call and return its answer, of the type in `peer_calls.ANSWERS`.
+        """Carry out a call and return its answer, of the type in `peer_calls.ANSWERS`.
 
         Raises:
             ShardUnavailableError: its shard is not served here; nothing was done.
-            HalfwayError: any error that the same call by a client raises.
+            HalfwayError: any error that the same call of a client raises.
 
         """
         try:
-            if isinstance(call, Overview):
-                return await self._also[type(call)](call, deadline, principal)
+            if isinstance(call, InstanceCall):
+                return await self._handlers[type(call)](call, deadline, principal)
             return await self._answer(call, deadline, principal)
         except NotServedError as error:
             raise ShardUnavailableError(error.detail, **error.fields) from None
 
-    async def _answer(self, call: Core, deadline: float, principal: Principal) -> msgspec.Struct:
+    async def _answer(self, call: ShardCall, deadline: float, principal: Principal) -> msgspec.Struct:
         match call:
             case PrepareCall():
                 prepared: Answers[Prepared] = Answers([None])
                 self._authority.require(principal, Permission.PREPARE, call.request.group)
                 admit = self._group_limits.admitting(prepared, forwarded=True)
                 self._preparer.begin([call.request], prepared, deadline=deadline, admit=admit)
-                done: msgspec.Struct = await prepared.only()
+                answer: msgspec.Struct = await prepared.only()
             case EndCall():
                 ended: Answers[EndResult] = Answers([None])
                 self._caller_requests.begin([call.request], ended, deadline=deadline, principal=principal)
-                done = await ended.only()
+                answer = await ended.only()
             case CheckCall():
-                done = await self._checks.check_now(
+                answer = await self._checks.check_now(
                     call.id, prepared_at=call.prepared_at, deadline=deadline, principal=principal
                 )
             case ResumeCall():
-                done = await self._caller_requests.resume(
+                answer = await self._caller_requests.resume(
                     call.id,
                     remark=call.remark,
                     prepared_at=call.prepared_at,
@@ -123,30 +123,30 @@ class PeerHandler:
             case DueCall():
                 await self._groups.allowed(call.group, Permission.FETCH_CHECKS, principal=principal, deadline=deadline)
                 until = min(deadline, asyncio.get_running_loop().time() + min(call.wait_s, _LONGEST_WAIT_S))
-                done = Due(due=await self._leases.due(call.group, until=until))
+                answer = DueResult(due=await self._leases.due(call.group, until=until))
             case LeaseCall():
                 checks = await self._leases.lease(call.group, at_most=call.at_most, wait_s=0, principal=principal)
-                done = Leased(checks=tuple(checks))
+                answer = LeaseResult(checks=tuple(checks))
             case _:
-                done = await self._look(call, deadline, principal)
-        return done
+                answer = await self._read(call, deadline, principal)
+        return answer
 
-    async def _look(self, call: Look, deadline: float, principal: Principal) -> msgspec.Struct:
-        """Do a call that changes no transaction."""
+    async def _read(self, call: ReadCall, deadline: float, principal: Principal) -> msgspec.Struct:
+        """Answer a call that changes no transaction."""
         match call:
             case GetCall():
-                done: msgspec.Struct = await self._queries.get(call.id, deadline=deadline, principal=principal)
+                answer: msgspec.Struct = await self._queries.get(call.id, deadline=deadline, principal=principal)
             case HistoryCall():
-                done = await self.histories.get(call.id, deadline=deadline, principal=principal)
+                answer = await self.histories.get(call.id, deadline=deadline, principal=principal)
             case ListCall() | SearchCall():
-                done = await self._queries.list(call.query, call.shards, deadline=deadline, principal=principal)
+                answer = await self._queries.list(call.query, call.shards, deadline=deadline, principal=principal)
             case FindCall():
-                done = await self._queries.find(
+                answer = await self._queries.find(
                     call.query, call.shards, most=call.most, deadline=deadline, principal=principal
                 )
             case CountCall():
                 await self._groups.allowed(call.group, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
-                done = self._groups.count(call.group, call.shards, hold_s=call.hold_s)
+                answer = self._groups.count(call.group, call.shards, hold_s=call.hold_s)
             case _:
                 assert_never(call)
-        return done
+        return answer

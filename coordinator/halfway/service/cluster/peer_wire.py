@@ -1,4 +1,4 @@
-"""Calls between instances as bytes: MessagePack, many calls in a request, each answer as soon as it is done."""
+"""The encoding of calls between instances: MessagePack, with many calls in a request, and a frame for each answer."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _LENGTH_BYTES: Final = 4
 
 
 class CallFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a request: how long its caller waits, who the caller is, and the call."""
+    """One call of a request, with its caller and how long the caller waits."""
 
     within_ms: int
     principal: Principal = PEER
-    """Who calls, as the instance that was asked has found out; an older release does not say."""
+    """The caller, as the first instance authenticated it. An older release does not send it."""
     call: msgspec.Raw
 
     @property
     def caller(self) -> Principal:
-        """Who calls; PEER if the other instance has no access control, so that it can be turned on step by step."""
+        """The caller; PEER if the other instance has no access control, so that it can be turned on step by step."""
         return PEER if self.principal.kind is PrincipalKind.ANYBODY else self.principal
 
 
 class RequestFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """A request."""
+    """A request with its calls."""
 
     calls: list[CallFrame]
 
 
 class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as callers see it."""
+    """An error as callers get it."""
 
     code: str
     detail: str
@@ -64,17 +64,17 @@ _RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
 
 
 def encode_call(call: PeerCall, *, within_ms: int, principal: Principal) -> bytes:
-    """Return one encoded call, for `request_of`."""
+    """Return an encoded call, for `encode_request`."""
     return _ENCODER.encode(CallFrame(within_ms=within_ms, principal=principal, call=msgspec.Raw(_ENCODER.encode(call))))
 
 
-def request_of(calls: list[bytes]) -> bytes:
-    """Return the body of a request."""
+def encode_request(calls: list[bytes]) -> bytes:
+    """Return the body of a request with encoded calls."""
     return _ENCODER.encode({"calls": [msgspec.Raw(call) for call in calls]})
 
 
 def decode_request(body: bytes) -> list[CallFrame]:
-    """Return the calls of a request; ValueError if it is not one."""
+    """Return the calls of a request; raise ValueError if the body is not a request."""
     try:
         return _REQUEST.decode(body).calls
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -82,7 +82,7 @@ def decode_request(body: bytes) -> list[CallFrame]:
 
 
 def decode_call(raw: msgspec.Raw) -> PeerCall:
-    """Return a call; ShardUnavailableError if this release does not know it: nothing was done."""
+    """Return a call; raise ShardUnavailableError if this release does not know it: nothing was done."""
     try:
         return _CALL.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -90,21 +90,21 @@ def decode_call(raw: msgspec.Raw) -> PeerCall:
 
 
 def encode_answer(index: int, result: msgspec.Struct | HalfwayError) -> bytes:
-    """Return an answer as it goes over the connection: its length in four bytes, then the answer."""
+    """Return an answer as it is sent on the connection: its length in four bytes, then the answer."""
     if isinstance(result, HalfwayError):
         wait = result.retry_after_s if isinstance(result, RetryableError) else None
-        told = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
-        frame = _ENCODER.encode({"index": index, "error": told})
+        error = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
+        frame = _ENCODER.encode({"index": index, "error": error})
     else:
         frame = _ENCODER.encode({"index": index, "result": result})
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
 
 
 class AnswerReader:
-    """Cuts the bytes of a connection into answers; ValueError for bad bytes, or for an answer that is too large."""
+    """Splits the bytes of a connection into answers. Raises ValueError for malformed or too large answers."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Bound one answer."""
+        """Set the maximum size of one answer."""
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
@@ -112,35 +112,35 @@ class AnswerReader:
         """Return the answers that are complete now."""
         buffer = self._buffer
         buffer += data
-        at = 0
+        start = 0
         try:
-            while len(buffer) - at >= _LENGTH_BYTES:
-                end = at + _LENGTH_BYTES + int.from_bytes(buffer[at : at + _LENGTH_BYTES], "big")
-                if end - at > self._max_bytes:
-                    raise ValueError(f"an answer of {end - at} bytes is larger than {self._max_bytes}")
+            while len(buffer) - start >= _LENGTH_BYTES:
+                end = start + _LENGTH_BYTES + int.from_bytes(buffer[start : start + _LENGTH_BYTES], "big")
+                if end - start > self._max_bytes:
+                    raise ValueError(f"an answer of {end - start} bytes is larger than {self._max_bytes}")
                 if len(buffer) < end:
                     break
                 with memoryview(buffer) as view:
-                    frame = bytes(view[at + _LENGTH_BYTES : end])
-                at = end
+                    frame = bytes(view[start + _LENGTH_BYTES : end])
+                start = end
                 try:
                     yield _ANSWER.decode(frame)
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                     raise ValueError(f"an answer cannot be read: {error}") from None
         finally:
-            del buffer[:at]
+            del buffer[:start]
 
 
-def result_of(call: PeerCall, frame: AnswerFrame) -> Any:
-    """Return the result of a call.
+def decode_result(call: PeerCall, frame: AnswerFrame) -> Any:
+    """Return the result of a call from its answer.
 
     Raises:
-        HalfwayError: the error that the other instance answers with.
-        ValueError: the result is not one that this release can read.
+        HalfwayError: the error that the other instance answered with.
+        ValueError: this release cannot read the result.
 
     """
     if frame.error is not None:
-        raise _rebuilt(frame.error)
+        raise _decode_error(frame.error)
     if not bytes(frame.result):
         raise ValueError("the answer has neither a result nor an error")
     try:
@@ -149,25 +149,27 @@ def result_of(call: PeerCall, frame: AnswerFrame) -> Any:
         raise ValueError(f"the result cannot be read: {error}") from None
 
 
-def _codes() -> Mapping[str, type[HalfwayError]]:
-    """Return the errors that callers may see, by their codes; if several share a code, the most general."""
-    found: dict[str, type[HalfwayError]] = {}
+def _errors_by_code() -> Mapping[str, type[HalfwayError]]:
+    """Return the errors that callers may get, by their codes; if several share a code, the most general one."""
+    by_code: dict[str, type[HalfwayError]] = {}
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, HalfwayError) and kind is not errors.NotServedError:
-            found.setdefault(kind.code, kind)
-    return found
+            by_code.setdefault(kind.code, kind)
+    return by_code
 
 
-_KINDS: Final = _codes()
+_ERRORS: Final = _errors_by_code()
 
 
-def _rebuilt(told: ErrorFrame) -> HalfwayError:
-    """Return an error as the other instance raised it; an unknown one of a newer release is retryable."""
-    kind = _KINDS.get(told.code)
+def _decode_error(frame: ErrorFrame) -> HalfwayError:
+    """Return the error that the other instance raised; one that only a newer release knows becomes retryable."""
+    kind = _ERRORS.get(frame.code)
     if kind is None:
-        return ShardUnavailableError(f"the owner refuses with {told.code!r}, which this release does not know")
+        return ShardUnavailableError(
+            f"the owner answered with the error {frame.code!r}, which this release does not know"
+        )
     error = kind.__new__(kind)
-    HalfwayError.__init__(error, told.detail, **told.fields)
-    if isinstance(error, RetryableError) and told.retry_after_s is not None:
-        error.retry_after_s = told.retry_after_s
+    HalfwayError.__init__(error, frame.detail, **frame.fields)
+    if isinstance(error, RetryableError) and frame.retry_after_s is not None:
+        error.retry_after_s = frame.retry_after_s
     return error

@@ -1,4 +1,4 @@
-"""Figures of all instances, put together; a shard that is away is named (docs/rest.md#statistics)."""
+"""The statistics of all instances. They name the shards that are unavailable (docs/rest.md#statistics)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 
 from halfway.domain.errors import HalfwayError
 from halfway.domain.principal import ANYBODY, PEER, Permission
-from halfway.service.activity import MOST_KEPT
-from halfway.service.figures import GroupFigures, InstanceFigures, ShardFigures, ShardPlace, Statistics, Tallied
+from halfway.service.activity import MAX_ENTRIES
+from halfway.service.figures import GroupFigures, InstanceFigures, ShardFigures, ShardPlace, Statistics, Tally
 from halfway.service.job_records import Away
 from halfway.service.peer_calls import FiguresCall
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import ShardTable
 
-MOST_GROUPS: Final = 100
-"""Shown of all groups; those with the most to look at."""
+MAX_GROUPS: Final = 100
+"""Groups in the statistics; those with the most parked and pending transactions."""
 _OF_INSTANCE: Final = 500
 _ASK_S: Final = 3.0
 _FRESH_S: Final = 0.5
 
 
-class StatisticsDesk:
-    """Gathers figures; callers at one time share one computation."""
+class ClusterStatistics:
+    """Gathers the figures of all instances. Concurrent callers share one result."""
 
     def __init__(
         self,
@@ -43,35 +43,35 @@ class StatisticsDesk:
         checks: CheckDispatcher,
         activity: Activity,
         lane: Lane,
-        forwarding: Forwarder,
+        forwarder: Forwarder,
         clock: Clock,
     ) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._authority = authority
         self._shards = shards
         self._groups = groups
         self._checks = checks
         self._activity = activity
         self._lane = lane
-        self._forwarder = forwarding
+        self._forwarder = forwarder
         self._clock = clock
         self.instance = ""
-        """What this instance is called."""
+        """The URL of this instance."""
         self._shared: dict[str | None, tuple[float, asyncio.Task[Statistics]]] = {}
 
     async def gather(self, *, group: str | None = None, principal: Principal = ANYBODY) -> Statistics:
-        """Show one group, or all, to a caller who may see that."""
+        """Return the figures of one group or of everything, if the caller may read them."""
         self._authority.require(principal, Permission.READ_STATISTICS, group)
         return await self.of(group)
 
     async def of(self, group: str | None) -> Statistics:
-        """Show one group, or all; at most half a second old, as those who ask at one time get the same."""
+        """Return the figures of one group or of everything, up to half a second old: concurrent callers share them."""
         now = asyncio.get_running_loop().time()
-        self._shared = {key: one for key, one in self._shared.items() if now - one[0] < _FRESH_S}
-        found = self._shared.get(group)
-        if found is None:
-            found = self._shared[group] = (now, asyncio.create_task(self._gather(group)))
-        return await asyncio.shield(found[1])
+        self._shared = {key: shared for key, shared in self._shared.items() if now - shared[0] < _FRESH_S}
+        shared = self._shared.get(group)
+        if shared is None:
+            shared = self._shared[group] = (now, asyncio.create_task(self._gather(group)))
+        return await asyncio.shield(shared[1])
 
     async def _gather(self, group: str | None) -> Statistics:
         here = self.here(group)
@@ -92,24 +92,24 @@ class StatisticsDesk:
             elif isinstance(answer, BaseException):
                 raise answer
         places = tuple(self._places(instances))
-        away = tuple(self._away(one.shard, silent) for one in places if one.figures is None)
-        groups = _merged_groups(one for instance in instances for one in instance.groups)
+        away = tuple(self._away(place.shard, silent) for place in places if place.figures is None)
+        groups = _merge_groups(group for instance in instances for group in instance.groups)
         return Statistics(
             at=self._clock.now_ms(),
             asked=here.url,
             instances=tuple(instances),
             shards=() if group is not None else places,
             away=away,
-            groups=tuple(groups[:MOST_GROUPS]),
-            groups_left_out=max(0, len(groups) - MOST_GROUPS),
-            ends=_summed(one for instance in instances for one in instance.ends),
-            checks=_summed(one for instance in instances for one in instance.checks),
+            groups=tuple(groups[:MAX_GROUPS]),
+            groups_left_out=max(0, len(groups) - MAX_GROUPS),
+            ends=_add_up(tally for instance in instances for tally in instance.ends),
+            checks=_add_up(tally for instance in instances for tally in instance.checks),
         )
 
     def _places(self, instances: list[InstanceFigures]) -> Iterable[ShardPlace]:
-        found = {one.shard: (instance.url, one) for instance in instances for one in instance.shards}
+        served = {shard.shard: (instance.url, shard) for instance in instances for shard in instance.shards}
         for number in range(self._shards.count):
-            url, figures = found.get(number, (None, None))
+            url, figures = served.get(number, (None, None))
             yield ShardPlace(shard=number, instance=url, figures=figures)
 
     def _away(self, number: int, silent: dict[str, str]) -> Away:
@@ -121,15 +121,15 @@ class StatisticsDesk:
     # --- this instance
 
     async def answer(self, call: FiguresCall, _: float, principal: Principal) -> InstanceFigures:
-        """Do a call of another instance."""
+        """Answer a call of another instance."""
         self._authority.require(principal, Permission.READ_STATISTICS, call.group)
         return self.here(call.group)
 
     def here(self, group: str | None) -> InstanceFigures:
-        """Show what this instance knows: of all groups, or of one alone."""
+        """Return the figures of this instance, of everything or of one group."""
         activity = self._activity
         topics, writes, skipped = activity.failing
-        shown = InstanceFigures(
+        figures = InstanceFigures(
             url=self.instance,
             since=activity.since,
             shards=tuple(self._shard_figures(group)),
@@ -139,37 +139,37 @@ class StatisticsDesk:
             groups=tuple(self._group_figures(group)),
         )
         if group is not None:
-            return shown
+            return figures
         return msgspec.structs.replace(
-            shown,
+            figures,
             resolving=len(self._shards.claims),
             lane=activity.lane,
             topics=topics,
             writes=writes,
-            quarantined=tuple(self._lane.quarantined(MOST_KEPT)),
+            quarantined=tuple(self._lane.quarantined(MAX_ENTRIES)),
             skipped=skipped,
         )
 
     def _shard_figures(self, group: str | None) -> Iterable[ShardFigures]:
-        for one in self._shards.stats():
-            pending, parked = one.pending, one.parked
+        for stats in self._shards.stats():
+            pending, parked = stats.pending, stats.parked
             if group is not None:
-                pending, parked = self._shards.counts_here(group, one.shard)
+                pending, parked = self._shards.counts_here(group, stats.shard)
             yield ShardFigures(
-                shard=one.shard,
+                shard=stats.shard,
                 pending=pending,
                 parked=parked,
-                remembered=one.ended if group is None else 0,
-                oldest_pending_s=one.oldest_pending_s if group is None else 0.0,
-                half_lag=one.half_lag if group is None else 0,
-                op_lag=one.op_lag if group is None else 0,
-                due=one.due if group is None else 0,
-                strays=one.strays if group is None else 0,
+                remembered=stats.ended if group is None else 0,
+                oldest_pending_s=stats.oldest_pending_s if group is None else 0.0,
+                half_lag=stats.half_lag if group is None else 0,
+                op_lag=stats.op_lag if group is None else 0,
+                due=stats.due if group is None else 0,
+                strays=stats.strays if group is None else 0,
             )
 
-    def _group_figures(self, only: str | None) -> Iterable[GroupFigures]:
+    def _group_figures(self, group: str | None) -> Iterable[GroupFigures]:
         counts = self._shards.group_counts()
-        names = [only] if only is not None else [group.name for group in self._groups.all()]
+        names = [group] if group is not None else [known.name for known in self._groups.all()]
         if len(names) > _OF_INSTANCE:
             names.sort(key=lambda name: sum(counts.get(name, (0, 0))), reverse=True)
         for name in names[:_OF_INSTANCE]:
@@ -180,7 +180,7 @@ class StatisticsDesk:
                 pending=pending,
                 parked=parked,
                 prepares_per_s=self._activity.prepares(name),
-                ends_per_s=sum(one.per_s for one in self._activity.ends(name)),
+                ends_per_s=sum(tally.per_s for tally in self._activity.ends(name)),
                 checks_in_flight=running,
                 checks_due=due,
                 breaker_until=until,
@@ -188,34 +188,34 @@ class StatisticsDesk:
             )
 
 
-def _merged_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
-    """Add up the figures of each group over instances; those with the most to look at first."""
-    found: dict[str, GroupFigures] = {}
-    for one in parts:
-        before = found.get(one.group)
+def _merge_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
+    """Add up the figures of each group over all instances; those with the most parked and pending first."""
+    merged: dict[str, GroupFigures] = {}
+    for part in parts:
+        before = merged.get(part.group)
         if before is None:
-            found[one.group] = one
+            merged[part.group] = part
             continue
         latest = {}
-        for endpoint in sorted((*before.endpoints, *one.endpoints), key=lambda endpoint: endpoint.at):
+        for endpoint in sorted((*before.endpoints, *part.endpoints), key=lambda endpoint: endpoint.at):
             latest[endpoint.host] = endpoint
-        found[one.group] = GroupFigures(
-            group=one.group,
-            pending=before.pending + one.pending,
-            parked=before.parked + one.parked,
-            prepares_per_s=before.prepares_per_s + one.prepares_per_s,
-            ends_per_s=before.ends_per_s + one.ends_per_s,
-            checks_in_flight=before.checks_in_flight + one.checks_in_flight,
-            checks_due=before.checks_due + one.checks_due,
-            breaker_until=max(before.breaker_until or 0, one.breaker_until or 0) or None,
+        merged[part.group] = GroupFigures(
+            group=part.group,
+            pending=before.pending + part.pending,
+            parked=before.parked + part.parked,
+            prepares_per_s=before.prepares_per_s + part.prepares_per_s,
+            ends_per_s=before.ends_per_s + part.ends_per_s,
+            checks_in_flight=before.checks_in_flight + part.checks_in_flight,
+            checks_due=before.checks_due + part.checks_due,
+            breaker_until=max(before.breaker_until or 0, part.breaker_until or 0) or None,
             endpoints=tuple(latest.values()),
         )
-    return sorted(found.values(), key=lambda one: (-one.parked, -one.pending, -one.ends_per_s, one.group))
+    return sorted(merged.values(), key=lambda part: (-part.parked, -part.pending, -part.ends_per_s, part.group))
 
 
-def _summed(parts: Iterable[Tallied]) -> tuple[Tallied, ...]:
-    found: dict[tuple[str, ...], Tallied] = {}
-    for one in parts:
-        before = found.get(one.names, Tallied(names=one.names, total=0, per_s=0.0))
-        found[one.names] = Tallied(names=one.names, total=before.total + one.total, per_s=before.per_s + one.per_s)
-    return tuple(found[key] for key in sorted(found))
+def _add_up(parts: Iterable[Tally]) -> tuple[Tally, ...]:
+    totals: dict[tuple[str, ...], Tally] = {}
+    for part in parts:
+        before = totals.get(part.names, Tally(names=part.names, total=0, per_s=0.0))
+        totals[part.names] = Tally(names=part.names, total=before.total + part.total, per_s=before.per_s + part.per_s)
+    return tuple(totals[key] for key in sorted(totals))

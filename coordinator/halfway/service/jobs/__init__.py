@@ -1,1 +1,1 @@
-"""Acts on everything that a filter finds, at a rate, with a result for each. Imports records only."""
+"""Jobs: one action on every transaction that a filter finds, at a fixed rate. Imports only records."""

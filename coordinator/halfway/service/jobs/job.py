@@ -24,7 +24,7 @@ from halfway.service.job_records import ItemResult, JobItem, JobSpec, JobState, 
 
 if TYPE_CHECKING:
     from halfway.domain.principal import Principal
-    from halfway.service.peer_calls import Found
+    from halfway.service.peer_calls import FindResult
     from halfway.service.ports import Clock
 
 log = structlog.get_logger(__name__)
@@ -35,28 +35,28 @@ _FIND_FOR_S: Final = 300.0
 _ITEM_S: Final = 15.0
 _ITEM_FOR_S: Final = 60.0
 _PAUSE_S: Final = 1.0
-_LASTING: Final = (TopicUnavailableError, NotAuthorisedError)
-"""Errors that wait for an operator: the item has failed, and the job goes on."""
+_NOT_RETRIED: Final = (TopicUnavailableError, NotAuthorisedError)
+"""Errors that need an operator: the item fails, and the job continues."""
 
 
-class Acted(NamedTuple):
-    """What an act came to: the state that stands, and whether this very act changed it."""
+class ActResult(NamedTuple):
+    """The result of an action: the current state, and whether this action changed it."""
 
     state: State | None
     changed: bool
 
 
-Find = Callable[[JobSpec, "Principal", float], Awaitable["Found"]]
-"""Finds what a job acts on, for a caller and until a deadline on the loop's clock."""
-Act = Callable[[JobSpec, JobItem, "Principal", "Principal", float], Awaitable[Acted]]
-"""Acts on one item, with the rights of one principal and on record as of another, until a deadline."""
+FindItems = Callable[[JobSpec, "Principal", float], Awaitable["FindResult"]]
+"""Finds the transactions of a job, with the rights of a principal, by a deadline on the loop's clock."""
+ActOnItem = Callable[[JobSpec, JobItem, "Principal", "Principal", float], Awaitable[ActResult]]
+"""Acts on one item by a deadline, with the rights of the first principal; the audit trail names the second."""
 
 
 class Job:
-    """One job. What is under way when it is stopped is finished; the rest of its items is left waiting."""
+    """One job. When it is stopped, items in progress are finished, and the rest stay waiting."""
 
     def __init__(self, spec: JobSpec, principal: Principal, by: Principal, clock: Clock, instance: str) -> None:
-        """Accept; `principal` is whose rights it uses, `by` who it says has asked for it."""
+        """Accept a job that uses the rights of `principal` and was requested by `by`."""
         self.spec = spec
         self.state = JobState.ACCEPTED
         ids = list(dict.fromkeys(spec.ids))
@@ -72,10 +72,11 @@ class Job:
         self._started_at: int | None = None
         self._finished_at: int | None = None
         self._stopped = asyncio.Event()
-        self._broken: HalfwayError | None = None
+        self._fatal: HalfwayError | None = None
+        """The error that ended the job."""
 
     def view(self, *, created: bool = False) -> JobView:
-        """Show it as it stands."""
+        """Return the job with its progress."""
         return JobView(
             spec=self.spec,
             by=self._by,
@@ -92,26 +93,26 @@ class Job:
         )
 
     def stop(self) -> None:
-        """Begin no more items; one that has not begun to run is over."""
+        """Begin no more items. A job that has not started is finished at once."""
         self._stopped.set()
-        if self.state is JobState.ACCEPTED:  # it waits for others, and need not
+        if self.state is JobState.ACCEPTED:  # it is still waiting for other jobs
             self.state, self._finished_at = JobState.STOPPED, self._clock.now_ms()
         elif self.state is JobState.RUNNING:
             self.state = JobState.STOPPING
 
-    async def run(self, find: Find, act: Act) -> None:
-        """Find what it acts on, act on each, and say how it ended."""
-        if self.state.over:
+    async def run(self, find: FindItems, act: ActOnItem) -> None:
+        """Find the items, act on each, and record the final state."""
+        if self.state.is_over:
             return
         self._started_at = self._clock.now_ms()
         ended = JobState.DONE
         try:
             self.state = JobState.RUNNING
             if not self.spec.ids:
-                await self._look(find)
-            await self._work(act)
-            if self._broken is not None:
-                ended, self.detail = JobState.FAILED, f"{self._broken.code}: {self._broken.detail}"
+                await self._find_items(find)
+            await self._process(act)
+            if self._fatal is not None:
+                ended, self.detail = JobState.FAILED, f"{self._fatal.code}: {self._fatal.detail}"
             elif any(item.result is ItemResult.WAITING for item in self.items) or self._found is None:
                 ended = JobState.STOPPED
         except HalfwayError as error:
@@ -121,17 +122,17 @@ class Job:
             raise
         except Exception:
             log.exception("job_failed", job=self.spec.id)
-            ended, self.detail = JobState.FAILED, "internal: the log of its instance says why"
+            ended, self.detail = JobState.FAILED, "internal error: see the log of its instance"
         finally:
             self.state, self._finished_at = ended, self._clock.now_ms()
 
-    async def _look(self, find: Find) -> None:
-        """Find the items; while a shard is away, ask again."""
+    async def _find_items(self, find: FindItems) -> None:
+        """Find the items; retry while a shard is unavailable."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _FIND_FOR_S
         while not self._stopped.is_set():
             try:
-                found = await find(self.spec, self._principal, loop.time() + _FIND_S)
+                result = await find(self.spec, self._principal, loop.time() + _FIND_S)
             except RetryableError as error:
                 if loop.time() > until:
                     raise
@@ -139,55 +140,56 @@ class Job:
                 await self._pause(error.retry_after_s)
             else:
                 self.detail = None
-                self._found = found.count
-                self.items = [JobItem(id=name, prepared_at=prepared_at) for prepared_at, name in found.places]
+                self._found = result.count
+                self.items = [JobItem(id=name, prepared_at=prepared_at) for prepared_at, name in result.places]
                 return
 
-    async def _work(self, act: Act) -> None:
+    async def _process(self, act: ActOnItem) -> None:
+        """Act on every item, at the rate of the job."""
         loop = asyncio.get_running_loop()
-        places = asyncio.Semaphore(_IN_FLIGHT)
-        turn = loop.time()
+        slots = asyncio.Semaphore(_IN_FLIGHT)
+        next_at = loop.time()
         async with asyncio.TaskGroup() as group:
             for item in self.items:
-                turn = max(turn + 1 / self.spec.rate, loop.time())
-                await self._pause(turn - loop.time())
-                await places.acquire()
+                next_at = max(next_at + 1 / self.spec.rate, loop.time())
+                await self._pause(next_at - loop.time())
+                await slots.acquire()
                 if self._stopped.is_set():
                     return
-                group.create_task(self._item(act, item)).add_done_callback(lambda _: places.release())
+                group.create_task(self._process_item(act, item)).add_done_callback(lambda _: slots.release())
 
-    async def _item(self, act: Act, item: JobItem) -> None:
-        """Act on one; again while it could not be done and may be, for a bounded time."""
+    async def _process_item(self, act: ActOnItem, item: JobItem) -> None:
+        """Act on one item; retry retryable errors for a bounded time."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _ITEM_FOR_S
         while True:
             try:
-                acted = await act(self.spec, item, self._principal, self._by, loop.time() + _ITEM_S)
+                result = await act(self.spec, item, self._principal, self._by, loop.time() + _ITEM_S)
             except HalfwayError as error:
                 if isinstance(error, UnauthenticatedError | ForbiddenError):
-                    self._broken = error
+                    self._fatal = error
                     self._stopped.set()
                     return
-                again = isinstance(error, RetryableError) and not isinstance(error, _LASTING)
-                if again and loop.time() < until and not self._stopped.is_set():
+                is_retryable = isinstance(error, RetryableError) and not isinstance(error, _NOT_RETRIED)
+                if is_retryable and loop.time() < until and not self._stopped.is_set():
                     await self._pause(getattr(error, "retry_after_s", _PAUSE_S))
                     continue
                 item.error_code, item.detail = error.code, error.detail
-                item.state = _state_in(error)
-                self._note_result(
+                item.state = _state_of(error)
+                self._record_result(
                     item, ItemResult.REPLACED if isinstance(error, IdReplacedError) else ItemResult.FAILED
                 )
             else:
-                item.state = acted.state
-                self._note_result(item, ItemResult.DONE if acted.changed else ItemResult.UNCHANGED)
+                item.state = result.state
+                self._record_result(item, ItemResult.DONE if result.changed else ItemResult.UNCHANGED)
             return
 
-    def _note_result(self, item: JobItem, result: ItemResult) -> None:
+    def _record_result(self, item: JobItem, result: ItemResult) -> None:
         item.result, item.at = result, self._clock.now_ms()
         self.results[result.value] += 1
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, or until it is stopped."""
+        """Wait for a time, or until the job is stopped."""
         if seconds <= 0:
             return
         try:
@@ -197,6 +199,7 @@ class Job:
             pass
 
 
-def _state_in(error: HalfwayError) -> State | None:
-    told = error.fields.get("state")
-    return State(told) if isinstance(told, str) and not isinstance(error, EndUnconfirmedError) else None
+def _state_of(error: HalfwayError) -> State | None:
+    """Return the state of the transaction that an error reports, None if it reports none."""
+    state = error.fields.get("state")
+    return State(state) if isinstance(state, str) and not isinstance(error, EndUnconfirmedError) else None

@@ -1,1 +1,1 @@
-"""Transactions found by id, shown and listed; nothing here changes one. May import shards."""
+"""Queries: get, list and history of transactions. They change nothing. May import shards."""

@@ -1,4 +1,4 @@
-"""Which entries a query matches; nothing here changes a transaction."""
+"""Decides which entries a query matches."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class Filter:
-    """The filters of a query, for a place in the order of all lists on."""
+    """The filters of a query, from a place in the order of lists on."""
 
     def __init__(self, query: ListQuery, after: tuple[int, str] | None = None) -> None:
-        """Take what to match; `after` is the last place (time of the prepare, id) of the page before."""
+        """Take a query; `after` is the last place (time of the prepare, id) of the previous page."""
         self._query = query
         self._tests = list(_tests(query, after))
 
-    def matching(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return those of the entries that match."""
-        found = list(entries)
+    def apply(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return the entries that match."""
+        matches = list(entries)
         for test in self._tests:
-            found = [entry for entry in found if test(entry)]
-        return found
+            matches = [entry for entry in matches if test(entry)]
+        return matches
 
-    def entries(self, state: ShardState) -> Iterator[Entry]:
-        """Iterate over the entries of a shard that may match by their state."""
+    def candidates(self, state: ShardState) -> Iterator[Entry]:
+        """Iterate over the entries of a shard whose state matches."""
         wanted = self._query.state
-        # Both at one moment: one that is parked or resumed while the first are read would be missed, or come twice.
+        # Both are taken at one moment: otherwise a transaction that is parked or resumed would be missed or come twice.
         unresolved: tuple[Iterator[Entry], ...] = (state.pending(), state.parked())
         if wanted in (None, State.PREPARED):
             yield from unresolved[0]
@@ -43,7 +43,7 @@ class Filter:
 
 
 def _tests(query: ListQuery, after: tuple[int, str] | None) -> Iterator[Callable[[Entry], bool]]:
-    """Give a test for each filter, the cheap ones first."""
+    """Yield a test for each filter, the cheap ones first."""
     if after is not None:
         yield lambda entry: entry.prepared_at > after[0] or (entry.prepared_at, entry.id) > after
     if (group := query.group) is not None:
@@ -67,7 +67,7 @@ def _tests(query: ListQuery, after: tuple[int, str] | None) -> Iterator[Callable
 
 
 def _error_of(entry: Entry) -> str | None:
-    """Return why a transaction is not ended yet, as far as it is known."""
+    """Return why a transaction has not ended yet, if it is known."""
     if isinstance(entry, Ended):
         return None
     return entry.reason if isinstance(entry, ParkedEntry) else entry.last_error

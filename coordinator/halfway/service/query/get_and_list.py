@@ -1,4 +1,4 @@
-"""GET and lists: what is pending, parked and lately ended in the shards served here."""
+"""Gets and lists pending, parked and recently ended transactions of the shards served here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from halfway.domain.errors import InvalidRequestError, OverloadedError
 from halfway.domain.principal import Permission, Principal
 from halfway.domain.shard import Ended, Entry
-from halfway.service.peer_calls import Found, Listed
+from halfway.service.peer_calls import FindResult, ListResult
 from halfway.service.query.filters import Filter
 from halfway.service.query.views import view
 from halfway.service.requests import ListQuery, TransactionView
@@ -32,17 +32,17 @@ _SLICE = 5000
 
 
 class Queries:
-    """Reads; nothing here changes anything."""
+    """Reads transactions. It changes nothing."""
 
     def __init__(self, authority: Authority, shards: ShardTable, groups: Groups, lookup: Lookup) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._authority = authority
         self._shards = shards
         self._groups = groups
         self._lookup = lookup
 
     async def get(self, transaction_id: str, *, deadline: float, principal: Principal) -> TransactionView:
-        """Show one transaction; while it is prepared or parked with its payload, if the caller may read it."""
+        """Return one transaction, with the payload if it is prepared or parked and the caller may read payloads."""
         shard, entry = await self._lookup.locate(transaction_id, Permission.GET, principal=principal, deadline=deadline)
         if isinstance(entry, Ended) or not self._authority.may(principal, Permission.READ_PAYLOADS, entry.group):
             return view(self._groups, entry)
@@ -51,83 +51,87 @@ class Queries:
 
     async def find(
         self, query: ListQuery, shards: Sequence[int], *, most: int, deadline: float, principal: Principal
-    ) -> Found:
-        """Find the ids of what a query matches in these shards, the oldest `most`, and count all of it.
+    ) -> FindResult:
+        """Find the ids of the oldest `most` matches of a query in these shards, and count all matches.
 
         Errors as for `list`.
         """
-        query = self.narrowed(query, principal)
-        found: set[str] = set()
+        query = self.restrict(query, principal)
+        seen: set[str] = set()
         oldest: list[tuple[int, str]] = []
         async for chunk in self._slices(query, shards, deadline):
-            fresh = {entry.id: (entry.prepared_at, entry.id) for entry in chunk if entry.id not in found}
-            found.update(fresh)
+            fresh = {entry.id: (entry.prepared_at, entry.id) for entry in chunk if entry.id not in seen}
+            seen.update(fresh)
             if fresh and most:
-                # What is in order already costs little: one sort of all would hold up other requests.
+                # Sorting a mostly sorted list is cheap. A single sort of all matches would block other requests.
                 oldest = sorted([*oldest, *fresh.values()])[:most]
-        return Found(count=len(found), places=tuple(oldest))
+        return FindResult(count=len(seen), places=tuple(oldest))
 
     async def _slices(self, query: ListQuery, shards: Sequence[int], deadline: float) -> AsyncIterator[list[Entry]]:
-        """Give what these shards hold of a query, and let others have their turn after each slice, match or not."""
-        matching = Filter(query, _decode(query.cursor))
+        """Yield the matches in these shards slice by slice, and let the event loop run after each slice."""
+        query_filter = Filter(query, _decode_cursor(query.cursor))
         served = [self._shards.get(number) for number in shards]
         for shard in served:
-            entries = matching.entries(shard.state)
+            entries = query_filter.candidates(shard.state)
             while chunk := list(islice(entries, _SLICE)):
-                yield matching.matching(chunk)
+                yield query_filter.apply(chunk)
                 await asyncio.sleep(0)
                 if asyncio.get_running_loop().time() > deadline:
-                    raise OverloadedError("there is too much to look through in time: narrow the list by a filter")
+                    raise OverloadedError(
+                        "there are too many transactions to search in time: narrow the list with a filter"
+                    )
         for shard in served:
             if self._shards.get(shard.number) is not shard:
                 raise not_served(shard.number)
 
-    async def list(self, query: ListQuery, shards: Sequence[int], *, deadline: float, principal: Principal) -> Listed:
-        """List what these shards hold, oldest prepare first; NotServedError if one of them is not served here.
+    async def list(
+        self, query: ListQuery, shards: Sequence[int], *, deadline: float, principal: Principal
+    ) -> ListResult:
+        """List the transactions of these shards, oldest prepare first; NotServedError if one is not served here.
 
-        The work is cut into slices so that other requests go on. What changes meanwhile is listed once, as it stood
-        when it was last seen; what is there all the time is listed.
+        The work is done in slices, so that other requests continue. A transaction that changes in the meantime is
+        listed once, in its latest seen state. One that exists all the time is always listed.
         """
-        query = self.narrowed(query, principal)
+        query = self.restrict(query, principal)
         if query.group is not None:
             await self._groups.at_the_end_of_the_log(query.group, deadline=deadline)
         best: list[Entry] = []
-        async for found in self._slices(query, shards, deadline):
-            chunk = found
-            if len(best) > query.limit:  # of many, nearly all come after this page
-                last = order_of(best[-1])
-                chunk = [entry for entry in found if entry.prepared_at <= last[0] and order_of(entry) <= last]
+        async for matches in self._slices(query, shards, deadline):
+            chunk = matches
+            if len(best) > query.limit:  # drop the entries after this page early: mostly nearly all of them
+                last = sort_key(best[-1])
+                chunk = [entry for entry in matches if entry.prepared_at <= last[0] and sort_key(entry) <= last]
             if not chunk:
                 continue
-            # One that has ended since it was seen comes again, with its outcome, which is the later word.
-            once = {entry.id: entry for entry in (*best, *chunk)}
-            best = nsmallest(query.limit + 1, once.values(), key=order_of)
-        return Listed(
+            # A transaction that has ended since it was seen comes again with its outcome, which replaces the first.
+            latest = {entry.id: entry for entry in (*best, *chunk)}
+            best = nsmallest(query.limit + 1, latest.values(), key=sort_key)
+        return ListResult(
             transactions=tuple(view(self._groups, entry) for entry in best[: query.limit]),
             more=len(best) > query.limit,
         )
 
-    def narrowed(self, query: ListQuery, principal: Principal) -> ListQuery:
+    def restrict(self, query: ListQuery, principal: Principal) -> ListQuery:
         """Return the part of a query that the caller may list: a group's principal lists its own transactions."""
         if query.group is None and principal.group is not None:
             query = msgspec.structs.replace(query, group=principal.group)
         self._authority.require(principal, Permission.LIST, query.group)
-        if query.key is not None:  # whoever may search for a message key can guess it
+        if query.key is not None:  # a search for a message key can be used to guess it
             self._authority.require(principal, Permission.READ_PAYLOADS, query.group)
         return query
 
 
-def order_of(one: Entry | TransactionView) -> tuple[int, str]:
-    """Return a transaction's place in the one order of all lists."""
-    return one.prepared_at, one.id
+def sort_key(transaction: Entry | TransactionView) -> tuple[int, str]:
+    """Return a transaction's place in the order of all lists."""
+    return transaction.prepared_at, transaction.id
 
 
 def encode_cursor(last: TransactionView) -> str:
-    """Return the cursor of the page that comes after a transaction."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(order_of(last))).decode().rstrip("=")
+    """Return the cursor of the page after a transaction."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(sort_key(last))).decode().rstrip("=")
 
 
-def _decode(cursor: str | None) -> tuple[int, str] | None:
+def _decode_cursor(cursor: str | None) -> tuple[int, str] | None:
     if cursor is None:
         return None
     try:
@@ -135,5 +139,6 @@ def _decode(cursor: str | None) -> tuple[int, str] | None:
         return msgspec.json.decode(raw, type=tuple[int, str])
     except (binascii.Error, ValueError, msgspec.MsgspecError):
         raise InvalidRequestError(
-            f"cursor {cursor[:80]!r} is not one that a list answered: leave it out to start again", field="cursor"
+            f"cursor {cursor[:80]!r} does not come from a list: leave it out to start from the beginning",
+            field="cursor",
         ) from None

@@ -1,4 +1,4 @@
-"""The history of one transaction: from op, from what this instance saw, and from the real topics."""
+"""The history of one transaction: from op, from this instance's journal, and from the real topics."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from halfway.service.query.lookup import Lookup
     from halfway.service.shards.shard_table import ShardTable
 
-MOST_EVENTS: Final = 500
-_WAITING_OF_GROUPS: Final = 16
+MAX_EVENTS: Final = 500
+_MAX_WAITING_OF_GROUPS: Final = 16
 _EVENTS: Final = {
     OpKind.COMMITTED: "committed",
     OpKind.ROLLED_BACK: "rolled_back",
@@ -39,27 +39,27 @@ _EVENTS: Final = {
     OpKind.PARKED: "parked",
     OpKind.RESUMED: "resumed",
 }
-_DECIDED: Final = {
+_VERDICTS: Final = {
     OpKind.COMMITTED: Outcome.COMMIT.value,
     OpKind.ROLLED_BACK: Outcome.ROLLBACK.value,
     OpKind.VERDICT: Outcome.COMMIT.value,
 }
-"""What a check said that led to an op; it has no op of its own."""
+"""The verdict of a check that led to an op of this kind. Such a check has no op of its own."""
 _NEAR_MS: Final = 60_000
-_TOLD_LATE_MS: Final = 5_000
-"""How long after an end an instance may note who did it."""
-_AUDITED: Final = {
+_LATE_NOTE_MS: Final = 5_000
+"""How long after an end an instance may record its caller."""
+_EVENTS_OF_ACTION: Final = {
     Audited.RESUME.value: ("resumed",),
     Audited.END_BY_HAND.value: ("committed", "rolled_back"),
 }
-"""What an action of the audit trail may have come to."""
+"""The events that an action of the audit trail may have caused."""
 
 
 class NoHistory:
-    """The port `History` of an instance that does not read the log back."""
+    """The port `History` of an instance that does not read the log."""
 
     async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:  # noqa: ARG002 - the port's
-        """Find nothing."""
+        """Return nothing."""
         return OpsRead(ops=(), complete=False)
 
     async def places(
@@ -70,32 +70,34 @@ class NoHistory:
         at_ms: int,  # noqa: ARG002
         deadline: float,  # noqa: ARG002
     ) -> PlacesRead:
-        return PlacesRead(places={}, detail="the log is not read back here")
+        """Return no places."""
+        return PlacesRead(places={}, detail="this instance does not read the log")
 
     async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:  # noqa: ARG002 - the port's
-        """Find nothing."""
+        """Return nothing."""
         return ()
 
 
 class Histories:
-    """Puts together what is known of a transaction; nothing here changes anything."""
+    """Assembles the histories of transactions. It changes nothing."""
 
     def __init__(
         self, authority: Authority, shards: ShardTable, lookup: Lookup, history: History, journal: Journal
     ) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._authority = authority
         self._shards = shards
         self._lookup = lookup
         self._history = history
         self._journal = journal
-        self._of_groups = asyncio.Semaphore(1)
+        self._group_slot = asyncio.Semaphore(1)
         self._waiting_of_groups = 0
 
     async def get(self, transaction_id: str, *, deadline: float, principal: Principal) -> HistoryView:
-        """Show what happened to a transaction, also after its outcome is forgotten, as long as op has it.
+        """Return the history of a transaction. If its outcome is forgotten, op may still have it.
 
-        Of groups' keys one is read at a time: few are read at once in all, and operators need a place.
+        Histories for callers with groups' keys are read one at a time: only few are read at once, and operators need a
+        place.
 
         Raises:
             UnknownTransactionError, OutcomeExpiredError: op does not have it either.
@@ -105,22 +107,22 @@ class Histories:
         """
         if principal.group is None:
             return await self._get(transaction_id, deadline, principal)
-        if self._waiting_of_groups >= _WAITING_OF_GROUPS:
+        if self._waiting_of_groups >= _MAX_WAITING_OF_GROUPS:
             raise OverloadedError(f"{self._waiting_of_groups} histories are being read for groups: try again later")
         self._waiting_of_groups += 1
         try:
-            await self._turn_of_groups(deadline)
+            await self._acquire_for_group(deadline)
             try:
                 return await self._get(transaction_id, deadline, principal)
             finally:
-                self._of_groups.release()
+                self._group_slot.release()
         finally:
             self._waiting_of_groups -= 1
 
-    async def _turn_of_groups(self, deadline: float) -> None:
+    async def _acquire_for_group(self, deadline: float) -> None:
         try:
             async with asyncio.timeout_at(deadline):
-                await self._of_groups.acquire()
+                await self._group_slot.acquire()
         except TimeoutError:
             raise OverloadedError("other histories are being read for groups: try again later") from None
 
@@ -132,75 +134,75 @@ class Histories:
         except (UnknownTransactionError, OutcomeExpiredError) as error:
             unknown = error
         number = self._shards.number_of(transaction_id)
-        found = await self._history.ops(
-            number, transaction_id, starts=_starts(entry, transaction_id), deadline=deadline
-        )
-        ops = _last_life(found.ops, entry)
+        read = await self._history.ops(number, transaction_id, starts=_starts(entry, transaction_id), deadline=deadline)
+        ops = _last_life(read.ops, entry)
         if entry is None and (not ops or principal.group not in (None, ops[-1].op.group)):
             raise unknown or UnknownTransactionError(transaction_id)
         group = ops[-1].op.group if entry is None else entry.group
-        shown = self._put_together(transaction_id, entry, ops, complete=found.complete)
-        shown = await self._named(shown, deadline)
+        shown = self._assemble(transaction_id, entry, ops, complete=read.complete)
+        shown = await self._with_actors(shown, deadline)
         if not self._authority.may(principal, Permission.READ_PAYLOADS, group):
             events = tuple(msgspec.structs.replace(event, excerpt=None) for event in shown.events)
             shown = msgspec.structs.replace(shown, events=events)
-        final = next((one for one in reversed(ops) if one.op.kind is OpKind.COMMITTED), None)
-        return shown if final is None else await self._placed(shown, final, deadline)
+        commit = next((logged for logged in reversed(ops) if logged.op.kind is OpKind.COMMITTED), None)
+        return shown if commit is None else await self._with_places(shown, commit, deadline)
 
-    async def _named(self, shown: HistoryView, deadline: float) -> HistoryView:
-        """Add who did by hand what this instance has not seen, from the audit trail."""
-        by_hand = [one for one in shown.events if one.cause == Cause.OPERATOR and one.by is None]
-        if not by_hand:
+    async def _with_actors(self, shown: HistoryView, deadline: float) -> HistoryView:
+        """Add the callers of manual events that this instance has not seen, from the audit trail."""
+        without_actor = [event for event in shown.events if event.cause == Cause.OPERATOR and event.by is None]
+        if not without_actor:
             return shown
-        acts = await self._history.acts(shown.id, since_ms=by_hand[0].at - _NEAR_MS, deadline=deadline)
-        seen = [
-            HistoryEvent(at=act.at, event=event, by=_actor(act))
+        acts = await self._history.acts(shown.id, since_ms=without_actor[0].at - _NEAR_MS, deadline=deadline)
+        audited = [
+            HistoryEvent(at=act.at, event=event, by=_actor_name(act))
             for act in acts
-            for event in _AUDITED.get(act.action, ())
+            for event in _EVENTS_OF_ACTION.get(act.action, ())
             if act.result == DONE
         ]
         events = tuple(
-            msgspec.structs.replace(one, by=_by(one.event, one.at, seen)) if one in by_hand else one
-            for one in shown.events
+            msgspec.structs.replace(event, by=_actor_of(event.event, event.at, audited))
+            if event in without_actor
+            else event
+            for event in shown.events
         )
         return msgspec.structs.replace(shown, events=events)
 
-    async def _placed(self, shown: HistoryView, final: LoggedOp, deadline: float) -> HistoryView:
-        """Add where the messages stand in their topics."""
-        wanted = [one.topic for one in shown.messages]
-        found = await self._history.places(shown.id, wanted, at_ms=final.timestamp, deadline=deadline)
+    async def _with_places(self, shown: HistoryView, commit: LoggedOp, deadline: float) -> HistoryView:
+        """Add the partitions and offsets of the messages in their topics."""
+        topics = [message.topic for message in shown.messages]
+        read = await self._history.places(shown.id, topics, at_ms=commit.timestamp, deadline=deadline)
         messages = tuple(
-            msgspec.structs.replace(one, partition=place[0], offset=place[1]) if place is not None else one
-            for one, place in ((one, found.places.get(one.message)) for one in shown.messages)
+            msgspec.structs.replace(message, partition=place[0], offset=place[1]) if place is not None else message
+            for message, place in ((message, read.places.get(message.message)) for message in shown.messages)
         )
-        return msgspec.structs.replace(shown, messages=messages, messages_detail=found.detail)
+        return msgspec.structs.replace(shown, messages=messages, messages_detail=read.detail)
 
-    def _put_together(
+    def _assemble(
         self, transaction_id: str, entry: Entry | None, ops: Sequence[LoggedOp], *, complete: bool
     ) -> HistoryView:
         last = ops[-1].op if ops else None
-        seen = self._journal.of(transaction_id)
+        seen = self._journal.events_of(transaction_id)
         prepared_at = entry.prepared_at if entry is not None else last.prepared_at if last is not None else 0
-        # If it is forgotten, its id may be in use again, by another group: what came after its end is not its own.
-        until = float("inf") if entry is not None or last is None else last.at + _TOLD_LATE_MS
+        # If the transaction is forgotten, another group may use its id: events after its end belong to another one.
+        until = float("inf") if entry is not None or last is None else last.at + _LATE_NOTE_MS
         seen = tuple(event for event in seen if prepared_at <= event.at <= until)
         events = [HistoryEvent(at=prepared_at, event="prepared")]
         events += [event for event in seen if event.event in ("check", "reanchored")]
-        events += _of_ops(ops, seen)
-        events += _of_entry(entry, {event.event for event in events})
+        events += _events_of_ops(ops, seen)
+        events += _events_of_entry(entry, {event.event for event in events})
         events.sort(key=lambda event: (event.at, event.event != "prepared"))
         messages = _messages(entry, last)
         state = entry.state if entry is not None else _state_of(last)
-        detail = None if state is State.COMMITTED else "messages stand in their topics once it is committed"
+        detail = None if state is State.COMMITTED else "messages are in their topics after the commit"
         missing = list(self._missing(entry, last, events, complete=complete))
-        if len(events) > MOST_EVENTS:
-            missing.append(f"the first {len(events) - MOST_EVENTS} of {len(events)} events are left out")
+        if len(events) > MAX_EVENTS:
+            missing.append(f"the first {len(events) - MAX_EVENTS} of {len(events)} events are left out")
         return HistoryView(
             id=transaction_id,
             group=entry.group if entry is not None else "" if last is None else last.group,
             state=state,
             prepared_at=prepared_at,
-            events=tuple(events[-MOST_EVENTS:]),
+            events=tuple(events[-MAX_EVENTS:]),
             missing=tuple(missing),
             messages=messages,
             messages_detail=detail,
@@ -210,17 +212,17 @@ class Histories:
         self, entry: Entry | None, last: Op | None, events: Sequence[HistoryEvent], *, complete: bool
     ) -> Iterator[str]:
         if not complete:
-            yield "op has more records of that time than are read for one answer: some of this one may be missing"
+            yield "op has more records of that time than are read for one answer: some of these may be missing"
         counted = max(0 if entry is None else entry.checks, 0 if last is None else last.checks)
-        told = len({event.attempt for event in events if event.event == "check"})
-        if counted > told:
-            yield f"{counted - told} of {counted} checks stand in the count alone: compaction has taken their records"
+        shown = len({event.attempt for event in events if event.event == "check"})
+        if counted > shown:
+            yield f"{counted - shown} of {counted} checks are only counted: compaction has removed their records"
         if any(event.event == "check" and event.host is None for event in events):
-            yield "what came back of a check is known to the instance that sent it, until it ends or forgets it"
+            yield "the answer to a check is known only to the instance that sent it, until it stops or forgets it"
 
 
 def _starts(entry: Entry | None, transaction_id: str) -> list[int]:
-    """Return the times from which records of it are looked for, in order; nothing for the end of the log."""
+    """Return the times from which op is searched for its records, in order; none to search from the end back."""
     if entry is None:
         made = server_made(transaction_id)
         return [] if made is None else [made[1]]
@@ -235,65 +237,70 @@ def _starts(entry: Entry | None, transaction_id: str) -> list[int]:
 
 
 def _last_life(ops: Sequence[LoggedOp], entry: Entry | None) -> Sequence[LoggedOp]:
-    """Leave out what an earlier transaction with the same id left."""
+    """Return the ops without those of earlier transactions with the same id."""
     if not ops:
         return ops
     prepared_at = ops[-1].op.prepared_at if entry is None else entry.prepared_at
-    return [one for one in ops if one.op.at >= prepared_at]
+    return [logged for logged in ops if logged.op.at >= prepared_at]
 
 
-def _of_ops(ops: Sequence[LoggedOp], seen: Sequence[HistoryEvent]) -> Iterator[HistoryEvent]:
-    told = {event.at for event in seen if event.event == "check"}
-    checks = told | {one.op.checked_at for one in ops if one.op.kind is OpKind.CHECKED}
-    before: str | None = None
-    for one in ops:
-        op = one.op
-        # A marker that has no remark of its own keeps the one that stands.
-        remark = op.remark if op.kind.final or op.remark != before else None
-        before = op.remark
+def _events_of_ops(ops: Sequence[LoggedOp], seen: Sequence[HistoryEvent]) -> Iterator[HistoryEvent]:
+    seen_checks = {event.at for event in seen if event.event == "check"}
+    checks = seen_checks | {logged.op.checked_at for logged in ops if logged.op.kind is OpKind.CHECKED}
+    previous_remark: str | None = None
+    for logged in ops:
+        op = logged.op
+        # A marker without a remark of its own repeats the previous one.
+        remark = op.remark if op.kind.final or op.remark != previous_remark else None
+        previous_remark = op.remark
         if op.kind is OpKind.CHECKED and op.cause is not Cause.CHECK:
             yield HistoryEvent(at=op.at, event="unknown", cause=op.cause.value, remark=remark)
         elif op.kind is not OpKind.CHECKED:
             if op.cause is Cause.CHECK and op.checked_at is not None and op.checked_at not in checks:
                 checks.add(op.checked_at)
                 yield HistoryEvent(
-                    at=op.checked_at, event="check", attempt=op.checks, sent=True, verdict=_DECIDED.get(op.kind)
+                    at=op.checked_at, event="check", attempt=op.checks, sent=True, verdict=_VERDICTS.get(op.kind)
                 )
             parked = op.kind is OpKind.PARKED
             yield HistoryEvent(
                 at=op.at,
                 event=_EVENTS[op.kind],
                 cause=op.cause.value,
-                by=_by(_EVENTS[op.kind], op.at, seen),
+                by=_actor_of(_EVENTS[op.kind], op.at, seen),
                 detail=op.remark if parked else None,
                 remark=None if parked else remark,
             )
-        elif op.checked_at not in told:
+        elif op.checked_at not in seen_checks:
             yield HistoryEvent(at=op.at, event="check", attempt=op.checks, sent=True, remark=remark)
 
 
-def _actor(act: AuditEvent) -> str:
+def _actor_name(act: AuditEvent) -> str:
     return str(Principal(kind=PrincipalKind(act.actor_kind), name=act.actor, key_id=act.key_id))
 
 
-def _by(event: str, at: int, seen: Sequence[HistoryEvent]) -> str | None:
-    """Return who did something by hand, if it was seen here."""
-    near = [one for one in seen if one.event == event and one.by is not None and abs(one.at - at) < _NEAR_MS]
-    return min(near, key=lambda one: abs(one.at - at)).by if near else None
+def _actor_of(event: str, at: int, candidates: Sequence[HistoryEvent]) -> str | None:
+    """Return the caller of a manual event: that of the nearest candidate, None if none is near."""
+    near = [
+        candidate
+        for candidate in candidates
+        if candidate.event == event and candidate.by is not None and abs(candidate.at - at) < _NEAR_MS
+    ]
+    return min(near, key=lambda candidate: abs(candidate.at - at)).by if near else None
 
 
-def _of_entry(entry: Entry | None, told: set[str]) -> Iterator[HistoryEvent]:
-    """Give what the state tells if no record of op does."""
-    if isinstance(entry, ParkedEntry) and "parked" not in told:
+def _events_of_entry(entry: Entry | None, known: set[str]) -> Iterator[HistoryEvent]:
+    """Yield the last event by the entry, if no record of op has it."""
+    if isinstance(entry, ParkedEntry) and "parked" not in known:
         yield HistoryEvent(at=entry.parked_at, event="parked", detail=entry.reason)
-    if isinstance(entry, Ended) and entry.state.value not in told:
+    if isinstance(entry, Ended) and entry.state.value not in known:
         yield HistoryEvent(at=entry.at, event=entry.state.value, cause=entry.cause.value, remark=entry.remark)
 
 
 def _messages(entry: Entry | None, last: Op | None) -> tuple[MessagePlace, ...]:
     if last is not None and last.messages:
         return tuple(
-            MessagePlace(message=number, topic=one.topic, size=one.size) for number, one in enumerate(last.messages, 1)
+            MessagePlace(message=number, topic=digest.topic, size=digest.size)
+            for number, digest in enumerate(last.messages, 1)
         )
     if entry is None:
         return ()

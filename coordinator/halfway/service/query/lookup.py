@@ -1,4 +1,4 @@
-"""Lookup a transaction by its id, and its payload; nothing here changes a transaction."""
+"""Looks up transactions by id, and their payloads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Lookup:
-    """Looks an id up in the shard that owns it, after a read barrier if need be."""
+    """Looks up ids in their shards, after a read barrier if necessary."""
 
     def __init__(
         self, limits: ServiceLimits, authority: Authority, shards: ShardTable, half_log: HalfLog, clock: Clock
     ) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._authority = authority
         self._limits = limits
         self._shards = shards
@@ -33,13 +33,13 @@ class Lookup:
     async def locate(
         self, transaction_id: str, permission: Permission, *, principal: Principal, deadline: float
     ) -> tuple[Shard, Entry]:
-        """Find an id for a caller in the shard that owns it.
+        """Find the entry of an id in its shard, for a caller.
 
-        A transaction of another group is not there for a group's principal: the answer and its cost are those for
-        an id that nobody uses.
+        For a group's principal a transaction of another group does not exist: the answer and its cost are those of an
+        unused id.
 
         Raises:
-            ForbiddenError: the caller may do this to no transaction; whether this one exists is not told.
+            ForbiddenError: the caller may do this to no transaction. It does not reveal whether this one exists.
             HalfwayError: as for `locate_any`.
 
         """
@@ -47,13 +47,13 @@ class Lookup:
         return await self._locate(transaction_id, principal.group, deadline=deadline)
 
     async def locate_any(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
-        """Find an id in the shard that owns it.
+        """Find the entry of an id in its shard.
 
-        An id that is not known is looked for once more after a read barrier: the tail has then reached the end of
-        half[s] as it was when this was called (docs/protocol.md#ownership-and-fencing).
+        An unknown id is looked up again after a read barrier: by then the tail has reached the end of half[s] as of
+        this call (docs/protocol.md#ownership-and-fencing).
 
         Raises:
-            UnknownTransactionError, OutcomeExpiredError: it is certainly not pending; neither means "rolled back".
+            UnknownTransactionError, OutcomeExpiredError: it is certainly not pending. Neither means "rolled back".
             ShardUnavailableError: its shard is not served here now.
 
         """
@@ -61,13 +61,13 @@ class Lookup:
 
     async def _locate(self, transaction_id: str, group: str | None, *, deadline: float) -> tuple[Shard, Entry]:
         shard = self._shards.of(transaction_id)
-        entry = _seen(shard, transaction_id, group)
+        entry = _visible_entry(shard, transaction_id, group)
         if entry is not None:
             return shard, entry
         end = await self._half_log.half_end(shard.number, deadline=deadline)
         await self._shards.get(shard.number).tailed(end, deadline=deadline)
         shard = self._shards.get(shard.number)
-        entry = _seen(shard, transaction_id, group)
+        entry = _visible_entry(shard, transaction_id, group)
         if entry is not None:
             return shard, entry
         made = server_made(transaction_id)
@@ -77,7 +77,7 @@ class Lookup:
         raise UnknownTransactionError(transaction_id)
 
     async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
-        """Return the half of a prepared or parked transaction, read back by offset if it is not in memory."""
+        """Return the half of a prepared or parked transaction. It is read by offset if it is not in memory."""
         payloads = self._shards.payloads
         half = payloads.get(entry.id)
         if half is not None and half.fingerprint == entry.fingerprint:
@@ -92,7 +92,7 @@ class Lookup:
         return half
 
 
-def _seen(shard: Shard, transaction_id: str, group: str | None) -> Entry | None:
-    """Return what a caller that is bound to a group, if any, sees of an id."""
+def _visible_entry(shard: Shard, transaction_id: str, group: str | None) -> Entry | None:
+    """Return the entry of an id; None if there is none, or if it belongs to another group than `group`."""
     entry = shard.state.find(transaction_id)
     return None if entry is None or group not in (None, entry.group) else entry

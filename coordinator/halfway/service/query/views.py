@@ -1,4 +1,4 @@
-"""What is shown of a transaction."""
+"""Converts entries to the view that callers get."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def view(groups: Groups, entry: Entry, messages: tuple[Message, ...] | None = None) -> TransactionView:
-    """Show an entry; `messages` is its payload if it was asked for."""
+    """Return the view of an entry; `messages` is its payload if it was requested."""
     topics = tuple(topic for topic, _ in entry.index)
     if isinstance(entry, Ended):
         return TransactionView(

@@ -20,7 +20,7 @@ from halfway.domain.errors import (
 )
 from halfway.domain.principal import Permission, Principal
 from halfway.domain.records import Group
-from halfway.service.peer_calls import Counted
+from halfway.service.peer_calls import GroupCounts
 from halfway.service.requests import GroupPage, GroupSpec, GroupView
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _SHOWN_TOPICS: Final = 20
 _PAGE_CHARACTERS: Final = 4 * 1024 * 1024
 """Of topics and URLs on one page, beyond those of its last group."""
 
-CountAll = Callable[[str, float], Awaitable[Counted]]
+CountAll = Callable[[str, float], Awaitable[GroupCounts]]
 """Counts a group's transactions in every shard, and holds its prepares back as `Groups.count` does."""
 
 
@@ -114,15 +114,15 @@ class Groups:
         group = self._store.get(name)
         if group is None:
             self._policies.pop(name, None)
-            return self._limits.default_policy.no_faster_than(self._limits.min_check_interval_s)
+            return self._limits.default_policy.with_min_interval(self._limits.min_check_interval_s)
         known = self._policies.get(name)
         if known is None or known[0] is not group:
             known = self._policies[name] = (group, self._in_force(group))
         return known[1]
 
     def _in_force(self, group: Group) -> CheckPolicy:
-        chosen = self._limits.default_policy.overridden(group.policy)
-        return chosen.no_faster_than(self._limits.min_check_interval_s)
+        chosen = self._limits.default_policy.with_overrides(group.policy)
+        return chosen.with_min_interval(self._limits.min_check_interval_s)
 
     async def put(self, spec: GroupSpec, *, deadline: float, principal: Principal) -> GroupView:
         """Register a group or change it.
@@ -174,7 +174,7 @@ class Groups:
             refusal = self._caller.refusal(url)
             if refusal is not None:
                 raise InvalidRequestError(refusal, field=f"check.urls[{number}]")
-        policy = self._limits.default_policy.overridden(spec.policy)
+        policy = self._limits.default_policy.with_overrides(spec.policy)
         limit = self._limits.max_age_limit_s
         if policy.max_age_s > limit:
             raise InvalidRequestError(
@@ -186,7 +186,7 @@ class Groups:
             field, detail = contradiction
             raise InvalidRequestError(detail, field=f"policy.{field}")
 
-    def count(self, name: str, shards: Collection[int], *, hold_s: float) -> Counted:
+    def count(self, name: str, shards: Collection[int], *, hold_s: float) -> GroupCounts:
         """Count a group's transactions in shards served here, and take no prepare of it for a time.
 
         Below 0 its prepares are taken again. At 0 that stays as it is: another deletion may be under way.
@@ -197,7 +197,7 @@ class Groups:
         elif hold_s < 0:
             self._held.pop(name, None)
         pending, parked = self._shards.counts_of(name, shards)
-        return Counted(pending=pending, parked=parked)
+        return GroupCounts(pending=pending, parked=parked)
 
     async def delete(self, name: str, count_all: CountAll, *, deadline: float, principal: Principal) -> None:
         """Remove a group that has no pending or parked transaction; GroupInUseError otherwise.
@@ -271,6 +271,6 @@ def _registering(spec: GroupSpec) -> str:
     return f"halfway groups put {spec.name} {checks} {topics}{' …' if len(spec.topics) > _SHOWN_TOPICS else ''}"
 
 
-def _demand_unused(name: str, found: Counted) -> None:
+def _demand_unused(name: str, found: GroupCounts) -> None:
     if found.pending or found.parked:
         raise GroupInUseError(name, pending=found.pending, parked=found.parked)

@@ -42,7 +42,7 @@ async def ports(both: Guarded) -> AsyncIterator[dict[str, str]]:
     stage.backend = cast(Any, SimpleNamespace(coordinator=both.here.coordinator, not_ready=list))
     stage.api = both.here.api
     stage.peers = PeerPort(
-        both.here.coordinator.answering,
+        both.here.coordinator.peer_handler,
         credentials=[CREDENTIAL],
         incarnation=lambda: "one",
         max_body_bytes=10_000,

@@ -19,7 +19,7 @@ async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(bot
     current = KeyFreshness(memory.keys, not_ready_s=100, refused_s=1000, every_s=0.01)
     time = LoopTime()
     authority = KeyedAccess(
-        memory.keys.table, [SECRET], memory.clock, first_operator=FIRST, demand_current=current.demand
+        memory.keys.table, [SECRET], memory.clock, first_operator=FIRST, require_fresh_keys=current.require_fresh
     )
     key = both.tokens["shop"]
     watching = asyncio.create_task(current.watch())
@@ -27,7 +27,7 @@ async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(bot
         shop = authority.authenticate(key)
         memory.faults.unavailable = True
         time.advance(200)
-        await until_true(lambda: current.late)
+        await until_true(lambda: current.is_late)
         assert authority.authenticate(key) == shop
         time.advance(1000)
         await until_true(lambda: refuses(authority, key))
@@ -36,7 +36,7 @@ async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(bot
         operator = authority.authenticate(FIRST)
         authority.require(operator, Permission.PREPARE, "shop")
         memory.faults.unavailable = False
-        await until_true(lambda: not current.late)
+        await until_true(lambda: not current.is_late)
         assert authority.authenticate(key) == shop
         authority.require(shop, Permission.PREPARE, "shop")
     finally:

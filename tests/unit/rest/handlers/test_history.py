@@ -241,8 +241,8 @@ async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytes
             await go_on.wait()
             return OpsRead(ops=(), complete=True)
 
-        monkeypatch.setattr(both.here.coordinator.answering.histories, "_history", NoHistory())
-        monkeypatch.setattr(both.here.coordinator.answering.histories._history, "ops", ops)
+        monkeypatch.setattr(both.here.coordinator.peer_handler.histories, "_history", NoHistory())
+        monkeypatch.setattr(both.here.coordinator.peer_handler.histories._history, "ops", ops)
         asked = [asyncio.create_task(both.call("shop", "GET", f"/v1/transactions/{name}/history")) for _ in range(17)]
         done, _ = await asyncio.wait(asked, timeout=GENEROUS_S, return_when=asyncio.FIRST_COMPLETED)
         assert [(one.result().status, one.result().error_code) for one in done] == [(429, "overloaded")]

@@ -8,7 +8,7 @@ import pytest
 
 from halfway.memory import Memory, no_verdict
 from halfway.service.jobs import jobs
-from halfway.service.peer_calls import Found
+from halfway.service.peer_calls import FindResult
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.waiting import GENEROUS_S, eventually
@@ -212,7 +212,7 @@ async def test_what_cannot_be_done_now_is_tried_again(world: RestWorld) -> None:
 
 async def test_too_many_jobs_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that are over make room."""
-    monkeypatch.setattr(jobs, "KEPT", 12)
+    monkeypatch.setattr(jobs, "MAX_JOBS", 12)
     await parked(20, world)
     for number in range(10):
         assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
@@ -265,8 +265,8 @@ async def test_another_transaction_that_has_the_id_by_now_is_left_as_it_is(
         ids = [await here.prepared(id=f"t{number:03}") for number in range(4)]
     before = here.memory.clock.now_ms() - 3_600_000
 
-    async def found(*_: object) -> Found:
-        return Found(count=4, places=tuple((before, name) for name in ids))
+    async def found(*_: object) -> FindResult:
+        return FindResult(count=4, places=tuple((before, name) for name in ids))
 
     for world in two:
         monkeypatch.setattr(world.coordinator.jobs._jobs, "_find", found)
@@ -283,7 +283,7 @@ async def test_another_transaction_that_has_the_id_by_now_is_left_as_it_is(
 async def test_results_of_many_jobs_are_bounded_though_all_were_accepted_before(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "KEPT_ITEMS", 5)
+    monkeypatch.setattr(jobs, "MAX_ITEMS", 5)
     await parked(3, world)
     body = {"action": "commit", "ids": ["a", "b", "c"], "reason": "by hand", "rate": 200}
     for number in range(4):

@@ -25,7 +25,7 @@ class Scene:
         self.table, self.clock = KeyTable(), ManualClock()
         self.refused: list[str] = []
         self.access = KeyedAccess(
-            self.table, [SECRET, OLD], self.clock, first_operator=OPERATOR, refused=self.refused.append
+            self.table, [SECRET, OLD], self.clock, first_operator=OPERATOR, count_refusal=self.refused.append
         )
 
     def add(self, key: Key) -> None:
@@ -160,9 +160,9 @@ def test_a_refusal_names_the_caller_the_group_and_what_is_needed(scene: Scene) -
         scene.access.require(principal, Permission.PREPARE, "other")
     assert caught.value.detail == (
         f"group 'shop' (key {public_id(TEXT)}) may not prepare a transaction for group 'other': "
-        "it takes a key of group 'other' or an operator's key"
+        "this needs a key of group 'other' or an operator's key"
     )
-    with pytest.raises(ForbiddenError, match="it takes an operator's key"):
+    with pytest.raises(ForbiddenError, match="this needs an operator's key"):
         scene.access.require(principal, Permission.RESUME)
     assert scene.refused == ["group", "kind"]
 

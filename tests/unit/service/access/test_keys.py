@@ -21,7 +21,7 @@ from halfway.domain.keys import RANDOM_BYTES, Key, MasterSecret, key_text
 from halfway.domain.principal import Principal, PrincipalKind
 from halfway.memory import Memory
 from halfway.service.access import KeyedAccess
-from halfway.service.keys import KEPT_MS, Keys, KeySpec, NewKey
+from halfway.service.keys import EXPIRED_KEPT_MS, Keys, KeySpec, NewKey
 
 SECRET = MasterSecret(b"s" * 32)
 SHOP = KeySpec(kind=PrincipalKind.GROUP, name="shop")
@@ -129,7 +129,7 @@ async def test_a_key_of_the_master_secret_before_is_rotated(scene: Scene) -> Non
     later = MasterSecret(b"t" * 32)
     keys = Keys(scene.access, scene.memory.keys, later, scene.memory.clock, max_keys=100, previous=[SECRET])
     await keys.rotate(new.key.id, keep_ms=DAY_MS, expires_in_ms=None, deadline=scene.deadline, principal=OPERATOR)
-    assert all(later.holds(key) for key in scene.memory.keys.table.all())
+    assert all(later.has_sealed(key) for key in scene.memory.keys.table.all())
 
 
 async def test_a_key_that_is_revoked_while_it_is_rotated_does_not_come_back(
@@ -158,7 +158,7 @@ async def test_a_key_can_expire_by_itself_and_makes_room(scene: Scene) -> None:
     scene.memory.clock.advance(1)
     assert scene.valid(await scene.create())
     assert len(scene.memory.keys.table) == 3
-    scene.memory.clock.advance(KEPT_MS / 1000 + 1)
+    scene.memory.clock.advance(EXPIRED_KEPT_MS / 1000 + 1)
     await scene.create()
     assert len(scene.memory.keys.table) == 2
 
@@ -177,7 +177,7 @@ async def test_a_certificate_is_bound_once(scene: Scene) -> None:
     bound = await scene.create(spec)
     assert bound.text is None
     assert scene.access.authenticate(None, ["DNS:shop.svc"]).name == "shop"
-    with pytest.raises(InvalidRequestError, match="bound already"):
+    with pytest.raises(InvalidRequestError, match="already bound"):
         await scene.create(msgspec.structs.replace(spec, name="other"))
     with pytest.raises(InvalidRequestError, match="binds a certificate"):
         await scene.rotate(bound.key.id)

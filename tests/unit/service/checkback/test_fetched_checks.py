@@ -78,13 +78,15 @@ async def test_a_waiting_poll_ends_if_nobody_wants_the_check_that_comes_due(worl
     await world.prepare(group="puller")
     asked = 0
 
-    def wanted() -> bool:
+    def is_connected() -> bool:
         nonlocal asked
         asked += 1
         assert asked < 100, "the poll asks again and again"
         return False
 
-    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=60, wanted=wanted))
+    poll = asyncio.create_task(
+        world.coordinator.lease_checks("puller", at_most=10, wait_s=60, is_connected=is_connected)
+    )
     await asyncio.sleep(0.01)
     await world.scan(after_s=6)
     assert list(await poll) == []
@@ -97,8 +99,8 @@ async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None
     prepared = await world.prepare(group="puller")
     await world.scan(after_s=6)
     looks = iter([True, False])
-    for wanted in (lambda: False, lambda: next(looks)):
-        assert not await world.coordinator.lease_checks("puller", at_most=10, wait_s=0, wanted=wanted)
+    for is_connected in (lambda: False, lambda: next(looks)):
+        assert not await world.coordinator.lease_checks("puller", at_most=10, wait_s=0, is_connected=is_connected)
         assert (await world.get(prepared.id)).checks == 0
     [check] = await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)
     assert check.attempt == 1

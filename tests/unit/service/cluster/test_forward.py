@@ -31,7 +31,7 @@ async def instance(owns: set[int], first: Memory | None = None) -> World:
     log, clock = (None, None) if first is None else (first.log, first.clock)
     memory = Memory(shards=SHARDS, topics={"orders": 3, "points": 1}, owns=owns, log=log, clock=clock)
     coordinator = Coordinator(limits=LIMITS, **memory.ports)
-    memory.peers.serve(coordinator.answering)
+    memory.peers.serve(coordinator.peer_handler)
     await memory.membership.start(coordinator.listener)
     world = World(memory, coordinator)
     await world.until(lambda: set(coordinator.shards.served) == owns)
@@ -107,7 +107,7 @@ async def test_what_is_asked_by_another_instance_is_never_forwarded(pair: tuple[
     """One hop: whoever is asked as an owner and is none says so."""
     here, _ = pair
     with pytest.raises(ShardUnavailableError) as caught:
-        await here.coordinator.answering.answer(GetCall(id=own_id(1)), deadline=here.deadline(), principal=PEER)
+        await here.coordinator.peer_handler.answer(GetCall(id=own_id(1)), deadline=here.deadline(), principal=PEER)
     assert not isinstance(caught.value, NotServedError)
     assert here.memory.observer.count("forwarded") == 0
 
@@ -161,7 +161,9 @@ async def test_a_shard_that_goes_while_it_is_listed_is_not_told_in_part(pair: tu
     _, there = pair
     await there.prepare(transaction_id=own_id(1))
     call = ListCall(query=ListQuery(), shards=(1,))
-    listing = asyncio.create_task(there.coordinator.answering.answer(call, deadline=there.deadline(), principal=PEER))
+    listing = asyncio.create_task(
+        there.coordinator.peer_handler.answer(call, deadline=there.deadline(), principal=PEER)
+    )
     await asyncio.sleep(0)
     there.coordinator.listener.lost(1)
     with pytest.raises(ShardUnavailableError):
@@ -177,7 +179,7 @@ async def test_a_group_that_is_being_deleted_takes_no_prepares_anywhere(pair: tu
     assert caught.value.fields["pending"] == 1
     await there.end(name, Outcome.ROLLBACK)
     hold = CountCall(group="shop", shards=(1,), hold_s=60)
-    await there.coordinator.answering.answer(hold, deadline=there.deadline(), principal=PEER)
+    await there.coordinator.peer_handler.answer(hold, deadline=there.deadline(), principal=PEER)
     with pytest.raises(UnknownGroupError):
         await there.prepare(transaction_id=own_id(1, 1))
     there.memory.clock.advance(1)
@@ -189,10 +191,10 @@ async def test_a_group_that_is_being_deleted_takes_no_prepares_anywhere(pair: tu
 async def test_a_second_deletion_of_a_group_lets_no_prepare_in_before_the_first(pair: tuple[World, World]) -> None:
     """It looks whether the group is in use while the first one writes: what came in would be left without a group."""
     here, _ = pair
-    answering = here.coordinator.answering
+    peer_handler = here.coordinator.peer_handler
     for hold_s in (10.0, 0.0):
         call = CountCall(group="shop", shards=(0,), hold_s=hold_s)
-        await answering.answer(call, deadline=here.deadline(), principal=PEER)
+        await peer_handler.answer(call, deadline=here.deadline(), principal=PEER)
         with pytest.raises(UnknownGroupError):
             await here.prepare(transaction_id=own_id(0))
 

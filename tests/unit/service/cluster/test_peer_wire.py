@@ -23,10 +23,10 @@ from halfway.service.cluster.peer_wire import (
     AnswerReader,
     decode_call,
     decode_request,
+    decode_result,
     encode_answer,
     encode_call,
-    request_of,
-    result_of,
+    encode_request,
 )
 from halfway.service.figures import (
     Endpoint,
@@ -39,7 +39,7 @@ from halfway.service.figures import (
     RefusedWrite,
     ShardFigures,
     Skipped,
-    Tallied,
+    Tally,
 )
 from halfway.service.job_records import (
     ItemResult,
@@ -56,23 +56,23 @@ from halfway.service.peer_calls import (
     ANSWERS,
     CheckCall,
     CountCall,
-    Counted,
-    Due,
     DueCall,
+    DueResult,
     EndCall,
     FiguresCall,
     FindCall,
-    Found,
+    FindResult,
     GetCall,
+    GroupCounts,
     HistoryCall,
     HistoryView,
     JobCall,
     JobsCall,
     KnownJobCall,
     LeaseCall,
-    Leased,
+    LeaseResult,
     ListCall,
-    Listed,
+    ListResult,
     MessagePlace,
     PeerCall,
     PrepareCall,
@@ -113,11 +113,11 @@ CALLS: list[tuple[PeerCall, msgspec.Struct]] = [
     (ResumeCall(id="one"), VIEW),
     (
         ListCall(query=ListQuery(state=State.PARKED, group="shop", key=b"k", limit=5, cursor="c"), shards=(0, 3)),
-        Listed(transactions=(VIEW,), more=True),
+        ListResult(transactions=(VIEW,), more=True),
     ),
-    (CountCall(group="shop", shards=(1,), hold_s=2.5), Counted(pending=1, parked=2)),
-    (DueCall(group="shop", wait_s=1.5), Due(due=True)),
-    (LeaseCall(group="shop", at_most=3), Leased(checks=(CHECK,))),
+    (CountCall(group="shop", shards=(1,), hold_s=2.5), GroupCounts(pending=1, parked=2)),
+    (DueCall(group="shop", wait_s=1.5), DueResult(due=True)),
+    (LeaseCall(group="shop", at_most=3), LeaseResult(checks=(CHECK,))),
 ]
 """Those that the first release knew."""
 SEARCH = ListQuery(id="o", prepared_from=1, prepared_until=9, cause=Cause.CHECK, error="502", unresolved=True)
@@ -149,7 +149,7 @@ FIGURES = InstanceFigures(
             shard=0, pending=1, parked=2, remembered=3, oldest_pending_s=4.5, half_lag=5, op_lag=6, due=7, strays=8
         ),
     ),
-    ends=(Tallied(names=("commit", "check"), total=3, per_s=0.5),),
+    ends=(Tally(names=("commit", "check"), total=3, per_s=0.5),),
     groups=(
         GroupFigures(
             group="shop",
@@ -172,8 +172,8 @@ FIGURES = InstanceFigures(
     skipped=(Skipped(topic="t", reason="r", count=1, last_at=2),),
 )
 LATER: list[tuple[PeerCall, msgspec.Struct]] = [
-    (SearchCall(query=SEARCH, shards=(0, 3)), Listed(transactions=(VIEW,), more=False)),
-    (FindCall(query=SEARCH, shards=(0,), most=2), Found(count=3, places=((5, "one"), (6, "two")))),
+    (SearchCall(query=SEARCH, shards=(0, 3)), ListResult(transactions=(VIEW,), more=False)),
+    (FindCall(query=SEARCH, shards=(0,), most=2), FindResult(count=3, places=((5, "one"), (6, "two")))),
     (
         HistoryCall(id="one"),
         HistoryView(
@@ -204,7 +204,7 @@ FIRST_RELEASE = Path(__file__).with_name("peer_v1.json")
 
 def test_every_call_and_its_answer_come_back_as_they_were() -> None:
     assert {type(call) for call, _ in ALL} == set(ANSWERS)
-    frames = decode_request(request_of([encode_call(call, within_ms=9, principal=SHOP) for call, _ in ALL]))
+    frames = decode_request(encode_request([encode_call(call, within_ms=9, principal=SHOP) for call, _ in ALL]))
     assert [decode_call(frame.call) for frame in frames] == [call for call, _ in ALL]
     assert {(frame.within_ms, frame.caller) for frame in frames} == {(9, SHOP)}
     stream = b"".join(encode_answer(number, answer) for number, (_, answer) in enumerate(ALL))
@@ -212,7 +212,7 @@ def test_every_call_and_its_answer_come_back_as_they_were() -> None:
         reader = AnswerReader(10_000)
         answers = [frame for at in range(0, len(stream), size) for frame in reader.feed(stream[at : at + size])]
         assert [frame.index for frame in answers] == list(range(len(ALL)))
-        assert [result_of(call, frame) for (call, _), frame in zip(ALL, answers, strict=True)] == [
+        assert [decode_result(call, frame) for (call, _), frame in zip(ALL, answers, strict=True)] == [
             answer for _, answer in ALL
         ]
 
@@ -226,7 +226,7 @@ def test_what_the_first_release_sends_is_understood() -> None:
         assert decode_call(frame.call) == call
         assert frame.caller == PEER
         [said] = AnswerReader(10_000).feed(bytes.fromhex(told))
-        assert result_of(call, said) == answer
+        assert decode_result(call, said) == answer
 
 
 def test_what_this_release_sends_has_every_field_that_the_first_one_needs() -> None:
@@ -235,7 +235,7 @@ def test_what_this_release_sends_has_every_field_that_the_first_one_needs() -> N
     for (call, answer), (asked, told) in zip(CALLS, recorded, strict=True):
         before = msgspec.msgpack.decode(bytes.fromhex(asked))
         del before["calls"][0]["credential"]  # not needed: it is who calls that is passed on, never what they showed
-        now = msgspec.msgpack.decode(request_of([encode_call(call, within_ms=9, principal=SHOP)]))
+        now = msgspec.msgpack.decode(encode_request([encode_call(call, within_ms=9, principal=SHOP)]))
         assert _contains(now, before)
         assert _contains(
             msgspec.msgpack.decode(encode_answer(0, answer)[4:]), msgspec.msgpack.decode(bytes.fromhex(told)[4:])
@@ -252,7 +252,7 @@ def _contains(now: object, before: object) -> bool:
 
 def test_fields_of_a_newer_release_are_ignored() -> None:
     for call, answer in ALL:
-        request = msgspec.msgpack.decode(request_of([encode_call(call, within_ms=9, principal=ANYBODY)]))
+        request = msgspec.msgpack.decode(encode_request([encode_call(call, within_ms=9, principal=ANYBODY)]))
         request["trace"] = "t"
         request["calls"][0]["priority"] = 3
         request["calls"][0]["call"]["newer"] = {"deep": [1]}
@@ -263,7 +263,7 @@ def test_fields_of_a_newer_release_are_ignored() -> None:
         told["result"]["newer"] = "field"
         body = msgspec.msgpack.encode(told)
         [said] = AnswerReader(10_000).feed(len(body).to_bytes(4, "big") + body)
-        assert result_of(call, said) == answer
+        assert decode_result(call, said) == answer
 
 
 def test_a_call_that_is_not_known_is_refused_as_what_can_be_tried_again() -> None:
@@ -296,7 +296,7 @@ def test_an_error_is_told_to_the_caller_as_its_owner_told_it(error: HalfwayError
         error.retry_after_s = 4.0
     [frame] = AnswerReader(10_000).feed(encode_answer(0, error))
     with pytest.raises(HalfwayError) as caught:
-        result_of(GetCall(id="one"), frame)
+        decode_result(GetCall(id="one"), frame)
     again = caught.value
     assert (again.code, again.detail, again.fields) == (error.code, error.detail, error.fields)
     assert getattr(again, "retry_after_s", None) == getattr(error, "retry_after_s", None)
@@ -307,7 +307,7 @@ def test_an_error_that_this_release_does_not_know_can_be_tried_again() -> None:
     body = msgspec.msgpack.encode({"index": 0, "error": {"code": "quota", "detail": "d"}})
     [frame] = AnswerReader(10_000).feed(len(body).to_bytes(4, "big") + body)
     with pytest.raises(ShardUnavailableError, match="quota"):
-        result_of(GetCall(id="one"), frame)
+        decode_result(GetCall(id="one"), frame)
 
 
 def test_an_answer_that_is_too_large_or_none_is_refused() -> None:
@@ -318,4 +318,4 @@ def test_an_answer_that_is_too_large_or_none_is_refused() -> None:
     body = msgspec.msgpack.encode({"index": 0})
     [frame] = AnswerReader(100).feed(len(body).to_bytes(4, "big") + body)
     with pytest.raises(ValueError, match="neither"):
-        result_of(GetCall(id="one"), frame)
+        decode_result(GetCall(id="one"), frame)

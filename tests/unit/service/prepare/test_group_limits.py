@@ -117,7 +117,7 @@ async def two_instances(**limits: object) -> list[World]:
     worlds = []
     for memory in (first, second):
         coordinator = Coordinator(limits=msgspec.structs.replace(LIMITS, **limits), **memory.ports)
-        memory.peers.serve(coordinator.answering)
+        memory.peers.serve(coordinator.peer_handler)
         await memory.membership.start(coordinator.listener)
         world = World(memory, coordinator)
         worlds.append(world)

@@ -85,7 +85,7 @@ async def test_two_instances_find_what_one_finds() -> None:
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
     here, there = (Coordinator(limits=LIMITS, **memory.ports) for memory in (first, second))
     for memory, coordinator in ((first, here), (second, there)):
-        memory.peers.serve(coordinator.answering)
+        memory.peers.serve(coordinator.peer_handler)
         await memory.membership.start(coordinator.listener)
     world = World(first, here)
     await world.until(lambda: len(here.shards.served) + len(there.shards.served) == 2)

@@ -1,4 +1,4 @@
-"""Jobs through any instance: each runs on the owner of the shard that its id hashes to, and is asked for everywhere."""
+"""Jobs of the whole cluster. Each runs on the owner of the shard that its id hashes to; any instance finds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halfway.domain.ids import partition_for_key
 from halfway.domain.principal import ANYBODY, Permission
 from halfway.service.cluster.job_work import PERMISSIONS
 from halfway.service.job_records import AllJobs, Away, ItemResult, JobList, JobPage, JobSpec, JobView
-from halfway.service.jobs.jobs import MOST_OF_GROUP
+from halfway.service.jobs.jobs import MAX_ITEMS_OF_GROUP_JOB
 from halfway.service.peer_calls import JobCall, JobsCall, KnownJobCall, PeerCall, StartJobCall, StopJobCall
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from halfway.service.cluster.forward import Forwarder
     from halfway.service.cluster.job_work import JobWork
     from halfway.service.jobs.jobs import Jobs
-    from halfway.service.peer_calls import OnJobs
+    from halfway.service.peer_calls import AnyJobCall
     from halfway.service.ports import Authority, OwnerHint
     from halfway.service.requests import TransactionView
     from halfway.service.shards.shard_table import ShardTable
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ASK_S = 5.0
-"""How long another instance may take to say what it knows of jobs."""
+"""How long another instance may take to answer a call about jobs."""
 
 
-class JobDesk:
-    """Starts, shows and stops jobs, wherever they run."""
+class ClusterJobs:
+    """Starts, lists and stops jobs on any instance."""
 
     def __init__(
         self,
         jobs: Jobs,
         work: JobWork,
-        forwarding: Forwarder,
+        forwarder: Forwarder,
         shards: ShardTable,
         authority: Authority,
         auditor: Auditor,
     ) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._jobs = jobs
         self._work = work
-        self._forwarder = forwarding
+        self._forwarder = forwarder
         self._shards = shards
         self._authority = authority
         self._auditor = auditor
@@ -59,21 +59,21 @@ class JobDesk:
     async def preview(
         self, spec: JobSpec, *, sample: int, deadline: float, principal: Principal = ANYBODY
     ) -> tuple[int, Sequence[TransactionView]]:
-        """Count what a job would act on now, and show the oldest `sample` of what its filter finds."""
-        spec = self._allowed(spec, principal)
+        """Count the transactions that a job would act on now, and return the oldest `sample` of them."""
+        spec = self._permitted(spec, principal)
         return await self._work.sample(spec, sample, deadline=deadline, principal=principal)
 
     async def start(self, spec: JobSpec, *, deadline: float, principal: Principal = ANYBODY) -> JobView:
-        """Accept a job, unless it is there; nothing is done yet when this returns.
+        """Accept a job, unless it is known already. No item is processed yet when this returns.
 
         Raises:
-            JobIdReusedError: the id is another job's.
-            OverloadedError: too many jobs are not over.
-            ShardUnavailableError: nobody can take it now.
+            JobIdReusedError: the id belongs to another job.
+            OverloadedError: too many jobs are unfinished.
+            ShardUnavailableError: no instance can accept it now.
 
         """
-        spec = self._allowed(spec, principal)
-        return await self._auditor.of(
+        spec = self._permitted(spec, principal)
+        return await self._auditor.audit(
             self._start(spec, deadline, principal),
             principal,
             Audited.START_JOB,
@@ -83,32 +83,32 @@ class JobDesk:
             detail=spec.action.value,
         )
 
-    def _allowed(self, spec: JobSpec, principal: Principal) -> JobSpec:
-        """Return a job as this caller may ask for it: a group's key asks for its own transactions."""
+    def _permitted(self, spec: JobSpec, principal: Principal) -> JobSpec:
+        """Return the job that this caller may start: with a group's key, one on the group's own transactions."""
         self._authority.require(principal, Permission.RUN_JOBS)
-        given = spec.filter
-        if given is not None and given.group is None and principal.group is not None:
-            given = msgspec.structs.replace(given, group=principal.group)
-        group = None if given is None else given.group
+        selection = spec.filter
+        if selection is not None and selection.group is None and principal.group is not None:
+            selection = msgspec.structs.replace(selection, group=principal.group)
+        group = None if selection is None else selection.group
         self._authority.require(principal, PERMISSIONS[spec.action], group)
-        if given is not None and given.key is not None:  # whoever may search for a message key can guess it
+        if selection is not None and selection.key is not None:  # a search for a message key can be used to guess it
             self._authority.require(principal, Permission.READ_PAYLOADS, group)
-        most = spec.most if principal.group is None else min(spec.most, MOST_OF_GROUP)
-        return msgspec.structs.replace(spec, filter=given, of_group=principal.group, most=most)
+        most = spec.most if principal.group is None else min(spec.most, MAX_ITEMS_OF_GROUP_JOB)
+        return msgspec.structs.replace(spec, filter=selection, of_group=principal.group, most=most)
 
     async def _start(self, spec: JobSpec, deadline: float, principal: Principal) -> JobView:
-        # After a move of its shard it may run elsewhere: it would run twice.
+        # If its shard moved, the job may still run on the former owner. It must not run twice.
         with suppress(UnknownJobError):
-            view: JobView = await self._one(
+            view: JobView = await self._find(
                 lambda: self._jobs.known(spec, principal), KnownJobCall(spec=spec), spec.id, deadline, principal
             )
             return view
-        return await self._forwarder.or_forward(
+        return await self._forwarder.run_or_forward(
             self.start_here(spec, principal), lambda: StartJobCall(spec=spec), deadline, principal
         )
 
     async def start_here(self, spec: JobSpec, principal: Principal) -> JobView:
-        """Accept a job if its shard is served here; NotServedError otherwise."""
+        """Accept a job if its shard is served here; raise NotServedError otherwise."""
         self._shards.get(partition_for_key(spec.id.encode(), self._shards.count))
         return self._jobs.start(spec, principal)
 
@@ -122,44 +122,44 @@ class JobDesk:
         deadline: float,
         principal: Principal = ANYBODY,
     ) -> JobPage:
-        """Show a job and some of its items.
+        """Return a job and a page of its items.
 
         Raises:
             UnknownJobError: no instance has it.
-            ShardUnavailableError: none of those that could be asked has it.
+            ShardUnavailableError: no instance that answered has it, and some did not answer.
 
         """
         self._authority.require(principal, Permission.LIST_JOBS)
         call = JobCall(id=job_id, result=result, start=start, limit=limit)
-        page: JobPage = await self._one(lambda: self.page_here(call, principal), call, job_id, deadline, principal)
+        page: JobPage = await self._find(lambda: self.page_here(call, principal), call, job_id, deadline, principal)
         return page
 
     def page_here(self, call: JobCall, principal: Principal) -> JobPage:
-        """Show a job of this instance."""
+        """Return a job of this instance."""
         return self._jobs.page(call.id, result=call.result, start=call.start, limit=call.limit, principal=principal)
 
     async def stop(self, job_id: str, *, deadline: float, principal: Principal = ANYBODY) -> JobView:
-        """Have a job begin nothing more; errors as for `page`."""
+        """Stop a job: it begins no more items. Errors as for `page`."""
         self._authority.require(principal, Permission.RUN_JOBS)
         call = StopJobCall(id=job_id)
-        work = self._one(lambda: self._jobs.stop(job_id, principal), call, job_id, deadline, principal)
-        view: JobView = await self._auditor.of(work, principal, Audited.STOP_JOB, job_id)
+        work = self._find(lambda: self._jobs.stop(job_id, principal), call, job_id, deadline, principal)
+        view: JobView = await self._auditor.audit(work, principal, Audited.STOP_JOB, job_id)
         return view
 
     async def all(self, *, deadline: float, principal: Principal = ANYBODY) -> AllJobs:
-        """Show the jobs of every instance that can be asked, and name those that cannot."""
+        """Return the jobs of every instance that answers, and the instances that do not."""
         self._authority.require(principal, Permission.LIST_JOBS)
-        found, away = await self._asked(lambda: self._jobs.all(principal), JobsCall(), deadline, principal)
-        lists: list[JobList] = found
+        answers, away = await self._call_all(lambda: self._jobs.all(principal), JobsCall(), deadline, principal)
+        lists: list[JobList] = answers
         jobs = sorted(
-            (job for one in lists for job in one.jobs), key=lambda job: (job.accepted_at, job.spec.id), reverse=True
+            (job for part in lists for job in part.jobs), key=lambda job: (job.accepted_at, job.spec.id), reverse=True
         )
         return AllJobs(jobs=tuple(jobs), away=tuple(away))
 
-    async def answer(self, call: OnJobs, _: float, principal: Principal) -> msgspec.Struct:
-        """Do a call of another instance with the jobs of this one."""
-        starts = isinstance(call, StartJobCall | KnownJobCall | StopJobCall)
-        self._authority.require(principal, Permission.RUN_JOBS if starts else Permission.LIST_JOBS)
+    async def answer(self, call: AnyJobCall, _: float, principal: Principal) -> msgspec.Struct:
+        """Answer a call of another instance from the jobs of this one."""
+        needs_run = isinstance(call, StartJobCall | KnownJobCall | StopJobCall)
+        self._authority.require(principal, Permission.RUN_JOBS if needs_run else Permission.LIST_JOBS)
         match call:
             case StartJobCall():
                 return await self.start_here(call.spec, principal)
@@ -174,35 +174,40 @@ class JobDesk:
             case _:
                 assert_never(call)
 
-    async def _one(
+    async def _find(
         self, here: Callable[[], Any], call: PeerCall, job_id: str, deadline: float, principal: Principal
     ) -> Any:
-        found, away = await self._asked(here, call, deadline, principal)
-        if found:
-            return found[0]
+        answers, away = await self._call_all(here, call, deadline, principal)
+        if answers:
+            return answers[0]
         if away:
-            told = "; ".join(f"{one.instance}: {one.detail}" for one in away)
-            raise ShardUnavailableError(f"job {job_id!r} is at no instance that could be asked ({told}): try again")
+            reasons = "; ".join(f"{instance.instance}: {instance.detail}" for instance in away)
+            raise ShardUnavailableError(
+                f"no instance that answered has job {job_id!r}, and some did not answer ({reasons}): try again"
+            )
         raise UnknownJobError(job_id)
 
-    async def _asked(
+    async def _call_all(
         self, here: Callable[[], T], call: PeerCall, deadline: float, principal: Principal
     ) -> tuple[list[T], list[Away]]:
-        """Ask this instance, then all others; return what was found, and who could not be asked."""
-        found: list[T] = []
+        """Call this instance, then all others; return the answers, and the instances that did not answer.
+
+        If this instance has the job of the call, no other is called.
+        """
+        answers: list[T] = []
         with suppress(UnknownJobError):
-            found.append(here())
-        if found and not isinstance(call, JobsCall):
-            return found, []
+            answers.append(here())
+        if answers and not isinstance(call, JobsCall):
+            return answers, []
         owners = self._forwarder.others()
         until = min(deadline, asyncio.get_running_loop().time() + _ASK_S)
-        asked = [self._forwarder.ask(owner, call, deadline=until, principal=principal) for owner in owners]
-        return self._sorted(found, owners, await asyncio.gather(*asked, return_exceptions=True))
+        calls = [self._forwarder.ask(owner, call, deadline=until, principal=principal) for owner in owners]
+        return self._partition(answers, owners, await asyncio.gather(*calls, return_exceptions=True))
 
     @staticmethod
-    def _sorted(found: list[T], owners: list[OwnerHint], answers: list[Any]) -> tuple[list[T], list[Away]]:
+    def _partition(answers: list[T], owners: list[OwnerHint], results: list[Any]) -> tuple[list[T], list[Away]]:
         away: list[Away] = []
-        for owner, answer in zip(owners, answers, strict=True):
+        for owner, answer in zip(owners, results, strict=True):
             match answer:
                 case UnknownJobError():
                     pass
@@ -213,5 +218,5 @@ class JobDesk:
                 case BaseException():
                     raise answer
                 case _:
-                    found.append(answer)
-        return found, away
+                    answers.append(answer)
+        return answers, away
