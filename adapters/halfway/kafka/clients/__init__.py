@@ -1,4 +1,4 @@
-"""librdkafka's clients: configuration, logs, transactional ids, threads, the way back to the event loop.
+"""librdkafka's clients: configuration, logs, transactional ids, threads, and posting to the event loop.
 
-Imports no neighbour.
+Imports no sibling folder.
 """

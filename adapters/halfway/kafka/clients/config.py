@@ -1,6 +1,7 @@
 """How to reach Kafka, and the librdkafka configuration of each kind of client.
 
-The operator's librdkafka properties pass through; what safety rests on is set here and cannot be set from outside.
+The operator's librdkafka properties pass through. The properties that safety depends on are set here and cannot be
+overridden.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ KINDS: Final = ("half", "op", "parked", "groups", "owners", "keys", "audit")
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 RECORD_OVERHEAD: Final = 64 * KIB
-"""Bytes that a record may have beyond its payload: ids, names, headers, framing, and a remark that it gets later."""
+"""Bytes that a record may have beyond its payload: ids, names, headers, framing, and a remark that is added later."""
 HALF_BATCH_BYTES: Final = 256 * KIB
 _DIGEST_BYTES: Final = 48
-"""What an op marker keeps of a message beside its topic's name, at most."""
+"""The most bytes that an op marker stores for a message, besides the name of its topic."""
 _TOPIC_BYTES: Final = 252
 _LEAST_MESSAGE_BYTES: Final = 6
-"""What a half record takes for a message, at least."""
+"""The fewest bytes that a message takes in a half record."""
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
@@ -44,15 +45,15 @@ _CONSUMER_DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     # The default lets one consumer hold 64 MiB per partition.
     "queued.max.messages.kbytes": 16_384,
     "fetch.error.backoff.ms": 100,
-    # How long no fetch is sent after a full queue was seen. The default of 1 s is many times as long as it takes to
-    # handle a queue of this size: a recovery would mostly wait.
+    # How long the consumer stops fetching after it finds its queue full. Handling a queue of this size takes a small
+    # part of the default of 1 s, so a recovery would mostly wait.
     "fetch.queue.backoff.ms": 20,
 }
 
 _RESERVED: Final[Mapping[str, str]] = {
     "acks": "an acknowledged record must be on every replica in sync",
     "request.required.acks": "an acknowledged record must be on every replica in sync",
-    "enable.idempotence": "a retried record must stand once",
+    "enable.idempotence": "a retried record must be written once",
     "enable.gapless.guarantee": "halfway replaces its producers itself",
     "transactional.id": "fencing rests on it",
     "transaction.timeout.ms": "set HALFWAY_TRANSACTION_TIMEOUT_S instead",
@@ -77,10 +78,10 @@ _RESERVED: Final[Mapping[str, str]] = {
     "session.timeout.ms": "set HALFWAY_SESSION_TIMEOUT_S instead",
     "heartbeat.interval.ms": "set HALFWAY_SESSION_TIMEOUT_S instead",
     "max.poll.interval.ms": "set HALFWAY_SESSION_TIMEOUT_S instead",
-    "enable.auto.commit": "cursors are committed by hand",
-    "auto.commit.enable": "cursors are committed by hand",
-    "auto.commit.interval.ms": "cursors are committed by hand",
-    "enable.auto.offset.store": "cursors are committed by hand",
+    "enable.auto.commit": "halfway commits cursors itself",
+    "auto.commit.enable": "halfway commits cursors itself",
+    "auto.commit.interval.ms": "halfway commits cursors itself",
+    "enable.auto.offset.store": "halfway commits cursors itself",
     "auto.offset.reset": "a cursor must never skip records",
     "enable.partition.eof": "recovery rests on it",
     "allow.auto.create.topics": "halfway never creates a topic by accident",
@@ -93,21 +94,21 @@ _RESERVED_PREFIXES: Final = ("test.mock.",)
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaConfig:
-    """The address of Kafka, bounds on what may wait or be in flight, and the needs of the internal topics.
+    """The address of Kafka, limits on waiting and in-flight work, and the configuration of the internal topics.
 
-    Raises ConfigurationError, naming the setting, if a value cannot be used or a property would break safety.
+    Raises ConfigurationError, which names the setting, if a value is invalid or a property would break safety.
     """
 
     properties: Mapping[str, str] = field(repr=False)
-    """librdkafka properties of the operator, `bootstrap.servers` among them; they may hold secrets."""
+    """The operator's librdkafka properties, including `bootstrap.servers`; they may contain secrets."""
     max_prepare_bytes: int
-    """The largest payload of a prepare: keys, values and headers of all its messages."""
+    """The largest payload of a prepare: the keys, values and headers of all its messages."""
     prefix: str = "_halfway."
     shards: int = _LIMITS.shards
     max_messages: int = _LIMITS.max_messages
-    """Of one prepare."""
+    """The most messages in one prepare."""
     instance_url: str = ""
-    """Where other instances reach this one; stands in the owner record."""
+    """The URL at which other instances reach this one; the owner record contains it."""
     outcome_horizon_s: float = _LIMITS.outcome_horizon_s
     replication_factor: int | None = None
     """None: 3 if the cluster has three brokers, else 1."""
@@ -120,37 +121,37 @@ class KafkaConfig:
     lane_queue: int = 10_000
     """Ends that may wait for the lane."""
     lane_queue_bytes: int = 256 * MIB
-    """Payload of ends that may wait for the lane, and as much again for those under suspicion."""
+    """Payload bytes of the ends that may wait for the lane; the suspect lane has the same limit of its own."""
     lane_stall_s: float = 30
-    """A lane that makes no progress for this long ends its incarnation."""
+    """An incarnation ends if its lane makes no progress for this long."""
     writer_in_flight: int = 20_000
     """Prepares that may wait for their delivery report."""
     writer_in_flight_bytes: int = 64 * MIB
     half_linger_ms: float = 0
     segment_ms: int = 3_600_000
     min_compaction_lag_ms: int | None = None
-    """None: the outcome horizon, the least that is safe."""
+    """None: the outcome horizon, the smallest safe value."""
     max_compaction_lag_ms: int | None = None
-    """None: twice the longer of a segment and the least compaction lag."""
+    """None: twice `segment_ms` or twice the minimum compaction lag, whichever is longer."""
     op_retention_ms: int = _LIMITS.op_retention_ms
     has_keys: bool = False
-    """Whether there is a topic of keys."""
+    """Whether the topic of keys exists."""
     audit_topic: bool = True
-    """Whether the audit trail is kept in a topic."""
+    """Whether the audit trail is written to a topic."""
     audit_retention_ms: int = 90 * 24 * 3_600_000
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work or would not be safe."""
+        """Reject values that cannot work or would not be safe."""
         if not self.properties.get("bootstrap.servers"):
             raise ConfigurationError(
                 "bootstrap.servers is not set: set HALFWAY_KAFKA__BOOTSTRAP_SERVERS to host:port of a Kafka broker"
             )
         for name, value in self.properties.items():
             _refuse_reserved(name)
-            _demand_text(name, value)
+            _require_text(name, value)
         if _PREFIX.match(self.prefix) is None:
             raise ConfigurationError(
-                f"prefix {self.prefix!r} cannot start a topic's name: use up to 64 of A-Z a-z 0-9 . _ -"
+                f"prefix {self.prefix!r} cannot be the start of a topic name: use up to 64 of A-Z a-z 0-9 . _ -"
             )
         if not 1 <= self.shards <= _MAX_SHARDS:
             raise ConfigurationError(f"shards is {self.shards}: use 1 to {_MAX_SHARDS}")
@@ -178,34 +179,34 @@ class KafkaConfig:
     # --- names
 
     def topic(self, kind: str) -> str:
-        """Return the name of the internal topic of a kind, which is one of `KINDS`."""
+        """Return the name of an internal topic; `kind` is one of `KINDS`."""
         if kind not in KINDS:
             raise ValueError(kind)
         return self.prefix + kind
 
     @cached_property
     def prefix_header(self) -> tuple[str, bytes]:
-        """What tells the messages of these topics from those of others in the same real topic."""
+        """The header that identifies this prefix's messages in a real topic that other deployments write to as well."""
         return "halfway-prefix", self.prefix.encode()
 
     @cached_property
     def half_topic(self) -> str:
-        """Half messages."""
+        """The topic of half messages."""
         return self.prefix + "half"
 
     @cached_property
     def op_topic(self) -> str:
-        """Op markers."""
+        """The topic of op markers."""
         return self.prefix + "op"
 
     @cached_property
     def parked_topic(self) -> str:
-        """Parked transactions."""
+        """The topic of parked transactions."""
         return self.prefix + "parked"
 
     @property
     def owners_topic(self) -> str:
-        """Owners of the shards."""
+        """The topic of shard owners."""
         return self.prefix + "owners"
 
     @property
@@ -227,25 +228,25 @@ class KafkaConfig:
 
     @property
     def half_max_message_bytes(self) -> int:
-        """What `max.message.bytes` of half must be at least: the largest record, with room for what the lane adds."""
+        """The least `max.message.bytes` of half: the largest record, with room for what the lane adds."""
         return max(self.half_record_bytes, HALF_BATCH_BYTES) + RECORD_OVERHEAD
 
     @property
     def parked_max_message_bytes(self) -> int:
-        """What `max.message.bytes` of parked must be at least: whatever half holds, with the reason."""
+        """The least `max.message.bytes` of parked: any record of half, with the reason for parking."""
         return self.half_max_message_bytes + RECORD_OVERHEAD
 
     @cached_property
     def op_record_bytes(self) -> int:
         """The largest encoded op marker of a transaction with as many messages as a prepare may have."""
         messages = min(self.max_messages, self.half_record_bytes // _LEAST_MESSAGE_BYTES)
-        # The names of its topics stand in the half record too.
+        # The half record contains the topic names too.
         names = min(messages * _TOPIC_BYTES, self.half_record_bytes)
         return names + messages * _DIGEST_BYTES + RECORD_OVERHEAD
 
     @property
     def op_max_message_bytes(self) -> int:
-        """What `max.message.bytes` of op must be at least: the largest marker, and a batch of small ones."""
+        """The least `max.message.bytes` of op: the largest marker, and a batch of small ones."""
         return max(self.op_record_bytes, HALF_BATCH_BYTES) + RECORD_OVERHEAD
 
     @property
@@ -264,12 +265,13 @@ class KafkaConfig:
 
     # --- clients
 
-    def producer(self, **over: Any) -> dict[str, Any]:
-        """Return the configuration of a producer; `over` are properties by their librdkafka names.
+    def producer(self, **overrides: Any) -> dict[str, Any]:
+        """Return the configuration of a producer; `overrides` are properties by their librdkafka names.
 
-        Idempotent, acks=all, partitions as the Java client chooses them. `transactional.id` makes it transactional.
+        The producer is idempotent, with acks=all and the Java client's partitioner. Pass `transactional.id` to make it
+        transactional.
         """
-        return self._client(
+        return self._properties(
             {},
             {
                 "acks": "all",
@@ -280,16 +282,16 @@ class KafkaConfig:
                 "batch.size": HALF_BATCH_BYTES,
                 "allow.auto.create.topics": False,
             },
-            over,
+            overrides,
         )
 
-    def consumer(self, **over: Any) -> dict[str, Any]:
-        """Return the configuration of a consumer that commits by hand; `over` are properties by their librdkafka names.
+    def consumer(self, **overrides: Any) -> dict[str, Any]:
+        """Return the configuration of a consumer without auto-commit; `overrides` are librdkafka properties.
 
-        It reads committed records from the earliest on. Its group is that of the cursors, which consumers that are only
-        assigned partitions never touch.
+        It reads committed records, from the earliest one. Its group is that of the cursors; consumers that only assign
+        themselves partitions never use the group.
         """
-        return self._client(
+        return self._properties(
             _CONSUMER_DEFAULTS,
             {
                 "group.id": self.cursors_group,
@@ -299,17 +301,17 @@ class KafkaConfig:
                 "isolation.level": "read_committed",
                 "allow.auto.create.topics": False,
             },
-            over,
+            overrides,
         )
 
-    def admin(self, **over: Any) -> dict[str, Any]:
-        """Return the configuration of an admin client; `over` are properties by their librdkafka names."""
-        return self._client({}, {"allow.auto.create.topics": False}, over)
+    def admin(self, **overrides: Any) -> dict[str, Any]:
+        """Return the configuration of an admin client; `overrides` are properties by their librdkafka names."""
+        return self._properties({}, {"allow.auto.create.topics": False}, overrides)
 
-    def _client(
-        self, defaults: Mapping[str, Any], reserved: Mapping[str, Any], over: Mapping[str, Any]
+    def _properties(
+        self, defaults: Mapping[str, Any], reserved: Mapping[str, Any], overrides: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return {**_DEFAULTS, **defaults, **self.properties, **reserved, "logger": LibrdkafkaLog(), **over}
+        return {**_DEFAULTS, **defaults, **self.properties, **reserved, "logger": LibrdkafkaLog(), **overrides}
 
 
 def _refuse_reserved(name: str) -> None:
@@ -320,21 +322,21 @@ def _refuse_reserved(name: str) -> None:
         reason = "it is a function"
     if reason is not None:
         raise ConfigurationError(
-            f"Kafka property {name!r} is set by halfway ({reason}): remove HALFWAY_KAFKA__{_environment(name)}",
+            f"Kafka property {name!r} is set by halfway ({reason}): remove HALFWAY_KAFKA__{_variable_suffix(name)}",
             setting=name,
         )
 
 
-def _demand_text(name: str, value: str) -> None:
-    """Raise ConfigurationError for what confluent-kafka cannot take: it ends the process without a message."""
+def _require_text(name: str, value: str) -> None:
+    """Raise ConfigurationError for text that confluent-kafka cannot take: it ends the process without a message."""
     try:
         readable = b"\0" not in f"{name}={value}".encode()
     except UnicodeEncodeError:
         readable = False
     if not readable:
-        variable = f"HALFWAY_KAFKA__{_environment(name)}"
-        raise ConfigurationError(f"{variable!r} is not UTF-8, or holds a NUL: write it in UTF-8", setting=name)
+        variable = f"HALFWAY_KAFKA__{_variable_suffix(name)}"
+        raise ConfigurationError(f"{variable!r} is not UTF-8, or contains a NUL: write it in UTF-8", setting=name)
 
 
-def _environment(name: str) -> str:
+def _variable_suffix(name: str) -> str:
     return name.upper().replace(".", "_")

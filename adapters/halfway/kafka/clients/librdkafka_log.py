@@ -10,7 +10,7 @@ import structlog
 
 _log = structlog.get_logger(__name__)
 _REPEAT_S: Final = 10.0
-# Said once for each of our clients: a property that only a producer or only a consumer knows.
+# Every client of ours logs these once: a property that only producers or only consumers know.
 _QUIET: Final = frozenset({"CONFWARN"})
 _COORDINATOR: Final = "TxnCoordinator"
 """librdkafka's name for its connection to the transaction coordinator of a producer."""
@@ -19,24 +19,24 @@ _COORDINATOR: Final = "TxnCoordinator"
 class LibrdkafkaLog:
     """The object for confluent-kafka's `logger` setting, which calls `log` on the thread that polls the client.
 
-    librdkafka logs every failed attempt to connect: each facility's lines are passed on at most once in ten seconds,
-    with the count of those left out.
+    librdkafka logs every failed attempt to connect. So at most one line of each facility is logged in ten seconds, with
+    the number of lines that were left out.
     """
 
     def __init__(self) -> None:
-        """Nothing said yet."""
-        self._said: dict[str, tuple[float, int]] = {}
+        """Start with nothing logged."""
+        self._last_logged: dict[str, tuple[float, int]] = {}
 
     def log(self, level: int, _template: str, facility: str, client: str, text: str) -> None:
-        """Pass one line on; librdkafka's lines name brokers and topics, never credentials or payloads."""
+        """Log one line. librdkafka's lines name brokers and topics, never credentials or payloads."""
         if facility in _QUIET:
             level = logging.DEBUG
-        said_at, left_out = self._said.get(facility, (-_REPEAT_S, 0))
+        logged_at, left_out = self._last_logged.get(facility, (-_REPEAT_S, 0))
         now = time.monotonic()
-        if now < said_at + _REPEAT_S:
-            self._said[facility] = (said_at, left_out + 1)
+        if now < logged_at + _REPEAT_S:
+            self._last_logged[facility] = (logged_at, left_out + 1)
             return
-        self._said[facility] = (now, 0)
+        self._last_logged[facility] = (now, 0)
         _log.log(
             min(level, logging.ERROR), "librdkafka", facility=facility, client=client, text=text, left_out=left_out
         )
@@ -45,13 +45,13 @@ class LibrdkafkaLog:
 class CoordinatorWatch(LibrdkafkaLog):
     """Counts how often a producer's connection to its transaction coordinator was lost.
 
-    librdkafka reports this only in its log, and each loss only at the debug level: `debug` must hold `broker`.
+    librdkafka reports this only in its log, and reports every loss only at debug level: set `debug` to `broker`.
     """
 
     debug: Final = "broker"
 
     def __init__(self, *, verbose: bool) -> None:
-        """Pass debug lines on only if `verbose`."""
+        """Log debug lines only if `verbose`."""
         super().__init__()
         self._verbose = verbose
         self.losses = 0

@@ -1,4 +1,4 @@
-"""From owned threads to the event loop, in one place."""
+"""The one place where owned threads post calls to the event loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Answer = tuple[Reply[Written], Written | BaseException]
 
 
 class Loop:
-    """The event loop as the owned threads see it."""
+    """The event loop, for use by the owned threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.asyncio = loop
-        self._ahead = time.monotonic() - loop.time()
+        self._offset = time.monotonic() - loop.time()
 
     def monotonic(self, loop_time: float) -> float:
-        """Return the time on `time.monotonic()` that a time on the loop's clock is."""
-        return loop_time + self._ahead
+        """Convert a time on the loop's clock to `time.monotonic()`."""
+        return loop_time + self._offset
 
     def post(self, call: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
-        """Call a function on the loop's thread; does nothing if the loop is closed."""
+        """Call a function on the loop's thread; do nothing if the loop is closed."""
         with suppress(RuntimeError):
             self.asyncio.call_soon_threadsafe(call, *args)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class OwnedThread:
-    """What runs on a thread of its own, from `start` on until its owner ends it or it fails."""
+    """An object with a thread of its own, which runs from `start` until its owner ends it or it fails."""
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self._thread = threading.Thread(target=run, name=name, daemon=True)

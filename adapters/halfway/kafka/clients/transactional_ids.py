@@ -1,4 +1,4 @@
-"""The transactional ids of an incarnation, and whether Kafka lets halfway use such ids at all.
+"""The transactional ids of an incarnation, and a check that Kafka allows halfway to use such ids.
 
 See docs/protocol.md#ownership-and-fencing.
 """
@@ -19,55 +19,55 @@ _ID_BYTES: Final = 8
 
 
 def lane_ids(prefix: str, incarnation: str) -> tuple[str, ...]:
-    """Return the ids with which an incarnation writes: its lane's two, and that for suspects.
+    """Return the ids with which an incarnation writes: the two of its lane and the one of its suspect lane.
 
-    A former owner may be known by its incarnation alone: this never changes.
+    The format must never change: sometimes only the incarnation of a former owner is known.
     """
     return tuple(f"{prefix}{incarnation}.{name}" for name in ("0", "1", "q"))
 
 
 def rehearsal_id(prefix: str, incarnation: str) -> str:
-    """Return the id with which an incarnation tries messages out: it never commits anything.
+    """Return the id with which an incarnation tries messages out; it never commits anything.
 
-    It stands in no owner record: the incarnation tells it.
+    No owner record contains it: it follows from the incarnation.
     """
     return f"{prefix}{incarnation}.r"
 
 
 def verify_transactional_ids(config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:
-    """Initialise a transactional id that nobody uses: there is no other way to test the ACL. Blocks.
+    """Initialise a transactional id that nobody uses, the only way to test the ACL. Blocks.
 
-    It waits for a transaction coordinator that is not ready yet until `deadline`, on `time.monotonic()`.
+    If the transaction coordinator is not ready yet, it is waited for until `deadline`, on `time.monotonic()`.
 
     Raises:
-        ConfigurationError: an ACL is missing; it names on what, and the command that adds it.
-        KafkaUnavailableError: Kafka did not do it in time, or it was cancelled.
+        ConfigurationError: an ACL is missing; the error names the resource and the command that adds the ACL.
+        KafkaUnavailableError: Kafka did not initialise the id in time, or the call was cancelled.
 
     """
     name = f"{config.prefix}verify.{secrets.token_hex(_ID_BYTES)}"
     try:
         producers = initialised(config, [name], deadline, cancelled)
     except ProducerFailedError as error:
-        refused = _refused(config, error)
-        if refused is not None:
-            raise refused from error
+        acl_error = _acl_error(config, error)
+        if acl_error is not None:
+            raise acl_error from error
         raise KafkaUnavailableError(f"Kafka did not initialise a transactional id: {error}") from error
     for producer in producers:
         producer.abandon()
 
 
-def _refused(config: KafkaConfig, error: ProducerFailedError) -> ConfigurationError | None:
+def _acl_error(config: KafkaConfig, error: ProducerFailedError) -> ConfigurationError | None:
     if error.code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        thing = f"Describe and Write on transactional ids {config.prefix}*"
+        permission = f"Describe and Write on transactional ids {config.prefix}*"
         acl = (
             f"--transactional-id '{config.prefix}' --resource-pattern-type prefixed "
             "--operation Describe --operation Write"
         )
     elif error.code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-        thing, acl = "IdempotentWrite on the cluster", "--cluster --operation IdempotentWrite"
+        permission, acl = "IdempotentWrite on the cluster", "--cluster --operation IdempotentWrite"
     else:
         return None
     return ConfigurationError(
-        f"Kafka does not let halfway do this: {thing} ({error}): allow it with kafka-acls.sh "
+        f"Kafka denies halfway {permission} ({error}): allow it with kafka-acls.sh "
         f"--bootstrap-server {config.properties['bootstrap.servers']} --add {acl}"
     )
