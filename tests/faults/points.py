@@ -35,7 +35,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "lane.5.commit": (_LANE, "LaneTransaction.commit"),
     "lane.suspect": (_THREAD, "LaneThread._suspect"),
     "lane.answer": (_LANE, "_answer"),
-    "suspects.rehearse": (_SUSPECTS, "SuspectLane._rehearsed"),
+    "suspects.rehearse": (_SUSPECTS, "SuspectLane._rehearse"),
     "suspects.commit": (_SUSPECTS, "SuspectLane._commit"),
     "ending.apply": (_SHARDS, "ShardTable.apply"),
     # docs/protocol.md#ownership-and-fencing.

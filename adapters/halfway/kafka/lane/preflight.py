@@ -32,18 +32,20 @@ _METADATA_TIMEOUT_S: Final = 5.0
 _DOES_NOT_EXIST: Final = "topic {!r} does not exist: create it, and the end can be done"
 _NOT_SHOWN: Final = "topic {!r} has just changed its partitions: try again"
 
-Shows = Callable[[str, int], bool]
-"""Whether the producer that will write knows as many partitions of a topic: it refuses to write to one beyond them."""
+ShowsPartitions = Callable[[str, int], bool]
+"""Returns whether the writing producer knows this many partitions of a topic; it cannot write to a partition beyond."""
 
 
 class Destinations(Protocol):
-    """Fresh metadata of real topics, for the lane's threads."""
+    """Recent metadata of real topics, for the lane's threads."""
 
     def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
-        """Return where messages may go, None for a topic that does not exist, by metadata at most 1 s old; blocks.
+        """Return the writable partitions of topics, None for a topic that does not exist. Blocks.
+
+        The metadata are at most 1 s old.
 
         Raises:
-            KafkaUnavailableError: the broker did not answer in time; with a field `topic` if that is about one topic.
+            KafkaUnavailableError: the broker did not answer in time; has a field `topic` if only one topic is affected.
             NotAuthorisedError: the broker does not let halfway see the topic in the field `topic`.
 
         """
@@ -51,7 +53,7 @@ class Destinations(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LaneContext:
-    """What both writers of an incarnation share: the lane and the lane for suspects."""
+    """What the two writers of an incarnation share: the lane and the suspect lane."""
 
     config: KafkaConfig
     loop: Loop
@@ -60,7 +62,7 @@ class LaneContext:
     destinations: Destinations
     quarantine: Quarantine
     shards: set[int]
-    """The shards that may be written for; changed on the loop's thread only."""
+    """The shards whose ends may be written; changed on the loop's thread only."""
     largest: int
     """`message.max.bytes` of the lane's producers."""
 
@@ -74,20 +76,22 @@ def largest_by_topic(write: LaneWrite) -> dict[str, int]:
 
 
 def admit(
-    context: LaneContext, batch: Sequence[Submission], answers: list[Answer], shows: Shows
+    context: LaneContext, batch: Sequence[Submission], answers: list[Answer], shows: ShowsPartitions
 ) -> list[tuple[Submission, Encoded]]:
-    """Return the writes that may be written, encoded; each of the others goes to `answers` with its error.
+    """Encode the writes that may be written now and return them; add the others to `answers`, each with its error.
 
-    Dropped are writes past their deadline, whose caller has gone, of a shard that was given up, or no longer current
-    (NotWrittenError); those with a topic or partition that fresh metadata lacks, or that takes no records now
-    (TopicUnavailableError), those with a record that the producer would refuse (MessageTooLargeError), and those that
-    cannot be encoded, so that `produce` cannot fail half way, and a partition that is closed holds nobody else up.
+    After this, `produce` cannot fail half way, and a closed partition holds up no other write. Refused are:
+
+    - writes past their deadline, without a waiting caller, of a released shard, or no longer current (NotWrittenError);
+    - writes to a topic or partition that does not exist or takes no records now (TopicUnavailableError);
+    - writes with a record that the producer would refuse (MessageTooLargeError);
+    - writes that cannot be encoded.
     """
     wanted = still_wanted(context, batch, answers)
     targets = _targets(context, wanted, shows)
     admitted: list[tuple[Submission, Encoded]] = []
     for submission in wanted:
-        result = _encoded(context, submission, targets)
+        result = _encode(context, submission, targets)
         if isinstance(result, HalfwayError):
             answers.append((submission.reply, result))
         else:
@@ -96,12 +100,12 @@ def admit(
 
 
 def still_wanted(context: LaneContext, batch: Sequence[Submission], answers: list[Answer]) -> list[Submission]:
-    """Return what may still be written by its deadline, its shard and the service; the rest is NotWrittenError."""
+    """Return the writes that their deadline, shard and the service still allow; the others get NotWrittenError."""
     now = time.monotonic()
-    return [submission for submission in batch if _wanted(context, submission, now, answers)]
+    return [submission for submission in batch if _is_wanted(context, submission, now, answers)]
 
 
-def _wanted(context: LaneContext, submission: Submission, now: float, answers: list[Answer]) -> bool:
+def _is_wanted(context: LaneContext, submission: Submission, now: float, answers: list[Answer]) -> bool:
     write = submission.write
     if submission.reply.done():
         return False
@@ -119,54 +123,54 @@ def _wanted(context: LaneContext, submission: Submission, now: float, answers: l
 
 
 def _targets(
-    context: LaneContext, wanted: Sequence[Submission], shows: Shows
+    context: LaneContext, wanted: Sequence[Submission], shows: ShowsPartitions
 ) -> dict[str, _Refusal | WritablePartitions]:
-    """Return, for each topic that not every message of a batch can go to, why not, or where to.
+    """Return the topics that may not take every message of a batch, each with the error or its writable partitions.
 
-    Nearly always there are none, and then no message is checked further.
+    Usually there are none, and then no message is checked further.
     """
     names: set[str] = set()
-    chosen: set[str] = set()
+    with_partition: set[str] = set()
     for submission in wanted:
         for message in submission.write.messages:
             names.add(message.topic)
             if message.partition is not None:
-                chosen.add(message.topic)
+                with_partition.add(message.topic)
     if not names:
         return {}
     targets: dict[str, _Refusal | WritablePartitions] = {}
-    for name, found in _found(context, names).items():
-        if found is None:
+    for name, partitions in _look_up(context, names).items():
+        if partitions is None:
             targets[name] = _Refusal(TopicUnavailableError, name, _DOES_NOT_EXIST.format(name))
-        elif isinstance(found, _Refusal):
-            targets[name] = found
-        elif name in chosen and not shows(name, found.partitions):
+        elif isinstance(partitions, _Refusal):
+            targets[name] = partitions
+        elif name in with_partition and not shows(name, partitions.partitions):
             targets[name] = _Refusal(TopicUnavailableError, name, _NOT_SHOWN.format(name))
-        elif found.closed or name in chosen:
-            targets[name] = found
+        elif partitions.closed or name in with_partition:
+            targets[name] = partitions
     return targets
 
 
-def _found(context: LaneContext, names: set[str]) -> Mapping[str, WritablePartitions | _Refusal | None]:
-    """Look topics up: all at once, or one by one if one of them makes the request for all fail."""
+def _look_up(context: LaneContext, names: set[str]) -> Mapping[str, WritablePartitions | _Refusal | None]:
+    """Look topics up: all in one request, or one by one if one of them makes that request fail."""
     deadline = time.monotonic() + _METADATA_TIMEOUT_S
     try:
         return context.destinations.fresh(names, _METADATA_TIMEOUT_S)
     except (NotAuthorisedError, KafkaUnavailableError) as error:
         if "topic" not in error.fields:
             raise
-    found: dict[str, WritablePartitions | _Refusal | None] = {}
+    results: dict[str, WritablePartitions | _Refusal | None] = {}
     for name in names:
         try:
-            found |= context.destinations.fresh([name], max(0.0, deadline - time.monotonic()))
+            results |= context.destinations.fresh([name], max(0.0, deadline - time.monotonic()))
         except NotAuthorisedError as error:
-            found[name] = _Refusal(NotAuthorisedError, name, error.detail)
+            results[name] = _Refusal(NotAuthorisedError, name, error.detail)
         except KafkaUnavailableError as error:
-            # Once time is over, only the topics that Kafka has not described are held up.
+            # When time is up, only the topics that Kafka has not described are refused.
             if "topic" not in error.fields and time.monotonic() < deadline:
                 raise
-            found[name] = _Refusal(TopicUnavailableError, name, error.detail)
-    return found
+            results[name] = _Refusal(TopicUnavailableError, name, error.detail)
+    return results
 
 
 class _Refusal(NamedTuple):
@@ -175,8 +179,8 @@ class _Refusal(NamedTuple):
     detail: str
 
 
-def _refused(write: LaneWrite, targets: Mapping[str, _Refusal | WritablePartitions]) -> HalfwayError | None:
-    """Return why one of a write's messages cannot be written now, None if all can."""
+def _first_refusal(write: LaneWrite, targets: Mapping[str, _Refusal | WritablePartitions]) -> HalfwayError | None:
+    """Return the error of a message that cannot be written now, None if all of them can."""
     for message in write.messages:
         target = targets.get(message.topic)
         if isinstance(target, _Refusal):
@@ -187,8 +191,8 @@ def _refused(write: LaneWrite, targets: Mapping[str, _Refusal | WritablePartitio
     return None
 
 
-def _steered(message: UserRecord, targets: Mapping[str, _Refusal | WritablePartitions]) -> UserRecord:
-    """Choose an open partition for a message that may go to any."""
+def _with_open_partition(message: UserRecord, targets: Mapping[str, _Refusal | WritablePartitions]) -> UserRecord:
+    """Choose an open partition for a message that may go to any partition of its topic."""
     target = targets.get(message.topic)
     if (
         message.partition == ANY_PARTITION
@@ -200,20 +204,21 @@ def _steered(message: UserRecord, targets: Mapping[str, _Refusal | WritableParti
     return message
 
 
-def _encoded(
+def _encode(
     context: LaneContext, submission: Submission, targets: Mapping[str, _Refusal | WritablePartitions]
 ) -> Encoded | HalfwayError:
     write = submission.write
     if targets:
-        refusal = _refused(write, targets)
+        refusal = _first_refusal(write, targets)
         if refusal is not None:
             return refusal
     try:
         encoded = encode(write, context.config)
         if targets:
-            encoded = structs.replace(encoded, real=[_steered(message, targets) for message in encoded.real])
+            real = [_with_open_partition(message, targets) for message in encoded.real]
+            encoded = structs.replace(encoded, real=real)
     except Exception:
-        # It would fail the same way again, so the caller does not repeat it; the error may hold parts of the payload.
+        # A retry would fail in the same way, so the error is not retryable. It must not contain parts of the payload.
         log.exception("lane_write_not_encoded", id=write.id, shard=write.shard)
         return HalfwayError(f"a record of {write.id!r} cannot be encoded: the log of the coordinator says why")
     topic = oversized(submission.size, encoded, context.config, context.largest)

@@ -1,9 +1,9 @@
-"""What is remembered of ends that could not be written, across incarnations (docs/protocol.md#end-the-lane).
+"""Remembers ends that could not be written, across incarnations (docs/protocol.md#end-the-lane).
 
-After a Kafka transaction of the lane has failed, its topics and its ids are suspects: ends that carry them are kept
-out of the lane and tried alone. A suspect that proves good is cleared; one that proves bad is refused until its
-back-off is over, then tried again. If a topic is good but refused one message, it is watched for a while: messages
-that may fail in the same way are tried apart too. Times are seconds on a monotonic clock, passed in as parameters.
+After a Kafka transaction of the lane has failed, its topics and ids are suspects: ends that contain them are kept out
+of the lane and tried separately. A suspect that turns out good is cleared. One that turns out bad is refused until its
+back-off is over, then tried again. If a topic is good but refused one message, it is watched for a while: messages that
+may fail in the same way are tried separately too. Times are seconds on a monotonic clock, passed in as parameters.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Refusal = type[TopicUnavailableError | MessageTooLargeError | NotAuthorisedError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blame:
-    """Why a suspect was found bad: the error for its callers and the topic that it names."""
+    """Why a suspect is bad: the error for its callers, and the topic that the error names."""
 
     refusal: Refusal
     topic: str
     detail: str
     of_internal_records: bool = False
-    """The fault is in the write's records for the internal topics, not in a real message."""
+    """The cause is one of the write's internal records, not a real message."""
 
     def error(self, retry_after_s: float) -> HalfwayError:
         """Make the error for one caller."""
@@ -60,7 +60,7 @@ class Route(Enum):
 
 
 class _Watch:
-    """Messages of a topic that are tried apart: those of at least `size` bytes, until a time."""
+    """The messages of a topic that are tried separately: those of at least `size` bytes, until a time."""
 
     __slots__ = ("count", "size", "until")
 
@@ -76,7 +76,7 @@ class _Watch:
 
 
 class _Suspect:
-    """One topic or one id: how often it was found bad, and until when it is refused."""
+    """One topic or id: how often it failed, and until when it is refused."""
 
     __slots__ = ("alone", "blame", "failed_again", "failures", "since", "suspected", "until", "watch")
 
@@ -91,10 +91,10 @@ class _Suspect:
         self.until = now
 
     def concerns(self, size: int, now: float) -> bool:
-        """Whether a write with messages of at most `size` bytes for this topic must be tried apart."""
+        """Return whether a write whose largest message for this topic has `size` bytes must be tried separately."""
         return self.suspected or (now < self.watch.until and size >= self.watch.size)
 
-    def found_bad(self, blame: Blame, now: float) -> None:
+    def mark_bad(self, blame: Blame, now: float) -> None:
         self.suspected = True
         self.blame = blame
         self.until = now + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
@@ -102,12 +102,12 @@ class _Suspect:
         self.since = now
 
     @property
-    def blamed_for_a_message(self) -> bool:
-        """Whether it is known that nothing but a real message is bad."""
+    def is_only_message_bad(self) -> bool:
+        """Whether only a real message is known to be bad."""
         return self.blame is not None and not self.blame.of_internal_records
 
     def state(self, now: float) -> str | None:
-        """Return how it is treated, as `service.figures.Quarantined` names it; None if it is trusted again."""
+        """Return the state, as `service.figures.Quarantined` names it; None if it is trusted again."""
         if self.blame is not None and now < self.until:
             return "refused"
         if self.alone:
@@ -116,7 +116,7 @@ class _Suspect:
             return "suspected"
         return "watched" if now < self.watch.until else None
 
-    def refused(self, now: float) -> HalfwayError | None:
+    def refusal(self, now: float) -> HalfwayError | None:
         return self.blame.error(self.until - now) if self.blame is not None and now < self.until else None
 
 
@@ -131,11 +131,11 @@ class Quarantine:
         self._ids: dict[str, _Suspect] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any suspect."""
+        """Return whether there is any suspect."""
         return bool(self._topics or self._ids)
 
     def suspect(self, topics: Iterable[str], ids: Iterable[str], now: float) -> None:
-        """Suspect the topics and ids of a Kafka transaction that failed; what is known of them stays."""
+        """Mark the topics and ids of a failed Kafka transaction as suspects; earlier findings about them are kept."""
         with self._lock:
             for topic in topics:
                 self._topics.setdefault(topic, _Suspect(now)).suspected = True
@@ -145,51 +145,51 @@ class Quarantine:
                     self._ids[transaction_id] = _Suspect(now)
                 else:
                     known.failed_again = True
-            self._bound(now)
+            self._evict(now)
 
     def isolate(self, ids: Iterable[str], now: float) -> None:
-        """Run each of these ids without any other from now on: together they failed."""
+        """Run each of these ids alone from now on: together they failed."""
         with self._lock:
             for transaction_id in ids:
                 self._ids.setdefault(transaction_id, _Suspect(now)).alone = True
-            self._bound(now)
+            self._evict(now)
 
     def route(self, transaction_id: str, topics: Mapping[str, int], now: float) -> Route | HalfwayError:
         """Return the route of a write, or the error that refuses it during a back-off.
 
-        `topics` has the size of the largest message for each topic of the write. A write without messages, such as a
-        rollback, is not held up if only a real message is to blame.
+        `topics` maps each topic of the write to the size of its largest message. A write without messages, such as a
+        rollback, is not refused if only a real message is bad.
         """
         with self._lock:
             suspects = [
                 suspect
                 for topic, size in topics.items()
-                if (suspect := self._known(topic, now)) is not None and suspect.concerns(size, now)
+                if (suspect := self._topic_suspect(topic, now)) is not None and suspect.concerns(size, now)
             ]
-            mine = self._ids.get(transaction_id)
-            if mine is not None and not topics and mine.blamed_for_a_message:
-                if mine.alone:
+            own = self._ids.get(transaction_id)
+            if own is not None and not topics and own.is_only_message_bad:
+                if own.alone:
                     return Route.ALONE
-                return Route.SUSPECT if mine.failed_again else Route.LANE
-            if mine is not None:
-                suspects.insert(0, mine)
+                return Route.SUSPECT if own.failed_again else Route.LANE
+            if own is not None:
+                suspects.insert(0, own)
             for suspect in suspects:
-                refused = suspect.refused(now)
-                if refused is not None:
-                    return refused
-            if mine is not None and mine.alone:
+                refusal = suspect.refusal(now)
+                if refusal is not None:
+                    return refusal
+            if own is not None and own.alone:
                 return Route.ALONE
             return Route.SUSPECT if suspects else Route.LANE
 
     def blame_topic(self, blame: Blame, now: float) -> HalfwayError:
-        """Refuse every write to the topic for a while, twice as long each time; return the error for a caller."""
+        """Refuse every write to the topic for a while, twice as long each time; return the error for its callers."""
         with self._lock:
             suspect = self._topics.setdefault(blame.topic, _Suspect(now))
-            suspect.found_bad(blame, now)
+            suspect.mark_bad(blame, now)
             return blame.error(suspect.until - now)
 
     def backoff_of(self, topic: str, now: float) -> float:
-        """Return how many more seconds a topic is refused, 0 if it is not."""
+        """Return for how many more seconds a topic is refused, 0 if it is not."""
         with self._lock:
             suspect = self._topics.get(topic)
             return 0.0 if suspect is None else max(0.0, suspect.until - now)
@@ -198,19 +198,19 @@ class Quarantine:
         """Refuse this id for a while, twice as long each time; return the error for its caller."""
         with self._lock:
             suspect = self._ids.setdefault(transaction_id, _Suspect(now))
-            suspect.found_bad(blame, now)
-            self._bound(now)
+            suspect.mark_bad(blame, now)
+            self._evict(now)
             return blame.error(suspect.until - now)
 
     def watch(self, topic: str, size: int, now: float) -> None:
-        """Try messages of at least `size` bytes for a good topic apart, twice as long each time."""
+        """Try messages of at least `size` bytes for a good topic separately, twice as long each time."""
         with self._lock:
             suspect = self._topics.setdefault(topic, _Suspect(now))
             suspect.suspected, suspect.since = False, now
             suspect.watch.extend(size, now)
 
     def clear_topic(self, topic: str, size: int, now: float) -> None:
-        """Trust a topic again: messages of up to `size` bytes were written to it. A watch over all sizes goes on."""
+        """Trust a topic again: messages of up to `size` bytes were written to it. A watch for all sizes continues."""
         with self._lock:
             suspect = self._topics.get(topic)
             if suspect is None:
@@ -229,17 +229,17 @@ class Quarantine:
                 self._ids.pop(transaction_id, None)
 
     def shown(self, now: float, wall_s: float, most: int) -> Sequence[Quarantined]:
-        """Return the latest `most` topics and as many ids with what is known of them.
+        """Return the latest `most` topics and as many ids, with their states.
 
-        `wall_s` is the time now in seconds since the epoch. Until that clock is set, what has not changed is shown
-        with the same times again.
+        `wall_s` is the time now in seconds since the epoch. Unless that clock is adjusted, an unchanged suspect
+        always shows the same times.
         """
         if abs(wall_s - now - self._epoch_s) > _CLOCK_SET_S:
             self._epoch_s = wall_s - now
         with self._lock:
-            return [*self._told(self._topics, now, most), *self._told(self._ids, now, most)]
+            return [*self._entries(self._topics, now, most), *self._entries(self._ids, now, most)]
 
-    def _told(self, table: dict[str, _Suspect], now: float, most: int) -> Iterator[Quarantined]:
+    def _entries(self, table: dict[str, _Suspect], now: float, most: int) -> Iterator[Quarantined]:
         for name, suspect in islice(reversed(table.items()), most):
             state = suspect.state(now)
             if state is None:
@@ -260,14 +260,14 @@ class Quarantine:
     def _wall_ms(self, at: float) -> int:
         return round((at + self._epoch_s) * 1000)
 
-    def _known(self, topic: str, now: float) -> _Suspect | None:
+    def _topic_suspect(self, topic: str, now: float) -> _Suspect | None:
         suspect = self._topics.get(topic)
         if suspect is not None and not suspect.suspected and now > suspect.watch.until + MAX_BACKOFF_S:
             del self._topics[topic]
             return None
         return suspect
 
-    def _bound(self, now: float) -> None:
+    def _evict(self, now: float) -> None:
         for table in (self._topics, self._ids):
             surplus = len(table) - MAX_IDS
             for name, suspect in list(table.items()):

@@ -1,10 +1,10 @@
-"""Trying out a suspect's real messages in Kafka transactions that are always aborted.
+"""Tries out a suspect's real messages in Kafka transactions that are always aborted.
 
-A failure of the suspects' own producer ends the incarnation (docs/protocol.md#end-the-lane), so a bad end would end
-one with every try. A rehearsal finds it first: its transactional id never commits and stands in no owner record, so
-nothing that it writes can resolve a transaction. It writes to real topics only, one after the other, so that a topic
-that hangs does not hold back the readers of the others. The next owner of the shards aborts the rehearsal's open
-transaction, so that the readers of a topic do not wait for an instance that is frozen.
+A failure of the suspect lane's producer ends the incarnation (docs/protocol.md#end-the-lane), so every try of a bad end
+would end an incarnation. A rehearsal finds the bad end first. Its transactional id never commits and is in no owner
+record, so nothing that it writes can resolve a transaction. It writes to real topics only, one after the other, so that
+a topic that hangs does not hold back the readers of the others. The next owner of the shards aborts the rehearsal's
+open transaction, so that the readers of a topic do not wait for a paused instance.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ log = structlog.get_logger()
 _DELIVERY_S: Final = 10.0
 _INITIALISE_S: Final = 10.0
 _ABORT_S: Final = 5.0
-_ENDED_AT_ONCE: Final = 16
+_MAX_CONCURRENT_ABORTS: Final = 16
 _PROPAGATION_MS: Final = 500
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _NOT_AUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
-_OF_A_MESSAGE: Final = _TOO_LARGE | {
+_MESSAGE_ERRORS: Final = _TOO_LARGE | {
     KafkaError.INVALID_MSG,
     KafkaError.INVALID_MSG_SIZE,
     KafkaError.INVALID_RECORD,
     KafkaError.INVALID_TIMESTAMP,
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the names of librdkafka's own errors start so
 }
-_AFTERMATH: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - as above
+_PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - as above
 
 
 class RehearsalFailure:
-    """What a rehearsal found wrong with messages of one topic."""
+    """Why a rehearsal of messages for one topic failed."""
 
     def __init__(self, topic: str, code: int | None, detail: str) -> None:
-        """Keep the Kafka error; None if time ran out without one."""
+        """Keep the code of the Kafka error; None if time ran out without an error."""
         self.topic = topic
         self.code = code
         self.detail = detail
 
     @property
     def of_the_topic(self) -> bool:
-        """Whether the whole topic is bad, rather than one of the messages."""
-        return self.code not in _OF_A_MESSAGE
+        """Whether the whole topic is bad, not just one of the messages."""
+        return self.code not in _MESSAGE_ERRORS
 
     @property
     def of_the_size(self) -> bool:
@@ -63,7 +63,7 @@ class RehearsalFailure:
         return self.code in _TOO_LARGE
 
     def blame(self) -> Blame:
-        """Return the blame that its callers are told."""
+        """Return the blame with the error for the callers."""
         if self.code in _TOO_LARGE:
             return Blame(
                 refusal=MessageTooLargeError,
@@ -84,7 +84,7 @@ class RehearsalFailure:
 
 
 class Rehearsal:
-    """Writes messages and aborts, with a producer that is replaced after each failure. One thread at a time."""
+    """Writes messages and aborts, with a producer that is replaced after each failure. Used by one thread at a time."""
 
     def __init__(self, config: KafkaConfig, transactional_id: str) -> None:
         """Keep the configuration; nothing connects before the first try."""
@@ -99,7 +99,7 @@ class Rehearsal:
             producer.abandon()
 
     def idle(self) -> None:
-        """Serve the producer's events; one that has failed is replaced when it is needed."""
+        """Serve the producer's events. If it has failed, drop it; the next try creates another."""
         if self._producer is not None:
             try:
                 self._producer.idle()
@@ -108,7 +108,7 @@ class Rehearsal:
                 self.close()
 
     def attempt(self, topic: str, messages: Sequence[UserRecord]) -> RehearsalFailure | None:
-        """Write messages of one topic and abort; None if every replica in sync took them."""
+        """Write messages of one topic and abort; return None if every in-sync replica took them."""
         failure: RehearsalFailure | None = None
         try:
             failure = self._attempt(topic, messages)
@@ -119,10 +119,10 @@ class Rehearsal:
         return failure
 
     def _attempt(self, topic: str, messages: Sequence[UserRecord]) -> RehearsalFailure | None:
-        producer = self._ready()
+        producer = self._initialised_producer()
         errors: list[KafkaError] = []
-        taken: list[int] = []
-        report = _reports(errors, taken)
+        offsets: list[int] = []
+        report = _delivery_callback(errors, offsets)
         producer.begin()
         for message in messages:
             try:
@@ -146,41 +146,41 @@ class Rehearsal:
             self._abort_failed(producer)
             return RehearsalFailure(topic, None, f"no acknowledgement in {_DELIVERY_S:g} s")
         producer.abort(_ABORT_S)
-        if len(taken) < len(messages):
-            # The messages were purged: librdkafka gave the Kafka transaction up and gives the reason only in its log.
+        if len(offsets) < len(messages):
+            # librdkafka gave up the Kafka transaction and purged the messages; only its log contains the reason.
             return RehearsalFailure(topic, None, "Kafka refuses it in a transaction")
         return None
 
     def _abort_failed(self, producer: TransactionalProducer) -> None:
-        """Abort what failed; if the abort fails, the next producer's `init_transactions` or the time-out aborts it."""
+        """Abort a failed transaction; else the next `init_transactions` or the transaction time-out does."""
         try:
             producer.abort(_ABORT_S)
         except ProducerFailedError as error:
             log.info("rehearsal_not_aborted", error=str(error))
 
-    def _ready(self) -> TransactionalProducer:
+    def _initialised_producer(self) -> TransactionalProducer:
         if self._producer is None:
-            over: dict[str, Any] = {"topic.metadata.propagation.max.ms": _PROPAGATION_MS}
+            overrides: dict[str, Any] = {"topic.metadata.propagation.max.ms": _PROPAGATION_MS}
             [self._producer] = initialised(
                 self._config,
                 [self._transactional_id],
                 time.monotonic() + _INITIALISE_S,
                 message_timeout_s=_DELIVERY_S,
-                **over,
+                **overrides,
             )
         return self._producer
 
 
-class _Endings:
-    """Aborts the open transactions of former owners' rehearsals; acquisitions do not wait for it."""
+class _RehearsalAborts:
+    """Aborts the open transactions of former owners' rehearsals in the background, so that no acquisition waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
 
-    def take(self, config: KafkaConfig, transactional_id: str) -> None:
+    def start(self, config: KafkaConfig, transactional_id: str) -> None:
         with self._lock:
-            if transactional_id in self._under_way or len(self._under_way) >= _ENDED_AT_ONCE:
+            if transactional_id in self._under_way or len(self._under_way) >= _MAX_CONCURRENT_ABORTS:
                 return  # its Kafka transaction times out
             self._under_way.add(transactional_id)
         threading.Thread(
@@ -197,25 +197,25 @@ class _Endings:
                 self._under_way.discard(transactional_id)
 
 
-_ENDINGS: Final = _Endings()
+_ABORTS: Final = _RehearsalAborts()
 
 
 def end_rehearsal(config: KafkaConfig, incarnation: str) -> None:
-    """Abort the open transaction of a former owner's rehearsal, so that it holds no consumer back; does not wait.
+    """Start to abort the open transaction of a former owner's rehearsal, so that it holds back no consumer.
 
-    A rehearsal commits nothing, so safety does not depend on the abort. It may take long, because the rehearsed topic
-    may be one that takes no writes.
+    This does not wait for the abort, which may take long: the rehearsed topic may take no writes. A rehearsal commits
+    nothing, so safety does not depend on the abort.
     """
-    _ENDINGS.take(config, rehearsal_id(config.prefix, incarnation))
+    _ABORTS.start(config, rehearsal_id(config.prefix, incarnation))
 
 
-def _reports(errors: list[KafkaError], taken: list[int]) -> Callable[[Any, Any], None]:
-    """Return a delivery callback that collects the first errors, and the offsets of what was taken."""
+def _delivery_callback(errors: list[KafkaError], offsets: list[int]) -> Callable[[Any, Any], None]:
+    """Return a delivery callback that collects errors, and the offsets of acknowledged messages."""
 
     def report(error: Any, message: Any) -> None:
         if error is None:
-            taken.append(message.offset())
-        elif error.code() not in _AFTERMATH:
+            offsets.append(message.offset())
+        elif error.code() not in _PURGED:
             errors.append(error)
 
     return report

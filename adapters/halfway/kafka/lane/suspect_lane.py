@@ -1,7 +1,7 @@
-"""The lane for suspects: ends that may have made a Kafka transaction fail, kept away from all others.
+"""The suspect lane: writes ends that may have made a Kafka transaction fail, apart from all others.
 
-Suspects (topic, then id) run on the incarnation's third producer, `.q`, with back-off per topic. A suspect's caller
-gets the error; it stays pending. See docs/protocol.md#end-the-lane.
+Suspects (topic, then id) run on the incarnation's third producer, `.q`, with a back-off for each topic. If a suspect
+fails, its caller gets the error and the transaction stays pending. See docs/protocol.md#end-the-lane.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Work = tuple[Submission, Encoded]
 
 
 class SuspectLane(OwnedThread):
-    """One incarnation's lane for suspects: a thread, a queue, the producer `.q`, and a rehearsal before each commit.
+    """The suspect lane of one incarnation: a thread, a queue, the producer `.q`, and a rehearsal before each commit.
 
-    It ends when the queue is closed, or with the first failure of its producer.
+    It ends when the queue is closed, or when its producer first fails.
     """
 
     def __init__(
@@ -60,30 +60,30 @@ class SuspectLane(OwnedThread):
         self._rehearsal = rehearsal
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._working: Counter[int] = Counter()
+        self._pending: Counter[int] = Counter()
         self.queue = LaneQueue(_CAPACITY, context.config.lane_queue_bytes, _LIMITS)
         self.under_way: Sequence[Submission] = ()
-        """The writes under way in the thread, for the caller that ends a lane that hangs."""
+        """The writes that the thread is working on; they are lost if the lane hangs and is ended."""
 
     def put(self, submission: Submission, answers: list[Answer]) -> None:
-        """Queue a suspect on the lane's thread; if there is no room, refuse it through `answers`."""
+        """Queue a suspect; called on the lane's thread. If there is no room, add a refusal to `answers`."""
         with self._lock:
-            self._working[submission.write.shard] += 1
+            self._pending[submission.write.shard] += 1
         for _, refusal in self.queue.put_all([submission]):
             full = isinstance(refusal, OverloadedError)
-            told = "too many ends to topics under suspicion wait: try again later"
-            answers.append((submission.reply, TopicUnavailableError(told) if full else refusal))
+            detail = "too many ends to suspect topics wait: try again later"
+            answers.append((submission.reply, TopicUnavailableError(detail) if full else refusal))
             self._done([submission])
 
     def works_for(self, shard: int) -> bool:
-        """Return whether a write of this shard waits or is under way."""
+        """Return whether a write of this shard is queued or under way."""
         with self._lock:
-            return self._working[shard] > 0
+            return self._pending[shard] > 0
 
     def _done(self, submissions: Sequence[Submission]) -> None:
         with self._lock:
             for submission in submissions:
-                self._working[submission.write.shard] -= 1
+                self._pending[submission.write.shard] -= 1
 
     def _run(self) -> None:
         try:
@@ -109,7 +109,7 @@ class SuspectLane(OwnedThread):
             self._rehearsal.close()
 
     def _groups(self, batch: Sequence[Submission]) -> list[list[Submission]]:
-        """Group suspects; each one that failed together with others gets a group of its own."""
+        """Group suspects; each suspect that failed together with others gets a group of its own."""
         together: list[Submission] = []
         alone: list[list[Submission]] = []
         now = time.monotonic()
@@ -122,30 +122,30 @@ class SuspectLane(OwnedThread):
         return [together, *alone] if together else alone
 
     def _write(self, group: Sequence[Submission]) -> None:
-        """Rehearse a group, refuse those found bad, and write the others as one Kafka transaction."""
+        """Rehearse a group, refuse the bad writes, and write the others in one Kafka transaction."""
         refused: list[Answer] = []
         try:
-            good = self._rehearsed(admit(self._context, group, refused, self._producer.shows), refused)
+            good = self._rehearse(admit(self._context, group, refused, self._producer.shows), refused)
         except KafkaUnavailableError as error:
             good = []
             refused.extend((submission.reply, TopicUnavailableError(str(error))) for submission in group)
         wanted = {id(submission) for submission in still_wanted(self._context, [work[0] for work in good], refused)}
-        works = [work for work in good if id(work[0]) in wanted]
+        writes = [work for work in good if id(work[0]) in wanted]
         if refused:
             self._context.loop.post(answer_all, refused)
-        if works:
-            self._commit(works)
+        if writes:
+            self._commit(writes)
 
-    def _commit(self, works: Sequence[Work]) -> None:
-        """Write one Kafka transaction on `.q`; its failure ends the incarnation, as any lane's does."""
-        quarantine, ids = self._context.quarantine, [submission.write.id for submission, _ in works]
+    def _commit(self, writes: Sequence[Work]) -> None:
+        """Write one Kafka transaction on `.q`. A failure ends the incarnation, as in the other lane."""
+        quarantine, ids = self._context.quarantine, [submission.write.id for submission, _ in writes]
         try:
-            transaction = write_transaction(self._producer, self._context.config, works)
+            transaction = write_transaction(self._producer, self._context.config, writes)
         except ProducerFailedError as failure:
             now = time.monotonic()
             if failure.fenced:
                 pass
-            elif len(works) == 1:
+            elif len(writes) == 1:
                 detail = f"it could not be written: {failure}"
                 blame = Blame(
                     refusal=TopicUnavailableError,
@@ -160,17 +160,17 @@ class SuspectLane(OwnedThread):
         quarantine.clear_ids(ids)
         transaction.answer(self._context)
 
-    def _rehearsed(self, works: Sequence[Work], refused: list[Answer]) -> list[Work]:
-        """Try the messages topic by topic and return the writes without a bad message."""
+    def _rehearse(self, writes: Sequence[Work], refused: list[Answer]) -> list[Work]:
+        """Rehearse the messages topic by topic, and return the writes without a bad message."""
         bad: set[str] = set()
-        for topic in dict.fromkeys(message.topic for _, encoded in works for message in encoded.real):
-            concerned = [
-                work for work in works if work[0].write.id not in bad and any(m.topic == topic for m in work[1].real)
+        for topic in dict.fromkeys(message.topic for _, encoded in writes for message in encoded.real):
+            to_topic = [
+                work for work in writes if work[0].write.id not in bad and any(m.topic == topic for m in work[1].real)
             ]
-            for work, failure in self._culprits(topic, concerned):
+            for work, failure in self._culprits(topic, to_topic):
                 bad.add(work[0].write.id)
                 refused.append((work[0].reply, self._blame(work, failure)))
-        return [work for work in works if work[0].write.id not in bad]
+        return [work for work in writes if work[0].write.id not in bad]
 
     def _blame(self, work: Work, failure: RehearsalFailure) -> HalfwayError:
         write, now = work[0].write, time.monotonic()
@@ -179,25 +179,25 @@ class SuspectLane(OwnedThread):
             return failure.blame().error(self._context.quarantine.backoff_of(failure.topic, now))
         return self._context.quarantine.blame_id(write.id, failure.blame(), now)
 
-    def _culprits(self, topic: str, works: Sequence[Work]) -> list[tuple[Work, RehearsalFailure]]:
-        """Find the bad writes to one topic: all of them if the topic is bad, else by halving."""
-        if not works:
+    def _culprits(self, topic: str, writes: Sequence[Work]) -> list[tuple[Work, RehearsalFailure]]:
+        """Find the bad writes to one topic: all of them if the topic is bad, else by bisection."""
+        if not writes:
             return []
         quarantine = self._context.quarantine
-        largest = max(largest_by_topic(work[0].write)[topic] for work in works)
-        failure = self._rehearsal.attempt(topic, [m for _, encoded in works for m in _of(encoded, topic)])
+        largest = max(largest_by_topic(work[0].write)[topic] for work in writes)
+        failure = self._rehearsal.attempt(topic, [m for _, encoded in writes for m in _messages_for(encoded, topic)])
         if failure is None:
             quarantine.clear_topic(topic, largest, time.monotonic())
             return []
         if failure.of_the_topic:
             quarantine.blame_topic(failure.blame(), time.monotonic())
-            return [(work, failure) for work in works]
-        if len(works) == 1:
+            return [(work, failure) for work in writes]
+        if len(writes) == 1:
             quarantine.watch(topic, largest if failure.of_the_size else 0, time.monotonic())
-            return [(works[0], failure)]
-        middle = len(works) // 2
-        return self._culprits(topic, works[:middle]) + self._culprits(topic, works[middle:])
+            return [(writes[0], failure)]
+        middle = len(writes) // 2
+        return self._culprits(topic, writes[:middle]) + self._culprits(topic, writes[middle:])
 
 
-def _of(encoded: Encoded, topic: str) -> list[UserRecord]:
+def _messages_for(encoded: Encoded, topic: str) -> list[UserRecord]:
     return [message for message in encoded.real if message.topic == topic]
