@@ -1,4 +1,4 @@
-"""Requests of an admin client: waits for their results, and turns what goes wrong into errors that name the remedy."""
+"""Sends requests with an admin client, waits for the results, and maps failures to errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from halfway.kafka.clients.config import KafkaConfig
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 _NO_BROKER_S: Final = 0.2
 _METADATA_S: Final = 5.0
-"""For as long a client that is no longer wanted may live on."""
-_ALWAYS_THERE: Final = "__consumer_offsets"
-_REFUSED: Final = frozenset(
+"""How long an abandoned client may stay alive."""
+_BUILT_IN_TOPIC: Final = "__consumer_offsets"
+_REFUSED_CONNECTION: Final = frozenset(
     {
         KafkaError._AUTHENTICATION,  # noqa: SLF001 - the names of librdkafka's own errors start so
         KafkaError._SSL,  # noqa: SLF001
@@ -32,14 +32,14 @@ _REFUSED: Final = frozenset(
         KafkaError.ILLEGAL_SASL_STATE,
     }
 )
-_NOT_ALLOWED: Final = frozenset(
+_DENIED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
-_NOT_POSSIBLE: Final = frozenset(
+_INVALID: Final = frozenset(
     {
         KafkaError.POLICY_VIOLATION,
         KafkaError.INVALID_REPLICATION_FACTOR,
@@ -62,63 +62,63 @@ def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
         ) from exception
 
 
-class _Reported:
-    """The errors that a client reported, kept apart from its holder: a cycle would keep its threads alive."""
+class _ReportedErrors:
+    """The errors that a client reported. They are not kept in `AdminRequests`: a cycle would keep its threads alive."""
 
     def __init__(self) -> None:
         self.refusal: KafkaError | None = None
         self.last: KafkaError | None = None
 
-    def note(self, error: KafkaError) -> None:
+    def record(self, error: KafkaError) -> None:
         self.last = error
-        if error.code() in _REFUSED:
+        if error.code() in _REFUSED_CONNECTION:
             self.refusal = error
 
 
 class AdminRequests:
-    """An admin client whose requests block until `deadline`, on `time.monotonic()`, or until they are cancelled."""
+    """An admin client. Requests block until they are done or cancelled, or until `deadline` (`time.monotonic()`)."""
 
     def __init__(self, config: KafkaConfig, deadline: float, cancelled: Callable[[], bool]) -> None:
-        """Make the client; it connects with its first request."""
+        """Create the client; it connects with its first request."""
         self._config = config
         self.deadline = deadline
         self.cancelled = cancelled
-        self._reported = _Reported()
+        self._errors = _ReportedErrors()
         self.admin = self.new_client()
 
     def new_client(self) -> AdminClient:
-        """Return another client, whose errors are noted with those of the first."""
-        return admin_client(self._config, error_cb=self._reported.note)
+        """Return another client; its errors are recorded together with those of the first."""
+        return admin_client(self._config, error_cb=self._errors.record)
 
     @property
     def bootstrap(self) -> str:
-        """Return the addresses of the brokers, for messages."""
+        """Return the addresses of the brokers, for error messages."""
         return self._config.properties["bootstrap.servers"]
 
     def left(self) -> float:
-        """Return the seconds that a request may take."""
+        """Return for how many more seconds a request may run."""
         return max(0.5, self.deadline - time.monotonic())
 
     def check(self) -> None:
-        """Raise KafkaUnavailableError if the topics are no longer wanted."""
+        """Raise KafkaUnavailableError if the requests were cancelled."""
         if self.cancelled():
             raise KafkaUnavailableError("the internal topics are no longer wanted")
 
     def brokers(self) -> list[int]:
-        """Return the ids of the brokers that are alive; wait until there is one.
+        """Return the ids of the live brokers; wait until there is one.
 
-        Metadata are asked for, not a description of the cluster: librdkafka aborts the process if that names no broker,
-        as it does while the controller has fenced the only one. The topic is one that Kafka itself creates.
+        This requests metadata, not a description of the cluster: librdkafka aborts the process if a description names
+        no broker, as it does while the controller has fenced the only one. The topic is one that Kafka itself creates.
 
         Raises:
-            KafkaUnavailableError: no broker was alive by the deadline, or Kafka did not answer.
+            KafkaUnavailableError: there was no live broker by the deadline, or Kafka did not answer.
 
         """
         while True:
             self.check()
             answer: Future[ClusterMetadata] = Future()
-            asking = partial(_ask_metadata, self.admin, min(_METADATA_S, self.left()), answer)
-            threading.Thread(target=asking, name="halfway-metadata", daemon=True).start()
+            request = partial(_request_metadata, self.admin, min(_METADATA_S, self.left()), answer)
+            threading.Thread(target=request, name="halfway-metadata", daemon=True).start()
             try:
                 brokers = self.result(answer, "Describe", "the cluster").brokers
             except KafkaUnavailableError:
@@ -128,23 +128,23 @@ class AdminRequests:
                 if brokers:
                     return sorted(brokers)
                 if time.monotonic() > self.deadline:
-                    raise KafkaUnavailableError(f"Kafka at {self.bootstrap} has no broker that is alive")
+                    raise KafkaUnavailableError(f"Kafka at {self.bootstrap} has no live broker")
             time.sleep(_NO_BROKER_S)
-            # A client that was told of no broker forgets the one it had, and asks nobody for minutes.
+            # A client that gets metadata without a broker forgets its own broker, and sends no request for minutes.
             self.admin = self.new_client()
 
     def _wait(self, future: Future[T], admin: AdminClient, until: float) -> T:
-        """Return a request's result; meanwhile serve the client's events, which report refused credentials."""
+        """Wait for a request's result, and serve the client's events, which report refused credentials."""
         while not future.done():
             self.check()
             if time.monotonic() > until:
-                cause = "no answer in time" if self._reported.last is None else self._reported.last.str()
+                cause = "no answer in time" if self._errors.last is None else self._errors.last.str()
                 raise KafkaUnavailableError(f"Kafka at {self.bootstrap} did not answer: {cause}")
-            wait([future], _LOOK_S)
+            wait([future], _POLL_S)
             admin.poll(0)
-            if self._reported.refusal is not None:
+            if self._errors.refusal is not None:
                 raise ConfigurationError(
-                    f"Kafka at {self.bootstrap} refuses the connection: {self._reported.refusal.str()}: check the "
+                    f"Kafka at {self.bootstrap} refuses the connection: {self._errors.refusal.str()}: check the "
                     "credentials, HALFWAY_KAFKA__SECURITY_PROTOCOL and the "
                     "HALFWAY_KAFKA__SASL_… and HALFWAY_KAFKA__SSL_… settings"
                 )
@@ -153,31 +153,31 @@ class AdminRequests:
     def result(
         self, future: Future[Any], operation: str, thing: str, admin: AdminClient | None = None, until: float = inf
     ) -> Any:
-        """Return a request's result, with what went wrong as an error of ours; KafkaException for a missing topic."""
+        """Return a request's result, or raise our own error; a missing or existing topic raises KafkaException."""
         try:
             return self._wait(future, admin or self.admin, until)
         except KafkaException as exception:
             error = exception.args[0]
             if error.code() in (_MISSING, _EXISTS):
                 raise
-            if error.code() in _NOT_ALLOWED:
+            if error.code() in _DENIED:
                 raise ConfigurationError(
-                    f"Kafka does not let halfway do this: {operation} on {thing} ({error.str()}): allow it with "
+                    f"Kafka denies halfway {operation} on {thing} ({error.str()}): allow it with "
                     f"kafka-acls.sh --bootstrap-server {self.bootstrap} --add --operation {operation}"
                 ) from exception
-            if error.code() in _NOT_POSSIBLE:
+            if error.code() in _INVALID:
                 raise ConfigurationError(
-                    f"Kafka refuses {operation} on {thing}: {error.str()}: create it by hand, or change "
+                    f"Kafka refuses {operation} on {thing}: {error.str()}: create it yourself, or change "
                     "HALFWAY_REPLICATION_FACTOR, HALFWAY_SHARDS or HALFWAY_KAFKA_PREFIX"
                 ) from exception
-            cause = self._reported.last or error
+            cause = self._errors.last or error
             raise KafkaUnavailableError(
                 f"Kafka at {self.bootstrap} did not answer: {cause.str()}", operation=operation
             ) from exception
 
 
-def _ask_metadata(admin: AdminClient, timeout_s: float, answer: Future[ClusterMetadata]) -> None:
+def _request_metadata(admin: AdminClient, timeout_s: float, answer: Future[ClusterMetadata]) -> None:
     try:
-        answer.set_result(admin.list_topics(_ALWAYS_THERE, timeout=timeout_s))
-    except Exception as error:  # noqa: BLE001 - whoever waits for the answer must hear of it, whatever it is
+        answer.set_result(admin.list_topics(_BUILT_IN_TOPIC, timeout=timeout_s))
+    except Exception as error:  # noqa: BLE001 - the waiting caller must get it, whatever it is
         answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""The port `Topics`: facts about real topics, cached for a short time, and fresh look-ups of whether they exist."""
+"""The port `Topics`: facts about real topics, cached for a short time, and whether they exist now."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ FACTS_S: Final = 30.0
 EXISTENCE_S: Final = 1.0
 _REFRESH_S: Final = 0.5
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
-_KEPT: Final = 10_000
-"""The most names that are cached; requests may ask for any name."""
+_MAX_CACHED: Final = 10_000
+"""The most names that are cached: a request may contain any name."""
 _REQUEST_S: Final = 5.0
-_UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION})
+_NO_TOPIC: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION})
 _UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 _MAY_WRITE: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
 Partitions = PartitionHealth | None | HalfwayError
-"""A topic's description: its partitions, None if there is no such topic, or why it is not known."""
+"""A topic's partitions, None if there is no such topic, or the error if they are unknown."""
 Described = TopicFacts | None | HalfwayError
 
 
 @dataclass(frozen=True, slots=True)
 class _Existence:
-    asked_at: float
+    requested_at: float
     health: PartitionHealth | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    asked_at: float
+    requested_at: float
     facts: TopicFacts
     min_insync: int
 
 
 class TopicMetadata:
-    """Describes topics with an admin client, which never creates one.
+    """Describes topics with an admin client, which never creates a topic.
 
-    Requests do not block: librdkafka's thread completes them. `describe` is for the loop's thread, `fresh` for others.
+    Requests do not block: librdkafka's thread completes them. Call `describe` on the loop's thread, `fresh` on others.
     Concurrent look-ups of one topic share a single request if its answer is recent enough.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
-        """Take the configuration; nothing is connected before the first request."""
+        """Keep the configuration; nothing connects before the first request."""
         self._config = config
         self._client: AdminClient | None = None
         self._lock = threading.Lock()
-        self._finding = threading.Lock()
+        self._finding_controller = threading.Lock()
         self._existence: dict[str, _Existence] = {}
         self._facts: dict[str, _Facts] = {}
         self._describing: dict[str, tuple[float, Future[Partitions]]] = {}
@@ -78,12 +78,12 @@ class TopicMetadata:
     # --- on the loop's thread
 
     def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
-        """Return facts by name, at most 30 s old, if those of all are known; None otherwise."""
+        """Return facts by name, at most 30 s old, if all of them are known; None otherwise."""
         now = time.monotonic()
         found: dict[str, TopicFacts] = {}
         for name in names:
             known = self._facts.get(name)
-            if known is None or now >= known.asked_at + FACTS_S:
+            if known is None or now >= known.requested_at + FACTS_S:
                 return None
             found[name] = known.facts
         return found
@@ -92,41 +92,41 @@ class TopicMetadata:
         """Return facts by name, at most 30 s old; None for a topic that did not exist within the last second.
 
         Raises:
-            KafkaUnavailableError: the broker did not tell in time.
+            KafkaUnavailableError: the broker did not answer in time.
             NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
 
         """
         found: dict[str, TopicFacts | None] = {}
         now = time.monotonic()
         for name in dict.fromkeys(names):
-            if not possible(name):
+            if not is_valid_name(name):
                 found[name] = None
                 continue
             known = self._facts.get(name)
-            if known is not None and now < known.asked_at + FACTS_S:
+            if known is not None and now < known.requested_at + FACTS_S:
                 found[name] = known.facts
         missing = [name for name in dict.fromkeys(names) if name not in found]
         if missing:
             try:
                 async with asyncio.timeout_at(deadline):
-                    found.update(await self._ask(missing))
+                    found.update(await self._request_facts(missing))
             except TimeoutError:
                 raise KafkaUnavailableError(f"Kafka did not describe {', '.join(missing)} in time") from None
         return {name: found[name] for name in names}
 
-    async def _ask(self, names: Sequence[str]) -> dict[str, TopicFacts | None]:
+    async def _request_facts(self, names: Sequence[str]) -> dict[str, TopicFacts | None]:
         partitions = self._partitions(names, EXISTENCE_S)
-        counted: dict[str, int] = {}
+        partition_counts: dict[str, int] = {}
         for name, answer in partitions.items():
             health = await asyncio.shield(asyncio.wrap_future(answer))
             if isinstance(health, HalfwayError):
                 raise health
             if health is not None:
-                counted[name] = health.partitions
-        configured = self._configure(counted)
+                partition_counts[name] = health.partitions
+        configured = self._configure(partition_counts)
         found: dict[str, TopicFacts | None] = dict.fromkeys(names)
-        for name, told in configured.items():
-            facts = await asyncio.shield(asyncio.wrap_future(told))
+        for name, future in configured.items():
+            facts = await asyncio.shield(asyncio.wrap_future(future))
             if isinstance(facts, HalfwayError):
                 raise facts
             found[name] = facts
@@ -135,20 +135,19 @@ class TopicMetadata:
     # --- on any thread
 
     def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
-        """Return where in each topic messages may go, None if it does not exist; blocks for `timeout` seconds.
+        """Return the writable partitions of each topic, None if it does not exist; blocks for up to `timeout` seconds.
 
-        That is as known at most a second ago, but for `min.insync.replicas`: 30 s, and asked for only where a replica
-        is out of sync. What gets old is asked for again ahead of time, so that a lane that is busy hardly ever waits
-        here.
+        Metadata are at most a second old. `min.insync.replicas` may be 30 s old, and is requested only if a replica is
+        out of sync. Metadata are refreshed ahead of time, so that a busy lane hardly ever waits here.
 
         Raises:
-            KafkaUnavailableError: the broker did not tell in time.
+            KafkaUnavailableError: the broker did not answer in time.
             NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
 
         """
         until = time.monotonic() + timeout
         found: dict[str, WritablePartitions | None] = dict.fromkeys(names)
-        wanted = [name for name in found if possible(name)]
+        wanted = [name for name in found if is_valid_name(name)]
         answers = self._partitions(wanted, EXISTENCE_S)
         self._partitions(wanted, _REFRESH_S)
         _, late = wait(answers.values(), timeout)
@@ -164,18 +163,22 @@ class TopicMetadata:
             elif health is not None:
                 found[name] = health.writable(name, 1)
         if short:
-            self._demand_facts({name: health.partitions for name, health in short.items()}, until)
+            self._refresh_facts({name: health.partitions for name, health in short.items()}, until)
             for name, health in short.items():
                 known = self._facts.get(name)
                 found[name] = health.writable(name, 1 if known is None else known.min_insync)
         return found
 
-    def _demand_facts(self, counted: Mapping[str, int], until: float) -> None:
-        """Refresh facts that are too old. A refusal to show them is ignored: halfway may still be allowed to write."""
+    def _refresh_facts(self, partition_counts: Mapping[str, int], until: float) -> None:
+        """Refresh facts that are too old. A refused request is ignored: halfway may still be allowed to write."""
         now = time.monotonic()
         facts = self._facts
         since = now - FACTS_S
-        old = {name: count for name, count in counted.items() if name not in facts or facts[name].asked_at <= since}
+        old = {
+            name: count
+            for name, count in partition_counts.items()
+            if name not in facts or facts[name].requested_at <= since
+        }
         if old:
             wait(self._configure(old).values(), max(0.0, until - now))
 
@@ -185,51 +188,51 @@ class TopicMetadata:
                 self._client = AdminClient(self._config.admin())
             return self._client
 
-    def _partitions(self, names: Iterable[str], oldest: float) -> dict[str, Future[Partitions]]:
-        """Return, by topic, what is known from the last `oldest` seconds or will be known from a request."""
+    def _partitions(self, names: Iterable[str], max_age_s: float) -> dict[str, Future[Partitions]]:
+        """Return a future for each topic's partitions: known for at most `max_age_s`, or from a request under way."""
         now = time.monotonic()
         answers: dict[str, Future[Partitions]] = {}
-        ask: list[str] = []
+        unknown: list[str] = []
         with self._lock:
             for name in names:
                 known, running = self._existence.get(name), self._describing.get(name)
-                if known is not None and now < known.asked_at + oldest:
+                if known is not None and now < known.requested_at + max_age_s:
                     answers[name] = _done(known.health)
-                elif running is not None and now < running[0] + oldest:
+                elif running is not None and now < running[0] + max_age_s:
                     answers[name] = running[1]
                 else:
                     answers[name] = Future()
                     self._describing[name] = (now, answers[name])
-                    ask.append(name)
-        if ask:
-            self._send(ask, now, answers)
+                    unknown.append(name)
+        if unknown:
+            self._send(unknown, now, answers)
         return answers
 
-    def _send(self, names: list[str], asked_at: float, answers: Mapping[str, Future[Partitions]]) -> None:
+    def _send(self, names: list[str], requested_at: float, answers: Mapping[str, Future[Partitions]]) -> None:
         try:
             requests = self._admin().describe_topics(
                 TopicCollection(names), include_authorized_operations=True, request_timeout=_REQUEST_S
             )
-        except Exception as error:  # noqa: BLE001 - whoever waits for the answer must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the waiting callers must get it, whatever it is
             for name in names:
-                self._described(name, asked_at, answers[name], KafkaUnavailableError(str(error)))
+                self._complete(name, requested_at, answers[name], KafkaUnavailableError(str(error)))
             return
         for name, request in requests.items():
-            request.add_done_callback(partial(self._counted, name, asked_at, answers[name]))
+            request.add_done_callback(partial(self._on_described, name, requested_at, answers[name]))
         self._admin().poll(0)
 
-    def _counted(self, name: str, asked_at: float, answer: Future[Partitions], done: Future[Any]) -> None:
-        self._described(name, asked_at, answer, _health(name, done))
+    def _on_described(self, name: str, requested_at: float, answer: Future[Partitions], done: Future[Any]) -> None:
+        self._complete(name, requested_at, answer, _health(name, done))
 
-    def _described(self, name: str, asked_at: float, answer: Future[Partitions], result: Partitions) -> None:
+    def _complete(self, name: str, requested_at: float, answer: Future[Partitions], result: Partitions) -> None:
         with self._lock:
             running = self._describing.get(name)
             if running is not None and running[1] is answer:
                 del self._describing[name]
             known = self._existence.get(name)
-            if not isinstance(result, HalfwayError) and (known is None or known.asked_at < asked_at):
-                _bound(self._existence)
-                self._existence[name] = _Existence(asked_at, result)
+            if not isinstance(result, HalfwayError) and (known is None or known.requested_at < requested_at):
+                _evict(self._existence)
+                self._existence[name] = _Existence(requested_at, result)
                 if result is None:
                     self._facts.pop(name, None)
         if isinstance(result, KafkaUnavailableError):
@@ -237,63 +240,65 @@ class TopicMetadata:
         answer.set_result(result)
 
     def _find_controller(self) -> None:
-        """Make the client refresh its metadata, so that it finds another broker to ask; blocks no other request.
+        """Make the client refresh its metadata, so that it finds another broker; blocks no other request.
 
-        The client asks the broker that it knows as the controller, and by itself does not look for another for minutes.
+        The client sends requests to the broker that it knows as the controller, and by itself keeps it for minutes.
         """
-        if self._finding.acquire(blocking=False):
-            threading.Thread(target=self._look_up, name="halfway-find-controller", daemon=True).start()
+        if self._finding_controller.acquire(blocking=False):
+            threading.Thread(target=self._refresh_metadata, name="halfway-find-controller", daemon=True).start()
 
-    def _look_up(self) -> None:
+    def _refresh_metadata(self) -> None:
         try:
             self._admin().list_topics(self._config.owners_topic, timeout=_REQUEST_S)
         except KafkaException as error:
             log.info("controller_not_found", error=error.args[0].str())
         finally:
-            self._finding.release()
+            self._finding_controller.release()
 
-    def _configure(self, counted: Mapping[str, int]) -> dict[str, Future[Described]]:
-        """Ask for the configurations of topics that exist."""
+    def _configure(self, partition_counts: Mapping[str, int]) -> dict[str, Future[Described]]:
+        """Request the configurations of existing topics."""
         answers: dict[str, Future[Described]] = {}
-        ask: dict[str, Future[Described]] = {}
+        new: dict[str, Future[Described]] = {}
         with self._lock:
-            for name in counted:
+            for name in partition_counts:
                 running = self._configuring.get(name)
                 if running is None:
-                    running = self._configuring[name] = ask[name] = Future()
+                    running = self._configuring[name] = new[name] = Future()
                 answers[name] = running
-        if ask:
-            self._send_configure(counted, ask)
+        if new:
+            self._send_configure(partition_counts, new)
         return answers
 
-    def _send_configure(self, counted: Mapping[str, int], ask: Mapping[str, Future[Described]]) -> None:
+    def _send_configure(self, partition_counts: Mapping[str, int], answers: Mapping[str, Future[Described]]) -> None:
         now = time.monotonic()
         try:
             requests = self._admin().describe_configs(
-                [ConfigResource(ResourceType.TOPIC, name) for name in ask], request_timeout=_REQUEST_S
+                [ConfigResource(ResourceType.TOPIC, name) for name in answers], request_timeout=_REQUEST_S
             )
         except Exception as error:  # noqa: BLE001 - as in _send
-            for name, answer in ask.items():
-                self._configured(name, answer, KafkaUnavailableError(str(error)))
+            for name, answer in answers.items():
+                self._complete_facts(name, answer, KafkaUnavailableError(str(error)))
             return
         for resource, request in requests.items():
             name = resource.name
-            request.add_done_callback(partial(self._told, name, now, counted[name], ask[name]))
+            request.add_done_callback(partial(self._on_configured, name, now, partition_counts[name], answers[name]))
         self._admin().poll(0)
 
-    def _told(self, name: str, asked_at: float, partitions: int, answer: Future[Described], done: Future[Any]) -> None:
-        self._configured(name, answer, _facts(name, asked_at, partitions, done))
+    def _on_configured(
+        self, name: str, requested_at: float, partitions: int, answer: Future[Described], done: Future[Any]
+    ) -> None:
+        self._complete_facts(name, answer, _facts(name, requested_at, partitions, done))
 
-    def _configured(self, name: str, answer: Future[Described], result: _Facts | HalfwayError | None) -> None:
+    def _complete_facts(self, name: str, answer: Future[Described], result: _Facts | HalfwayError | None) -> None:
         with self._lock:
             del self._configuring[name]
             if isinstance(result, _Facts):
-                _bound(self._facts)
+                _evict(self._facts)
                 self._facts[name] = result
         answer.set_result(result.facts if isinstance(result, _Facts) else result)
 
 
-def _facts(name: str, asked_at: float, partitions: int, done: Future[Any]) -> _Facts | HalfwayError | None:
+def _facts(name: str, requested_at: float, partitions: int, done: Future[Any]) -> _Facts | HalfwayError | None:
     try:
         entries = done.result()
         facts = TopicFacts(
@@ -301,15 +306,15 @@ def _facts(name: str, asked_at: float, partitions: int, done: Future[Any]) -> _F
             max_message_bytes=int(entries["max.message.bytes"].value),
             compacted="compact" in entries["cleanup.policy"].value,
         )
-        return _Facts(asked_at, facts, int(entries["min.insync.replicas"].value))
+        return _Facts(requested_at, facts, int(entries["min.insync.replicas"].value))
     except KafkaException as exception:
         return _failure(name, "DescribeConfigs", exception.args[0])
     except Exception as error:  # noqa: BLE001 - as in _send
-        return _not_told(name, error)
+        return _unavailable(name, error)
 
 
-def possible(name: str) -> bool:
-    """Return whether Kafka allows a topic of that name; what it does not allow is not asked for."""
+def is_valid_name(name: str) -> bool:
+    """Return whether Kafka allows a topic with this name; others are never requested."""
     return _NAME.match(name) is not None and name not in (".", "..")
 
 
@@ -326,12 +331,12 @@ def _health(name: str, done: Future[Any]) -> Partitions:
     except KafkaException as exception:
         return _failure(name, "Describe", exception.args[0])
     except Exception as error:  # noqa: BLE001 - as in _send
-        return _not_told(name, error)
+        return _unavailable(name, error)
 
 
 def _failure(name: str, operation: str, error: KafkaError) -> HalfwayError | None:
-    """Return why a request about a topic failed, None if there is no such topic."""
-    if error.code() in _UNKNOWN:
+    """Return the error of a failed request about a topic, None if there is no such topic."""
+    if error.code() in _NO_TOPIC:
         return None
     if error.code() in _UNAUTHORISED:
         return NotAuthorisedError(
@@ -340,7 +345,7 @@ def _failure(name: str, operation: str, error: KafkaError) -> HalfwayError | Non
     return KafkaUnavailableError(f"Kafka did not describe topic {name!r}: {error.str()}", topic=name)
 
 
-def _not_told(name: str, error: Exception) -> HalfwayError:
+def _unavailable(name: str, error: Exception) -> HalfwayError:
     return KafkaUnavailableError(f"Kafka did not describe topic {name!r}: {error!r}", topic=name)
 
 
@@ -350,7 +355,7 @@ def _done(result: Partitions) -> Future[Partitions]:
     return future
 
 
-def _bound(table: dict[str, Any]) -> None:
-    """Make room for one more: evict the oldest."""
-    if len(table) >= _KEPT:
+def _evict(table: dict[str, Any]) -> None:
+    """Make room for another entry: evict the oldest one."""
+    if len(table) >= _MAX_CACHED:
         del table[next(iter(table))]

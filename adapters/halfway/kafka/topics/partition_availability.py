@@ -1,8 +1,7 @@
-"""The partitions of a topic that take no records now: a Kafka transaction with one of them in it cannot end.
+"""The partitions of a topic that accept no records now: a Kafka transaction that contains one of them cannot end.
 
-A partition without a leader takes nothing. One with fewer replicas in sync than `min.insync.replicas` takes neither
-records (acks=all) nor the marker with which a Kafka transaction ends, so its writers are held up until its
-brokers are back.
+A partition without a leader accepts nothing. One with fewer in-sync replicas than `min.insync.replicas` accepts neither
+records (acks=all) nor the marker that ends a Kafka transaction, so its writers wait until its brokers are back.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from halfway.domain.ids import partition_for_key
 
 @dataclass(frozen=True, slots=True)
 class WritablePartitions:
-    """Where messages for a topic may go now."""
+    """The partitions of a topic that can be written now; `closed` maps each of the others to the reason."""
 
     topic: str
     partitions: int
@@ -45,8 +44,8 @@ class WritablePartitions:
         )
 
     def any_open(self) -> int:
-        """Choose a partition for a message that may go to any; there must be one that is open."""
-        return random.choice([one for one in range(self.partitions) if one not in self.closed])  # noqa: S311 - it spreads load
+        """Return a random open partition, for a message that may go to any; there must be one."""
+        return random.choice([number for number in range(self.partitions) if number not in self.closed])  # noqa: S311 - it spreads load
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,22 +55,24 @@ class PartitionHealth:
     partitions: int
     leaderless: frozenset[int] = frozenset()
     short: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Partitions with a replica out of sync: how many are in sync, of how many."""
+    """The partitions with a replica out of sync, each with its in-sync replicas and all of its replicas."""
 
     @classmethod
     def of(cls, described: Sequence[Any]) -> PartitionHealth:
         """Read confluent-kafka's `TopicPartitionInfo`s."""
         return cls(
             partitions=len(described),
-            leaderless=frozenset(one.id for one in described if one.leader is None or one.leader.id < 0),
-            short={one.id: (len(one.isr), len(one.replicas)) for one in described if len(one.isr) < len(one.replicas)},
+            leaderless=frozenset(info.id for info in described if info.leader is None or info.leader.id < 0),
+            short={
+                info.id: (len(info.isr), len(info.replicas)) for info in described if len(info.isr) < len(info.replicas)
+            },
         )
 
     def writable(self, topic: str, min_insync: int) -> WritablePartitions:
-        """Return where messages may go; `min_insync` is asked only of partitions with a replica out of sync."""
+        """Return the writable partitions; `min_insync` matters only for partitions with a replica out of sync."""
         closed: dict[int, str] = {}
         for partition, (in_sync, replicas) in self.short.items():
-            needed = min(min_insync, replicas)  # a broker does not demand more than there are
+            needed = min(min_insync, replicas)  # a broker does not require more replicas than there are
             if in_sync < needed:
                 closed[partition] = f"has {in_sync} replicas in sync, and min.insync.replicas asks for {needed}"
         return WritablePartitions(topic, self.partitions, closed | dict.fromkeys(self.leaderless, "has no leader"))

@@ -1,4 +1,4 @@
-"""Creates the internal topics, or verifies them against what is needed; never alters one (docs/protocol.md#topics)."""
+"""Creates missing internal topics and verifies existing ones; never alters one (docs/protocol.md#topics)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from halfway.kafka.topics.required_config import (
     FoundTopic,
     Problem,
     TopicPlan,
-    demand_few_shards,
     plans,
     problems,
-    surplus,
+    require_tested_shard_count,
+    surplus_partitions,
 )
 from halfway.kafka.topics.shard_count_record import ShardCountRecord
 
@@ -38,53 +38,53 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_AGAIN_S: Final = 0.2
+_RETRY_S: Final = 0.2
 _GROUP_S: Final = 2.0
-_LONGER_THAN_ANY_CLIENT_S: Final = 3600.0
+_NO_TIMEOUT_S: Final = 3600.0
 _VERIFICATION: Final = "transaction.partition.verification.enable"
-_LONGEST_TRANSACTION: Final = "transaction.max.timeout.ms"
+_MAX_TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 _ADDED_LATER: Final = ("audit", "keys")
-"""Topics that an older release did not have: nothing was lost if they are missing."""
+"""Topics that older releases did not have: if one is missing, nothing was lost."""
 _NEEDED_OPERATIONS: Final = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
 
 
-def _not_counted(_topic: str, _reason: str) -> None:
-    """Count nothing: for the command line, which has no metrics."""
+def _count_nothing(_topic: str, _reason: str) -> None:
+    """Count nothing; the command line has no metrics."""
 
 
 class InternalTopics:
     """The internal topics of one prefix; every call to Kafka runs on one owned thread."""
 
-    def __init__(self, config: KafkaConfig, skipped: Count = _not_counted) -> None:
+    def __init__(self, config: KafkaConfig, skipped: Count = _count_nothing) -> None:
         """Keep the configuration and the counter of skipped records; nothing connects yet."""
         self._config = config
         self._skipped = skipped
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-topics")
         self._closed = threading.Event()
         self._ignored: dict[str, int] = {}
-        """Topics with more partitions than are used, and how many, as far as that was logged."""
+        """The topics with surplus_partitions partitions that were logged, and their number of partitions."""
 
     async def ensure(self, *, timeout_s: float = 30.0) -> None:
-        """Create what is missing and verify everything else.
+        """Create the missing topics and verify the others.
 
         Raises:
-            ConfigurationError: credentials, a missing ACL, an old broker, another shard count, or each unsafe setting.
+            ConfigurationError: credentials, a missing ACL, an old broker, another shard count, or all unsafe settings.
             KafkaUnavailableError: no broker answered in time; try again.
 
         """
         await self._call(lambda session: session.ensure(), timeout_s)
 
     async def watch(self, *, timeout_s: float = 10.0) -> list[Problem]:
-        """Verify the topics while running, create nothing, and return what has become unsafe.
+        """Verify the topics without creating any, and return what has become unsafe; for use while running.
 
         Raises:
-            ConfigurationError, KafkaUnavailableError: as for `ensure`; the topics could not be looked at.
+            ConfigurationError, KafkaUnavailableError: as for `ensure`; the topics could not be described.
 
         """
         return await self._call(lambda session: session.watch(), timeout_s)
 
     def close(self) -> None:
-        """End the thread; a call that is under way ends within about a second, with KafkaUnavailableError."""
+        """End the thread; a call under way raises KafkaUnavailableError within about a second."""
         self._closed.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -97,7 +97,7 @@ class InternalTopics:
 
 
 class _Session:
-    """One look at the topics, with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
+    """One call with an admin client of its own; blocks. `deadline` is on `time.monotonic()`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Session:
         self._requests = AdminRequests(config, deadline, cancelled)
 
     def ensure(self) -> None:
-        """Create what is missing, verify all, and write the layout down."""
+        """Create the missing topics, verify all, and write the layout record."""
         brokers = self._requests.brokers()
         self._verify_brokers(brokers)
         planned = plans(self._config, len(brokers))
@@ -122,7 +122,7 @@ class _Session:
         layout, overwritten = record.read() if self._config.owners_topic in found else (None, False)
         if layout is not None:
             record.verify(layout)
-        demand_few_shards(self._config, found, recorded=layout is not None)
+        require_tested_shard_count(self._config, found, recorded=layout is not None)
         missing = [plan for plan in planned if plan.name not in found]
         if missing:
             lost = [plan.name for plan in missing if plan.kind not in _ADDED_LATER]
@@ -141,7 +141,7 @@ class _Session:
             record.write(layout)
 
     def watch(self) -> list[Problem]:
-        """Verify only."""
+        """Verify the topics."""
         brokers = self._requests.brokers()
         planned = plans(self._config, len(brokers))
         return self._problems(planned, self._describe(planned), recorded=True)
@@ -150,7 +150,7 @@ class _Session:
         self, planned: Sequence[TopicPlan], found: Mapping[str, FoundTopic], *, recorded: bool
     ) -> list[Problem]:
         if recorded:
-            for name, used in surplus(planned, found).items():
+            for name, used in surplus_partitions(planned, found).items():
                 if self._ignored.get(name) != found[name].partitions:
                     self._ignored[name] = found[name].partitions
                     log.warning(
@@ -165,14 +165,14 @@ class _Session:
     # --- brokers and groups
 
     def _verify_brokers(self, brokers: Iterable[int]) -> None:
-        """Refuse brokers without KIP-890's verification, which stands for releases before 3.6."""
+        """Refuse brokers without the verification of KIP-890, that is, of releases before 3.6."""
         for broker in brokers:
             resource = ConfigResource(ResourceType.BROKER, str(broker))
             request = self._requests.admin.describe_configs([resource], request_timeout=self._requests.left())[resource]
             try:
                 settings = self._requests.result(request, "DescribeConfigs", "the cluster")
             except ConfigurationError as error:
-                # Nothing else needs this permission, so it is not required.
+                # The permission is not required: only this check needs it.
                 log.warning("brokers_not_verified", reason=error.detail)
                 return
             check_broker(broker, {name: entry.value for name, entry in settings.items()}, self._config)
@@ -180,19 +180,19 @@ class _Session:
     def _verify_groups(self) -> None:
         for group in (self._config.cursors_group, self._config.members_group):
             described = self._described_group(group)
-            self._demand((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
+            self._require_operations((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
 
     def _described_group(self, group: str) -> Any:
-        """Describe a group; in a new cluster the first request creates its coordinator and then gets no answer.
+        """Describe a group. In a new cluster the first request creates the group's coordinator and gets no answer.
 
-        Each request has a client of its own and ends with it, long before its time-out. If a request to a coordinator
-        times out, librdkafka forgets the request but still waits for the coordinator: the next broker that comes or
-        goes ends the process (`Assertion eonce->refcnt > 0`).
+        Each request has a client of its own and ends with it, long before its time-out. After a request to a
+        coordinator has timed out, librdkafka forgets the request but still waits for the coordinator. Then the next
+        broker that appears or disappears ends the process (`Assertion eonce->refcnt > 0`).
         """
         while True:
             admin = self._requests.new_client()
             request = admin.describe_consumer_groups(
-                [group], include_authorized_operations=True, request_timeout=_LONGER_THAN_ANY_CLIENT_S
+                [group], include_authorized_operations=True, request_timeout=_NO_TIMEOUT_S
             )[group]
             until = time.monotonic() + min(self._requests.left(), _GROUP_S)
             try:
@@ -200,18 +200,18 @@ class _Session:
             except KafkaUnavailableError:
                 if self._requests.cancelled() or time.monotonic() > self._requests.deadline:
                     raise
-                time.sleep(_AGAIN_S)
+                time.sleep(_RETRY_S)
 
-    def _demand(self, needed: Sequence[Any], allowed: Sequence[Any] | None, thing: str) -> None:
-        """Refuse to start if an operation is not allowed; if a broker does not say, assume that it is."""
+    def _require_operations(self, needed: Sequence[Any], allowed: Sequence[Any] | None, thing: str) -> None:
+        """Raise ConfigurationError if an operation is denied; if the broker reports nothing, assume it is allowed."""
         if not allowed:
             return
-        lacking = [operation.name.title() for operation in needed if operation not in allowed]
-        if lacking:
+        denied = [operation.name.title() for operation in needed if operation not in allowed]
+        if denied:
             raise ConfigurationError(
-                f"Kafka does not let halfway {' or '.join(lacking)} on {thing}: allow it with kafka-acls.sh "
+                f"Kafka denies halfway {' and '.join(denied)} on {thing}: allow it with kafka-acls.sh "
                 f"--bootstrap-server {self._requests.bootstrap} --add "
-                + " ".join(f"--operation {operation}" for operation in lacking)
+                + " ".join(f"--operation {operation}" for operation in denied)
             )
 
     # --- topics
@@ -227,7 +227,7 @@ class _Session:
                 shapes[name] = self._requests.result(request, "Describe", f"topic {name}")
             except KafkaException:
                 continue
-            self._demand(_NEEDED_OPERATIONS, shapes[name].authorized_operations, f"topic {name}")
+            self._require_operations(_NEEDED_OPERATIONS, shapes[name].authorized_operations, f"topic {name}")
         settings = self._settings(shapes)
         return {
             name: FoundTopic(
@@ -263,23 +263,23 @@ class _Session:
             try:
                 self._requests.result(request, "Create", f"topic {name}")
             except KafkaException:
-                continue  # another instance was faster: what it made is verified like any other
+                continue  # another instance was faster; its topic is verified like any other
             log.info("topic_created", topic=name)
 
     def _describe_created(self, planned: Sequence[TopicPlan]) -> dict[str, FoundTopic]:
-        """Describe topics as soon as the brokers know all of them."""
+        """Describe the topics as soon as the brokers know all of them."""
         while True:
             found = self._describe(planned)
             if len(found) == len(planned):
                 return found
             self._requests.check()
             if time.monotonic() > self._requests.deadline:
-                raise KafkaUnavailableError("Kafka does not tell of the topics that it has just created")
-            time.sleep(_AGAIN_S)
+                raise KafkaUnavailableError("Kafka does not describe the topics that it has just created")
+            time.sleep(_RETRY_S)
 
 
 def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaConfig) -> None:
-    """Raise ConfigurationError if a broker's settings show that it cannot carry halfway's transactions."""
+    """Raise ConfigurationError if a broker's settings show that halfway cannot use its transactions."""
     verification = settings.get(_VERIFICATION)
     if verification is None:
         raise ConfigurationError(
@@ -290,9 +290,9 @@ def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaC
         raise ConfigurationError(
             f"broker {broker}: {_VERIFICATION} is {verification}, needed true (KIP-890): set it in its configuration"
         )
-    longest = settings.get(_LONGEST_TRANSACTION)
+    longest = settings.get(_MAX_TRANSACTION_TIMEOUT)
     if longest is not None and int(longest) < config.transaction_timeout_s * 1000:
         raise ConfigurationError(
-            f"broker {broker}: {_LONGEST_TRANSACTION} is {longest}, needed at least the "
+            f"broker {broker}: {_MAX_TRANSACTION_TIMEOUT} is {longest}, needed at least the "
             f"{config.transaction_timeout_s * 1000:.0f} ms of HALFWAY_TRANSACTION_TIMEOUT_S: change one of them"
         )

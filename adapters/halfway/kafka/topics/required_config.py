@@ -1,4 +1,4 @@
-"""What the internal topics must be: pure code that plans them and finds what is unsafe in them.
+"""The required configuration of the internal topics: pure code that plans them and finds unsafe settings.
 
 See docs/protocol.md#topics.
 """
@@ -15,17 +15,17 @@ from halfway.kafka.clients.config import KafkaConfig
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 SAFE_REPLICATION: Final = 3
-"""Replicas, and brokers, from which on two must be in sync."""
-MOST_NEW_SHARDS: Final = 512
-"""The most shards for which topics are created: the most that was tried."""
+"""With this many replicas and brokers, two replicas must be in sync."""
+MAX_NEW_SHARDS: Final = 512
+"""The most shards for which topics are created: the largest number that was tested."""
 _FOREVER: Final = -1
-_KAFKAS_MESSAGE_BYTES: Final = 1_048_588
+_KAFKA_DEFAULT_MESSAGE_BYTES: Final = 1_048_588
 """The default of `max.message.bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One thing that is unsafe: where, what was found, what is needed, and the command that puts it right."""
+    """An unsafe setting of a topic: its value, the needed value, and the command that corrects it."""
 
     topic: str
     setting: str
@@ -34,13 +34,13 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the problem in one line."""
         return f"{self.topic}: {self.setting} is {self.found}, needed {self.needed}; {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundTopic:
-    """An internal topic as it is; `replication` is that of the partition that has the fewest replicas."""
+    """An existing internal topic; `replication` is that of the partition with the fewest replicas."""
 
     partitions: int
     replication: int
@@ -49,7 +49,7 @@ class FoundTopic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What one setting must be: the value that a new topic gets, and which other values are safe too."""
+    """A requirement on one setting: the value for a new topic, and which other values are safe too."""
 
     value: str
     needed: str
@@ -73,7 +73,7 @@ class TopicPlan:
 
 
 def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
-    """Plan the internal topics for a cluster of so many brokers."""
+    """Plan the internal topics for a cluster with this many brokers."""
     replication = config.replication_factor or (SAFE_REPLICATION if brokers >= SAFE_REPLICATION else 1)
     shared = {
         "unclean.leader.election.enable": _exactly("false"),
@@ -92,7 +92,7 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         "cleanup.policy": _policies("compact,delete"),
         "retention.ms": _at_least(config.op_retention_ms, forever=True),
         "retention.bytes": _exactly(str(_FOREVER)),
-        "max.message.bytes": _at_least(config.op_max_message_bytes, value=_KAFKAS_MESSAGE_BYTES),
+        "max.message.bytes": _at_least(config.op_max_message_bytes, value=_KAFKA_DEFAULT_MESSAGE_BYTES),
     }
 
     audit = {
@@ -120,20 +120,20 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
     ]
 
 
-def demand_few_shards(config: KafkaConfig, found: Mapping[str, FoundTopic], *, recorded: bool) -> None:
-    """Raise ConfigurationError if new topics would have more shards than were tried.
+def require_tested_shard_count(config: KafkaConfig, found: Mapping[str, FoundTopic], *, recorded: bool) -> None:
+    """Raise ConfigurationError if new topics would have more shards than were tested.
 
-    Topics that exist, or whose number of shards is `recorded`, can only be used as they are.
+    Existing topics, and topics whose number of shards is `recorded`, are used as they are.
     """
-    if config.shards > MOST_NEW_SHARDS and config.half_topic not in found and not recorded:
+    if config.shards > MAX_NEW_SHARDS and config.half_topic not in found and not recorded:
         raise ConfigurationError(
-            f"HALFWAY_SHARDS is {config.shards}: topics are created for at most {MOST_NEW_SHARDS} shards; set fewer, "
+            f"HALFWAY_SHARDS is {config.shards}: topics are created for at most {MAX_NEW_SHARDS} shards; set fewer, "
             "or create the topics yourself"
         )
 
 
-def surplus(planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic]) -> dict[str, int]:
-    """Return topics that have more partitions than planned, and how many are planned."""
+def surplus_partitions(planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic]) -> dict[str, int]:
+    """Return the topics with more partitions than planned, each with the planned number."""
     return {
         plan.name: plan.partitions
         for plan in planned
@@ -144,9 +144,9 @@ def surplus(planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic]) -> di
 def problems(
     planned: Iterable[TopicPlan], found: Mapping[str, FoundTopic], *, bootstrap: str, recorded: bool = False
 ) -> list[Problem]:
-    """Return all that is unsafe in topics as they are; a topic that is missing is unsafe.
+    """Return every problem of the existing topics; a missing topic is a problem too.
 
-    Once the number of shards is `recorded`, partitions that an operator has added are no problem: nobody uses them.
+    Once the number of shards is `recorded`, partitions that an operator has added are no problem: they are not used.
     """
     planned = list(planned)
     unsafe: list[Problem] = []
@@ -195,17 +195,17 @@ def _shape_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str, *, recor
 
 def _setting_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str) -> list[Problem]:
     unsafe: list[Problem] = []
-    # By the replicas that the topic has, even if a new topic would get more or fewer.
+    # This depends on the replicas that the topic has, even if a new topic would get more or fewer.
     needs = {**plan.needs, "min.insync.replicas": _at_least(_in_sync(topic.replication))}
     for setting, need in needs.items():
         found = topic.settings.get(setting)
-        # A broker does not have a setting that it does not name.
+        # A setting that the broker does not return does not exist there.
         if found is not None and not need.safe(found):
-            unsafe.append(_to_alter(plan.name, setting, found, need.needed, need.value, bootstrap))
+            unsafe.append(_setting_problem(plan.name, setting, found, need.needed, need.value, bootstrap))
     in_sync = topic.settings.get("min.insync.replicas")
     if in_sync is not None and int(in_sync) > topic.replication:
         unsafe.append(
-            _to_alter(
+            _setting_problem(
                 plan.name, "min.insync.replicas", in_sync, f"at most {topic.replication}", topic.replication, bootstrap
             )
         )
@@ -213,7 +213,7 @@ def _setting_problems(plan: TopicPlan, topic: FoundTopic, bootstrap: str) -> lis
 
 
 def _size_problem(half: str, parked: str, found: Mapping[str, FoundTopic], bootstrap: str) -> list[Problem]:
-    """Whatever half takes must fit into parked."""
+    """Return a problem if a record of half may not fit into parked."""
     setting = "max.message.bytes"
     if half not in found or parked not in found:
         return []
@@ -221,10 +221,10 @@ def _size_problem(half: str, parked: str, found: Mapping[str, FoundTopic], boots
     if of_half is None or of_parked is None or int(of_parked) > int(of_half):
         return []
     needed = f"more than the {of_half} of {half}"
-    return [_to_alter(parked, setting, of_parked, needed, int(of_half) + 65_536, bootstrap)]
+    return [_setting_problem(parked, setting, of_parked, needed, int(of_half) + 65_536, bootstrap)]
 
 
-def _to_alter(topic: str, setting: str, found: str, needed: str, value: object, bootstrap: str) -> Problem:
+def _setting_problem(topic: str, setting: str, found: str, needed: str, value: object, bootstrap: str) -> Problem:
     # kafka-configs.sh takes a list in brackets.
     shown = f"[{value}]" if "," in str(value) else value
     remedy = (

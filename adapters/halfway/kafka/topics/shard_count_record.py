@@ -1,4 +1,4 @@
-"""The record in owners that says for how many shards the topics were made (docs/protocol.md#topics)."""
+"""The record in owners with the number of shards that the topics were created for (docs/protocol.md#topics)."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ log = structlog.get_logger(__name__)
 
 _POLL_S: Final = 0.1
 _FLUSH_S: Final = 0.5
-_LEAST_S: Final = 0.5
+_MIN_S: Final = 0.5
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 class ShardCountRecord:
-    """Reads, verifies and writes it; blocks until `deadline` at most, which is on `time.monotonic()`."""
+    """Reads, verifies and writes the record; blocks at most until `deadline`, on `time.monotonic()`."""
 
     def __init__(self, config: KafkaConfig, skipped: Count, deadline: float, check: Callable[[], None]) -> None:
-        """Keep the parts; `check` raises if the answer is no longer wanted."""
+        """Keep the parts; `check` raises if the call was cancelled."""
         self._config = config
         self._skipped = skipped
         self._deadline = deadline
         self._check = check
 
     def verify(self, layout: Layout) -> None:
-        """Raise ConfigurationError if the topics were made for another number of shards."""
+        """Raise ConfigurationError if the topics were created for another number of shards."""
         if layout.shards != self._config.shards:
             raise ConfigurationError(
                 f"HALFWAY_SHARDS is {self._config.shards}, but the topics {self._config.prefix}* were created for "
@@ -53,10 +53,10 @@ class ShardCountRecord:
     def read(self) -> tuple[Layout | None, bool]:
         """Return the record in partition 0 of owners, and whether another record has overwritten it.
 
-        Compaction removes an overwritten record, so it must be written again. None if there is no record.
+        Compaction removes an overwritten record, so it must be written again. The layout is None if there is no record.
 
         Raises:
-            ConfigurationError: there is one that cannot be read.
+            ConfigurationError: there is a record, and it cannot be decoded.
             KafkaUnavailableError: owners could not be read to its end in time.
 
         """
@@ -82,7 +82,7 @@ class ShardCountRecord:
                 error = message.error()
                 if error is not None and error.code() == _EOF:
                     if layout is None and refused is not None:
-                        raise self._not_ours(refused)
+                        raise self._undecodable_error(refused)
                     return layout, refused is not None
                 if error is None and message.key() == LAYOUT_KEY:
                     try:
@@ -95,10 +95,10 @@ class ShardCountRecord:
         raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
 
     def write(self, overwritten: Layout | None = None) -> None:
-        """Write the record from the settings as they are now, or again what another record has overwritten.
+        """Write the record from the current settings, or write the `overwritten` record again.
 
         Raises:
-            KafkaUnavailableError: it is not confirmed in time.
+            KafkaUnavailableError: Kafka did not confirm it in time.
 
         """
         failures: list[KafkaError | None] = []
@@ -121,11 +121,11 @@ class ShardCountRecord:
         log.info("layout_written", topic=self._config.owners_topic, shards=layout.shards)
 
     def _left(self) -> float:
-        return max(_LEAST_S, self._deadline - time.monotonic())
+        return max(_MIN_S, self._deadline - time.monotonic())
 
-    def _not_ours(self, error: UndecodableError) -> ConfigurationError:
+    def _undecodable_error(self, error: UndecodableError) -> ConfigurationError:
         return ConfigurationError(
             f"the layout record of {self._config.owners_topic} cannot be read ({error}): this prefix belongs to "
-            f"something else, or to a later release. Where neither is so, make sure that no instance runs and delete "
-            f"{self._config.owners_topic}"
+            f"something else, or to a later release. If neither is the case, make sure that no instance runs and "
+            f"delete {self._config.owners_topic}"
         )

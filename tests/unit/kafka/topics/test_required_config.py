@@ -8,13 +8,13 @@ from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.provisioning import check_broker
 from halfway.kafka.topics.required_config import (
-    MOST_NEW_SHARDS,
+    MAX_NEW_SHARDS,
     FoundTopic,
     Problem,
-    demand_few_shards,
     plans,
     problems,
-    surplus,
+    require_tested_shard_count,
+    surplus_partitions,
 )
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "kafka:9092"}, max_prepare_bytes=1_000_000, shards=4)
@@ -46,21 +46,21 @@ def test_partitions_beyond_the_recorded_number_are_no_problem(topic: str) -> Non
     """Somebody added them: neither the old nor the new number could be started with otherwise. Too few are refused."""
     planned, found = plans(CONFIG, 1), grown(topic, 9)
     assert problems(planned, found, bootstrap="kafka:9092", recorded=True) == []
-    assert surplus(planned, found) == {topic: 1 if topic.endswith("groups") else 4}
+    assert surplus_partitions(planned, found) == {topic: 1 if topic.endswith("groups") else 4}
     assert [problem.topic for problem in problems(planned, found, bootstrap="kafka:9092")] == [topic]
-    assert surplus(planned, as_planned()) == {}
+    assert surplus_partitions(planned, as_planned()) == {}
     (few,) = problems(planned, grown(topic, 0), bootstrap="kafka:9092", recorded=True)
     assert (few.topic, few.setting) == (topic, "partitions")
 
 
 def test_topics_that_have_very_many_shards_already_are_used_as_they_are() -> None:
     """Their number can never be changed: only new topics are refused, and none are if the number was written down."""
-    many = replace(CONFIG, shards=MOST_NEW_SHARDS + 1)
+    many = replace(CONFIG, shards=MAX_NEW_SHARDS + 1)
     with pytest.raises(ConfigurationError, match="HALFWAY_SHARDS is 513"):
-        demand_few_shards(many, {}, recorded=False)
-    demand_few_shards(many, as_planned(many), recorded=False)
-    demand_few_shards(many, {}, recorded=True)
-    demand_few_shards(replace(CONFIG, shards=MOST_NEW_SHARDS), {}, recorded=False)
+        require_tested_shard_count(many, {}, recorded=False)
+    require_tested_shard_count(many, as_planned(many), recorded=False)
+    require_tested_shard_count(many, {}, recorded=True)
+    require_tested_shard_count(replace(CONFIG, shards=MAX_NEW_SHARDS), {}, recorded=False)
 
 
 def changed(topic: str, setting: str, value: str) -> dict[str, FoundTopic]:
