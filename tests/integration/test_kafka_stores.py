@@ -265,7 +265,7 @@ async def test_cursors_that_have_not_moved_are_left_alone_for_a_while(
         assert committed[2:] == [{0: moved}] * 2
         await asyncio.to_thread(cursors.load, [0])
         await cursors.commit({0: moved, 1: moved})
-        monkeypatch.setattr("halfway.kafka.log.cursors._AGAIN_S", 0.0)
+        monkeypatch.setattr("halfway.kafka.log.cursors._RECOMMIT_S", 0.0)
         await cursors.commit({1: moved})
         assert committed[4:] == [{0: moved}, {1: moved}]
 

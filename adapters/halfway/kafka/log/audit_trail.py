@@ -1,4 +1,4 @@
-"""The port `AuditTrail`: events in `<prefix>audit`, written in the background; and reading them back."""
+"""The port `AuditTrail`: writes events to `<prefix>audit` in the background, and reads them back."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from halfway.service.ports import Observer
 
 log = structlog.get_logger(__name__)
 
-MOST_WAITING: Final = 1_000
-"""Events that may wait for Kafka; what comes then stands in the log only. Half of the places are for operators."""
-_AGAIN_S: Final = 1.0
-_LAST_S: Final = 2.0
+MAX_WAITING: Final = 1_000
+"""Events that may wait for Kafka; later ones are only in the log. Half of the places are reserved for operators."""
+_RETRY_S: Final = 1.0
+_STOP_S: Final = 2.0
 _READ_S: Final = 20.0
 _POLL_S: Final = 1.0
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 class KafkaAuditTrail:
-    """Writes events one by one, in their order, and tries each again until it stands.
+    """Writes events one by one, in order, and retries each until Kafka has acknowledged it.
 
-    Nobody waits for it. An event may stand twice, with one id.
+    No caller waits for it. An event may be written twice, with the same id.
     """
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
         """Keep the configuration; nothing connects before `start`."""
-        small = dataclasses.replace(config, writer_in_flight=MOST_WAITING, writer_in_flight_bytes=4 * MIB)
+        small = dataclasses.replace(config, writer_in_flight=MAX_WAITING, writer_in_flight_bytes=4 * MIB)
         self._topic = config.topic("audit")
         self._timeout_s = config.prepare_timeout_s
         self._observer = observer
@@ -51,16 +51,16 @@ class KafkaAuditTrail:
         self._stopping = False
 
     async def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._writer.start()
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Give what waits a moment to be written, then count it as lost."""
+        """Wait a moment for the waiting events to be written, then count the rest as lost."""
         if self._task is not None:
             self._stopping = True
             self._arrival.set()
-            await asyncio.wait([self._task], timeout=_LAST_S)
+            await asyncio.wait([self._task], timeout=_STOP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._writer.stop()
@@ -68,9 +68,9 @@ class KafkaAuditTrail:
             self._observer.audited("lost")
 
     def record(self, event: AuditEvent) -> None:
-        """Take an event; if too many wait already, it is counted and stands in the log only."""
-        most = MOST_WAITING // 2 if event.actor_kind == PrincipalKind.GROUP else MOST_WAITING
-        if len(self._waiting) >= most:
+        """Take an event; if too many wait already, count it as lost and only log it."""
+        limit = MAX_WAITING // 2 if event.actor_kind == PrincipalKind.GROUP else MAX_WAITING
+        if len(self._waiting) >= limit:
             self._observer.audited("lost")
             log.warning("audit_event_lost", id=event.id, waiting=len(self._waiting))
             return
@@ -102,14 +102,14 @@ class KafkaAuditTrail:
                 )
             except HalfwayError as error:
                 log.warning("audit_event_not_written", id=event.id, error=error.code, waiting=len(self._waiting))
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
             else:
                 self._observer.audited("written")
                 return
 
 
 def read_events(config: KafkaConfig, *, since_ms: int) -> Iterator[AuditEvent]:
-    """Yield the events that stand from a time on up to now, each once.
+    """Yield the events from a time up to now, each once.
 
     Raises:
         KafkaUnavailableError: the topic is missing, or could not be read.

@@ -1,4 +1,4 @@
-"""A small compacted topic of one partition as a table that every instance follows, such as `<prefix>groups`."""
+"""A small compacted topic with one partition, such as `<prefix>groups`, as a table that every instance follows."""
 
 from __future__ import annotations
 
@@ -31,39 +31,42 @@ T = TypeVar("T")
 class CompactedTable(ABC, Generic[T]):
     """Reads a topic from its beginning and then follows it, on a thread of its own.
 
-    A subclass says how a record is read and what it changes. `kind` is the name of the topic without its prefix.
+    A subclass decodes the records and applies them. `kind` is the name of the topic without its prefix.
     """
 
     not_read_event: ClassVar[str]
-    """What the log says if the topic cannot be read."""
+    """The log event if the topic cannot be read."""
 
-    def __init__(self, config: KafkaConfig, kind: str, observer: Observer, /, **over: Any) -> None:
-        """Keep the configuration; nothing connects before `start`. `over` are further properties of the consumer."""
-        self._over = over
+    def __init__(self, config: KafkaConfig, kind: str, observer: Observer, /, **overrides: Any) -> None:
+        """Keep the configuration; nothing connects before `start`. `overrides` are more properties of the consumer."""
+        self._overrides = overrides
         self._config = config
         self._topic = config.topic(kind)
         self._observer = observer
-        # Not past a Kafka transaction that is open: whoever died in one must not hold up those who read.
+        # The LSO: an open Kafka transaction of an instance that died must not hold up the readers.
         self._ends = PartitionEnds(config, self._topic, isolation=IsolationLevel.READ_COMMITTED)
         self._thread = threading.Thread(target=self._run, name=f"halfway-{kind}-tail", daemon=True)
         self._stopping = threading.Event()
         self._loop: Loop | None = None
         self._position = 0
-        self._reading: dict[asyncio.Future[None], int] = {}
+        self._waiters: dict[asyncio.Future[None], int] = {}
 
     @abstractmethod
     def _decode(self, message: Message) -> tuple[str, T | None]:
-        """Return the key and the value of a record, None for a tombstone; UndecodableError. On the tail's thread."""
+        """Return the key and the value of a record, None for a tombstone, or raise UndecodableError.
+
+        Called on the reading thread.
+        """
 
     @abstractmethod
     def _changed(self, name: str, value: T | None) -> None:
-        """Take over what a record says, on the event loop."""
+        """Apply a record; called on the event loop."""
 
     async def start(self, *, deadline: float) -> None:
-        """Read all that there is; the topic must exist.
+        """Start to follow the topic, and return once it is read to its end; the topic must exist.
 
         Raises:
-            KafkaUnavailableError: it could not be read in time; call `stop`.
+            KafkaUnavailableError: the topic could not be read in time; call `stop`.
 
         """
         self._loop = Loop(asyncio.get_running_loop())
@@ -78,41 +81,41 @@ class CompactedTable(ABC, Generic[T]):
             await asyncio.to_thread(self._thread.join)
 
     async def refresh(self, *, deadline: float) -> None:
-        """Return once every earlier write is read; KafkaUnavailableError past the deadline."""
+        """Return once every earlier write is read, or raise KafkaUnavailableError at the deadline."""
         await self._read_up_to(await self._ends.end(0, deadline=deadline), deadline)
 
     async def _read_up_to(self, position: int, deadline: float) -> None:
         if self._position >= position:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._reading[future] = position
+        self._waiters[future] = position
         try:
             async with asyncio.timeout_at(deadline):
                 await future
         except TimeoutError:
             raise KafkaUnavailableError(f"{self._topic} could not be read in time") from None
         finally:
-            del self._reading[future]
+            del self._waiters[future]
 
     def _apply(self, changes: Sequence[tuple[str, T | None]], position: int) -> None:
         for name, value in changes:
             self._changed(name, value)
         self._position = max(self._position, position)
-        for future, wanted in self._reading.items():
-            if wanted <= self._position and not future.done():
+        for future, target in self._waiters.items():
+            if target <= self._position and not future.done():
                 future.set_result(None)
 
-    # --- the tailing thread
+    # --- on the reading thread
 
     def _run(self) -> None:
-        consumer = Consumer(self._config.consumer(**{"enable.partition.eof": True, **self._over}))
+        consumer = Consumer(self._config.consumer(**{"enable.partition.eof": True, **self._overrides}))
         try:
             consumer.assign([TopicPartition(self._topic, 0, 0)])
             while not self._stopping.is_set():
                 try:
                     self._read(consumer)
                 except Exception:
-                    # Go on after any error: a table that is never read again would be worse.
+                    # Continue after any error: never reading the table again would be worse.
                     log.exception(self.not_read_event, topic=self._topic)
                     self._stopping.wait(1)
         finally:

@@ -1,4 +1,4 @@
-"""End offsets, with one request for all callers that wait."""
+"""End offsets of partitions: one request serves all waiting callers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.partition_reader import LEADER_MOVES, Place, meet
+from halfway.kafka.log.partition_reader import LEADER_MOVES, Place, refresh_leaders
 from halfway.service.answers import answer_all
 
-ASK_AGAIN_S: Final = 0.1
+RETRY_S: Final = 0.1
 
 
 class PartitionEnds:
     """End offsets of a topic's partitions.
 
-    An answer is never older than its question: a caller that asks while a request is under way waits for the next one,
-    which carries all the partitions that were asked for meanwhile.
+    An answer is never older than its call: a call that arrives while a request is under way waits for the next request,
+    which covers the partitions of all waiting calls.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PartitionEnds:
         self._admin: AdminClient | None = None
         self._topic = topic
         self._timeout_s = timeout_s
-        self._asked: dict[int, list[asyncio.Future[int]]] = {}
+        self._waiters: dict[int, list[asyncio.Future[int]]] = {}
         self._running: asyncio.Task[None] | None = None
 
     async def end(self, partition: int, *, deadline: float) -> int:
@@ -55,14 +55,14 @@ class PartitionEnds:
 
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._asked.setdefault(partition, []).append(future)
+        self._waiters.setdefault(partition, []).append(future)
         if self._running is None:
             self._running = asyncio.create_task(self._run())
         try:
             async with asyncio.timeout_at(deadline):
                 return await future
         except TimeoutError:
-            raise KafkaUnavailableError(f"Kafka did not tell in time where {self._topic} ends") from None
+            raise KafkaUnavailableError(f"Kafka did not return the end offset of {self._topic} in time") from None
 
     async def stop(self) -> None:
         """Cancel the requests under way."""
@@ -72,13 +72,13 @@ class PartitionEnds:
 
     async def _run(self) -> None:
         try:
-            while self._asked:
-                asked, self._asked = self._asked, {}
+            while self._waiters:
+                waiters, self._waiters = self._waiters, {}
                 try:
-                    ends = await self._request(asked)
-                except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
-                    ends = dict.fromkeys(asked, _unavailable(self._topic, str(error)))
-                for partition, futures in asked.items():
+                    ends = await self._request(waiters)
+                except Exception as error:  # noqa: BLE001 - every waiting caller must get it
+                    ends = dict.fromkeys(waiters, _unavailable(self._topic, str(error)))
+                for partition, futures in waiters.items():
                     answer_all((future, ends[partition]) for future in futures)
         finally:
             self._running = None
@@ -86,14 +86,14 @@ class PartitionEnds:
     async def _request(self, partitions: Iterable[int]) -> dict[int, int | Exception]:
         if self._admin is None:
             self._admin = AdminClient(self._config.admin())
-        # Serve its queued log lines.
+        # Serve the client's queued log lines.
         self._admin.poll(0)
         until = time.monotonic() + self._timeout_s
         ends: dict[int, int | Exception] = {}
         missing = set(partitions)
         while missing:
-            asked = [(self._topic, partition) for partition in missing]
-            answers = request_ends(self._admin, asked, self._isolation, self._timeout_s)
+            places = [(self._topic, partition) for partition in missing]
+            answers = request_ends(self._admin, places, self._isolation, self._timeout_s)
             for (_, partition), answer in answers.items():
                 try:
                     ends[partition] = (await asyncio.wrap_future(answer)).offset
@@ -103,26 +103,28 @@ class PartitionEnds:
                     if error.code() in LEADER_MOVES:
                         continue
                 missing.remove(partition)
-            if missing and not await self._met(self._admin, until):
+            if missing and not await self._refresh(self._admin, until):
                 break
         return ends
 
-    async def _met(self, admin: AdminClient, until: float) -> bool:
-        """Look the leaders up, and return whether there is time to ask again."""
-        await asyncio.sleep(ASK_AGAIN_S)
+    async def _refresh(self, admin: AdminClient, until: float) -> bool:
+        """Refresh the leaders, and return whether there is time for another request."""
+        await asyncio.sleep(RETRY_S)
         left = until - time.monotonic()
-        return left > 0 and await asyncio.to_thread(meet, admin, self._topic, left) and time.monotonic() < until
+        if left <= 0 or not await asyncio.to_thread(refresh_leaders, admin, self._topic, left):
+            return False
+        return time.monotonic() < until
 
 
 def request_ends(
     admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel, timeout_s: float
 ) -> dict[Place, Future[ListOffsetsResultInfo]]:
-    """Ask for end offsets. If an error is one of LEADER_MOVES, `meet` the topic and ask again."""
+    """Request end offsets. After an error in LEADER_MOVES, call `refresh_leaders` and request them again."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # confluent-kafka leaves it out
-    asked = {TopicPartition(*place): latest for place in places}
-    answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=timeout_s)
+    specs = {TopicPartition(*place): latest for place in places}
+    answers = admin.list_offsets(specs, isolation_level=isolation, request_timeout=timeout_s)
     return {(place.topic, place.partition): answer for place, answer in answers.items()}
 
 
 def _unavailable(topic: str, reason: str) -> KafkaUnavailableError:
-    return KafkaUnavailableError(f"Kafka did not tell where {topic} ends: {reason}")
+    return KafkaUnavailableError(f"Kafka did not return the end offset of {topic}: {reason}")

@@ -1,7 +1,7 @@
-"""Writes records that follow from the whole log before them, whichever instance writes.
+"""Writes records that depend on everything before them in the log, from any instance.
 
-All instances write with one transactional id. Who initialises it fences the others: Kafka refuses what they had
-decided before and not committed yet. See docs/protocol.md#changes-of-groups.
+All instances write with one transactional id. An instance that initialises it fences the others: Kafka rejects records
+that they had decided on and not yet committed. See docs/protocol.md#changes-of-groups.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ T = TypeVar("T")
 Record = tuple[bytes, bytes | None, Headers]
 """Key, value (None for a tombstone) and headers."""
 
-_OVER: Final[dict[str, Any]] = {"transaction.timeout.ms": 10_000}
+_OVERRIDES: Final[dict[str, Any]] = {"transaction.timeout.ms": 10_000}
 _MESSAGE_S: Final = 5.0
 
 
 class FencedError(Exception):
-    """Another instance has fenced this one since, or the producer failed: read the log again and decide anew."""
+    """Another instance has fenced this one, or the producer failed: read the log and decide again."""
 
 
 class ExclusiveWriter:
@@ -45,32 +45,32 @@ class ExclusiveWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"halfway-{name}-writer")
         self._stopping = threading.Event()
         self._producer: TransactionalProducer | None = None
-        """On the thread only; None if others are not fenced, or may not be."""
+        """Used on the thread only; None if the others are not fenced for certain."""
 
     async def fence_others(self, *, deadline: float) -> None:
-        """Fence all other instances, unless this one is the last to have done so as far as it knows.
+        """Fence all other instances, unless this one was the last to do so as far as it knows.
 
-        What they began, and what this one began, is committed or aborted then.
+        After that, every transaction that any instance had begun is committed or aborted.
 
         Raises:
-            FencedError: not in time, or another instance did so meanwhile.
+            FencedError: Kafka did not answer in time, or another instance fenced this one in the meantime.
 
         """
-        await self._done(partial(self._fence, _monotonic(deadline)))
+        await self._run(partial(self._fence, _monotonic(deadline)))
 
     async def write(self, records: Sequence[Record], *, deadline: float) -> int:
         """Write records in one Kafka transaction, and return the offset of the last.
 
         Raises:
-            FencedError: another instance came in between, or it failed: `fence_others` settles whether it stands.
-            MessageTooLargeError: the topic does not take it.
+            FencedError: another instance fenced this one, or the write failed; `fence_others` settles its outcome.
+            MessageTooLargeError: a record is too large for the topic.
 
         """
-        return await self._done(partial(self._write, records, _monotonic(deadline)))
+        return await self._run(partial(self._write, records, _monotonic(deadline)))
 
     def give_up(self) -> None:
-        """Fence the others anew before the next write: what was written may not be read yet."""
-        with suppress(RuntimeError):  # stopped
+        """Make the next write fence the others again: the last one may not have been read yet."""
+        with suppress(RuntimeError):  # it is stopped
             self._thread.submit(self._abandon)
 
     async def stop(self) -> None:
@@ -79,13 +79,13 @@ class ExclusiveWriter:
         self.give_up()
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def _done(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except ProducerFailedError as error:
             raise FencedError(str(error)) from error
-        except RuntimeError as error:  # the executor takes nothing more
-            raise KafkaUnavailableError(f"{self._topic} is not written any more: halfway stops") from error
+        except RuntimeError as error:  # the executor is shut down
+            raise KafkaUnavailableError(f"{self._topic} is no longer written: halfway is stopping") from error
 
     # --- on the thread
 
@@ -96,7 +96,7 @@ class ExclusiveWriter:
             self._config,
             self._transactional_id,
             message_timeout_s=_MESSAGE_S,
-            **_OVER,
+            **_OVERRIDES,
         )
         try:
             producer.initialise(until, self._stopping.is_set)
@@ -108,9 +108,9 @@ class ExclusiveWriter:
     def _write(self, records: Sequence[Record], until: float) -> int:
         producer, self._producer = self._producer, None
         if producer is None:
-            raise FencedError("others are not fenced any more")
+            raise FencedError("the others are no longer fenced")
         try:
-            offset = self._committed(producer, records, until)
+            offset = self._commit(producer, records, until)
         except (ProducerFailedError, HalfwayError):
             producer.abandon()
             raise
@@ -120,7 +120,7 @@ class ExclusiveWriter:
             self._producer = producer
         return offset
 
-    def _committed(self, producer: TransactionalProducer, records: Sequence[Record], until: float) -> int:
+    def _commit(self, producer: TransactionalProducer, records: Sequence[Record], until: float) -> int:
         offsets: list[int] = []
         failures: list[KafkaError] = []
 
@@ -137,11 +137,11 @@ class ExclusiveWriter:
         except KafkaException as exception:
             failures.append(exception.args[0])
         if failures or not producer.flush(until, lambda: bool(failures) or self._stopping.is_set()):
-            raise self._failed(failures)
+            raise self._error(failures)
         producer.commit(max(0.0, until - time.monotonic()))
         return max(offsets)
 
-    def _failed(self, failures: list[KafkaError]) -> Exception:
+    def _error(self, failures: list[KafkaError]) -> Exception:
         if not failures:
             return ProducerFailedError("flush", "not confirmed in time")
         if failures[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:

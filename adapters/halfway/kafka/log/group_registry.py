@@ -20,16 +20,16 @@ from halfway.kafka.records.codec import KIND_GROUP, encode_group, record_headers
 from halfway.kafka.records.validation import group_in
 from halfway.service.ports import Observer
 
-_AGAIN_S: Final = (0.01, 0.05)
-_TRY_S: Final = 5.0
+_RETRY_S: Final = (0.01, 0.05)
+_ATTEMPT_S: Final = 5.0
 _FETCH_MS: Final = 50
-"""The end of a Kafka transaction is no record: it is told at the end of a fetch that brings none."""
+"""The end of a Kafka transaction is not a record: the consumer learns of it at the end of an empty fetch."""
 _RANDOM: Final = SystemRandom()
 
 
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """One change that waits to be made."""
+    """A change that waits to be made."""
 
     name: str
     decide: Callable[[Group | None], Group | None]
@@ -53,8 +53,8 @@ class KafkaGroups(CompactedTable[Group]):
         self._waiting: list[_Change] = []
         self._changing: asyncio.Task[None] | None = None
         self._reason = "others are being changed"
-        self._of_group: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """One group that is changed often takes its turn only when others have had theirs."""
+        self._group_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """The changes of a group run one after the other, so that a busy group does not delay the others."""
 
     def get(self, name: str) -> Group | None:
         """Return a group by its name."""
@@ -65,7 +65,7 @@ class KafkaGroups(CompactedTable[Group]):
         return [self._groups[name] for name in sorted(self._groups)]
 
     async def stop(self) -> None:
-        """End the threads; changes that wait are not made."""
+        """End the threads; waiting changes are not made."""
         if self._changing is not None:
             self._changing.cancel()
             await asyncio.wait([self._changing])
@@ -73,75 +73,75 @@ class KafkaGroups(CompactedTable[Group]):
         await super().stop()
 
     async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
-        """Do as the port says. Changes of one group wait for each other; those of several are written together."""
+        """See the port. Changes of one group wait for each other; changes of several groups are written together."""
         await self.refresh(deadline=deadline)
-        if decide(self.get(name)) == self.get(name):  # so whoever may not change it holds up nobody
+        if decide(self.get(name)) == self.get(name):  # a caller that may not change it holds up no other
             return
-        one = _Change(name, decide, asyncio.get_running_loop().create_future())
+        change = _Change(name, decide, asyncio.get_running_loop().create_future())
         try:
-            async with asyncio.timeout_at(deadline), self._of_group.setdefault(name, asyncio.Lock()):
-                self._waiting.append(one)
+            async with asyncio.timeout_at(deadline), self._group_locks.setdefault(name, asyncio.Lock()):
+                self._waiting.append(change)
                 if self._changing is None:
                     self._changing = asyncio.create_task(self._change_all())
-                await one.done
+                await change.done
         except TimeoutError:
             raise KafkaUnavailableError(f"group {name!r} could not be changed in time: {self._reason}") from None
 
     async def _change_all(self) -> None:
-        """Make the changes that wait; those that another instance came in between of are decided anew."""
+        """Make the waiting changes. If another instance wrote in between, decide them again."""
         try:
             while self._waiting:
                 try:
                     await self._change_some()
                 except (FencedError, KafkaUnavailableError) as error:
                     self._reason = str(error)
-                    await asyncio.sleep(_RANDOM.uniform(*_AGAIN_S))
-                    self._waiting = [one for one in self._waiting if not one.done.done()]
+                    await asyncio.sleep(_RANDOM.uniform(*_RETRY_S))
+                    self._waiting = [change for change in self._waiting if not change.done.done()]
         finally:
             self._changing = None
             waiting, self._waiting = self._waiting, []
-            for one in waiting:
-                one.fail(KafkaUnavailableError("groups are not changed any more: halfway stops"))
+            for change in waiting:
+                change.fail(KafkaUnavailableError("groups can no longer be changed: halfway is stopping"))
 
     async def _change_some(self) -> None:
-        """Decide and write what waits by now, in one Kafka transaction (docs/protocol.md#changes-of-groups)."""
-        deadline = asyncio.get_running_loop().time() + _TRY_S
+        """Decide and write the waiting changes in one Kafka transaction (docs/protocol.md#changes-of-groups)."""
+        deadline = asyncio.get_running_loop().time() + _ATTEMPT_S
         await self._exclusive.fence_others(deadline=deadline)  # Step 1
         await self.refresh(deadline=deadline)  # Step 2
-        some, self._waiting = self._waiting, []
-        decided = [(one, record) for one in some if (record := self._decided(one)) is not None]
+        changes, self._waiting = self._waiting, []
+        decided = [(change, record) for change in changes if (record := self._decide(change)) is not None]
         if not decided:
             return
         try:
             offset = await self._exclusive.write([record for _, record in decided], deadline=deadline)  # Step 3
             await self._read_up_to(offset + 1, deadline)
         except MessageTooLargeError as error:
-            for one, _ in decided:
-                one.fail(error)
+            for change, _ in decided:
+                change.fail(error)
             return
         except BaseException:
-            self._exclusive.give_up()  # nobody decides before it is read
-            self._waiting = [*(one for one, _ in decided), *self._waiting]
+            self._exclusive.give_up()  # nothing is decided before it is read
+            self._waiting = [*(change for change, _ in decided), *self._waiting]
             raise
-        for one, _ in decided:
-            if not one.done.done():
-                one.done.set_result(None)
+        for change, _ in decided:
+            if not change.done.done():
+                change.done.set_result(None)
 
-    def _decided(self, one: _Change) -> Record | None:
-        """Return the record that makes a change; None if there is none, or nobody waits for it any more."""
-        if one.done.done():
+    def _decide(self, change: _Change) -> Record | None:
+        """Return the record that makes a change; None if nothing changes, or no caller waits for it any more."""
+        if change.done.done():
             return None
-        before = self.get(one.name)
+        before = self.get(change.name)
         try:
-            after = one.decide(before)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
-            one.fail(error)
+            after = change.decide(before)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            change.fail(error)
             return None
         if after == before:
-            one.done.set_result(None)
+            change.done.set_result(None)
             return None
-        headers = record_headers(KIND_GROUP, one.name, "deleted" if after is None else "registered")
-        return one.name.encode(), None if after is None else encode_group(after), headers
+        headers = record_headers(KIND_GROUP, change.name, "deleted" if after is None else "registered")
+        return change.name.encode(), None if after is None else encode_group(after), headers
 
     def _decode(self, message: Message) -> tuple[str, Group | None]:
         return group_in(message)

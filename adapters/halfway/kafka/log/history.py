@@ -1,4 +1,4 @@
-"""The port `History`: reads the records of one transaction back, off the event loop and within bounds."""
+"""The port `History`: reads back the records of one transaction, off the event loop and within limits."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from halfway.service.ports import LoggedOp, OpsRead, PlacesRead
 T = TypeVar("T")
 
 AT_ONCE: Final = 2
-"""Histories that are read at once."""
-MOST_WAITING: Final = 32
-MOST_RECORDS: Final = 100_000
-"""Of op, from each of the times that are known."""
-MOST_OF_TOPICS: Final = 50_000
-_LONGEST_S: Final = 5.0
+"""The most histories that are read at once."""
+MAX_WAITING: Final = 32
+MAX_RECORDS: Final = 100_000
+"""The most records that are read of op or the audit trail, from each of the known times."""
+MAX_TOPIC_RECORDS: Final = 50_000
+_MAX_READ_S: Final = 5.0
 _BATCH: Final = 1_000
 _POLL_S: Final = 0.2
-_AFTER_MS: Final = 30_000
-"""Messages of a commit stand in the log at most this much later than its op marker, by its time."""
+_MAX_LAG_MS: Final = 30_000
+"""The timestamps of a commit's messages are at most this much later than that of its op marker."""
 _MARKERS_S: Final = 1.0
-"""How long the markers of a commit may be on their way."""
+"""How long it may take until a commit's transaction markers are written."""
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 _REFUSED: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
 
 
 class KafkaHistory:
-    """Each read takes a consumer and a thread of its own; few are at once, and the rest waits."""
+    """Each read uses a consumer and a thread of its own. A few run at once, and the others wait."""
 
     def __init__(self, config: KafkaConfig, *, audited: bool) -> None:
-        """Keep the configuration; nothing connects before the first read. `audited`: there is an audit trail."""
+        """Keep the configuration; nothing connects before the first read. `audited`: an audit trail exists."""
         self._audited = audited
         self._config = config
         self._places = asyncio.Semaphore(AT_ONCE)
@@ -51,23 +51,23 @@ class KafkaHistory:
         return await self._read(lambda until: self._ops(shard, transaction_id, starts, until), deadline)
 
     async def places(self, transaction_id: str, topics: Sequence[str], *, at_ms: int, deadline: float) -> PlacesRead:
-        """Look for the messages of a commit in their topics."""
-        return await self._read(lambda until: self._found(transaction_id, topics, at_ms, until), deadline)
+        """Find the messages of a commit in their topics."""
+        return await self._read(lambda until: self._find_messages(transaction_id, topics, at_ms, until), deadline)
 
     async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        """Read what the audit trail has of an id from a time on."""
+        """Read the audit events of an id from a time on."""
         if not self._audited:
             return ()
         return await self._read(lambda until: self._acts(transaction_id, since_ms, until), deadline)
 
     async def _read(self, work: Callable[[float], T], deadline: float) -> T:
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._waiting} histories are being read already: try again later")
         loop = asyncio.get_running_loop()
         self._waiting += 1
         try:
             async with asyncio.timeout_at(deadline), self._places:
-                until = time.monotonic() + min(_LONGEST_S, max(0.0, deadline - loop.time()) / 2)
+                until = time.monotonic() + min(_MAX_READ_S, max(0.0, deadline - loop.time()) / 2)
                 return await asyncio.to_thread(work, until)
         except TimeoutError:
             raise KafkaUnavailableError("the history could not be read in time: try again") from None
@@ -87,7 +87,7 @@ class KafkaHistory:
             for start in offsets:
                 if start < position or ended:
                     continue
-                # What lies between the last record read and this start is left out.
+                # The records between the last one read and this start are left out.
                 complete = complete and position < 0
                 consumer.assign([TopicPartition(topic, shard, start)])
                 following = min((later for later in offsets if later > start), default=None)
@@ -96,21 +96,21 @@ class KafkaHistory:
                         ended = True
                         break
                     position = (message.offset() or 0) + 1
-                    if message.key() == key and (one := self._op(message)) is not None:
-                        found[one.offset] = one
-                        ended = one.op.kind.final
-                    if ended or (read >= MOST_RECORDS and (following is None or position < following)):
+                    if message.key() == key and (logged := self._op(message)) is not None:
+                        found[logged.offset] = logged
+                        ended = logged.op.kind.final
+                    if ended or (read >= MAX_RECORDS and (following is None or position < following)):
                         break
-            return OpsRead(ops=_in_order(found), complete=complete and ended)
+            return OpsRead(ops=_by_offset(found), complete=complete and ended)
 
     def _offsets(
         self, consumer: Consumer, topic: str, shard: int, starts: Sequence[int], until: float
     ) -> tuple[list[int], bool]:
-        """Return the offsets of some times; without any, that from which the end of the log is read."""
+        """Return the offsets of the given times; without times, the offset from which the end of the log is read."""
         left = max(0.1, until - time.monotonic())
         if not starts:
             low, high = consumer.get_watermark_offsets(TopicPartition(topic, shard), timeout=left)
-            start = max(low, high - MOST_RECORDS)
+            start = max(low, high - MAX_RECORDS)
             return [start], start == low
         offsets = []
         for at in starts:
@@ -125,7 +125,7 @@ class KafkaHistory:
         try:
             op = op_in(message, self._config.shards)
         except UndecodableError:
-            return None  # whoever serves the shard has logged and counted it
+            return None  # the owner of the shard has logged and counted it
         return LoggedOp(offset=message.offset() or 0, timestamp=message.timestamp()[1], op=op)
 
     def _acts(self, transaction_id: str, since_ms: int, until: float) -> Sequence[AuditEvent]:
@@ -139,23 +139,23 @@ class KafkaHistory:
                 return ()
             consumer.assign([place])
             for read, message in enumerate(_records(consumer, until)):
-                if message is None or read >= MOST_RECORDS:
+                if message is None or read >= MAX_RECORDS:
                     break
                 if message.key() == key:
-                    with suppress(UndecodableError):  # it is somebody else's
+                    with suppress(UndecodableError):  # halfway did not write it
                         event = decode_audit(message.value())
                         found[event.id] = event
         return tuple(found.values())
 
-    def _found(self, transaction_id: str, topics: Sequence[str], at_ms: int, until: float) -> PlacesRead:
+    def _find_messages(self, transaction_id: str, topics: Sequence[str], at_ms: int, until: float) -> PlacesRead:
         places: dict[int, tuple[int, int]] = {}
         details = []
         for topic in dict.fromkeys(topics):
             wanted = topics.count(topic)
             try:
-                found = self._in_topic(transaction_id, topic, wanted, at_ms, until)
+                found = self._find_in_topic(transaction_id, topic, wanted, at_ms, until)
             except KafkaException as exception:
-                details.append(_explained(topic, exception.args[0]))
+                details.append(_error_detail(topic, exception.args[0]))
                 continue
             places.update(found)
             if len(found) < wanted:
@@ -165,7 +165,7 @@ class KafkaHistory:
                 )
         return PlacesRead(places=places, detail="; ".join(details) or None)
 
-    def _in_topic(
+    def _find_in_topic(
         self, transaction_id: str, topic: str, wanted: int, at_ms: int, until: float
     ) -> dict[int, tuple[int, int]]:
         found: dict[int, tuple[int, int]] = {}
@@ -174,17 +174,17 @@ class KafkaHistory:
             metadata = consumer.list_topics(topic, timeout=left).topics[topic]
             if metadata.error is not None:
                 raise KafkaException(metadata.error)
-            asked = [TopicPartition(topic, number, at_ms) for number in metadata.partitions]
-            starts = [place for place in consumer.offsets_for_times(asked, left) if place.offset != OFFSET_END]
+            times = [TopicPartition(topic, number, at_ms) for number in metadata.partitions]
+            starts = [place for place in consumer.offsets_for_times(times, left) if place.offset != OFFSET_END]
             if any(place.error is not None for place in starts):
                 raise KafkaException(next(place.error for place in starts if place.error is not None))
             consumer.assign(starts)
-            left_in = {place.partition for place in starts}
+            unfinished = {place.partition for place in starts}
             at_end: set[int] = set()
             read = 0
-            markers_until = time.monotonic() + (_MARKERS_S if time.time() * 1000 - at_ms < _AFTER_MS else 0.0)
-            while len(found) < wanted and read < MOST_OF_TOPICS and time.monotonic() < until:
-                if left_in <= at_end and time.monotonic() > markers_until:
+            markers_until = time.monotonic() + (_MARKERS_S if time.time() * 1000 - at_ms < _MAX_LAG_MS else 0.0)
+            while len(found) < wanted and read < MAX_TOPIC_RECORDS and time.monotonic() < until:
+                if unfinished <= at_end and time.monotonic() > markers_until:
                     break
                 for message in consumer.consume(_BATCH, _POLL_S):
                     partition = message.partition() or 0
@@ -195,15 +195,15 @@ class KafkaHistory:
                         continue
                     read += 1
                     at_end.discard(partition)
-                    if message.timestamp()[1] > at_ms + _AFTER_MS:
-                        left_in.discard(partition)
+                    if message.timestamp()[1] > at_ms + _MAX_LAG_MS:
+                        unfinished.discard(partition)
                     number = self._message_number(message, transaction_id)
                     if number is not None:
                         found[number] = (partition, message.offset() or 0)
         return found
 
     def _message_number(self, message: Message, transaction_id: str) -> int | None:
-        """Return which message of a transaction this is, None for another's."""
+        """Return the number of a transaction's message, None if the message is of another transaction."""
         headers: dict[str, bytes | None] = dict(headers_of(message))  # type: ignore[arg-type]
         if headers.get("halfway-transaction-id") != transaction_id.encode():
             return None
@@ -221,7 +221,7 @@ class KafkaHistory:
 
 
 def _records(consumer: Consumer, until: float) -> Iterator[Message | None]:
-    """Give records, and None at the end; stops when the time is over."""
+    """Yield records, and None at the end of the partition; stop when the time is up."""
     while time.monotonic() < until:
         for message in consumer.consume(_BATCH, _POLL_S):
             error = message.error()
@@ -233,11 +233,11 @@ def _records(consumer: Consumer, until: float) -> Iterator[Message | None]:
                 raise KafkaException(error)
 
 
-def _in_order(found: dict[int, LoggedOp]) -> tuple[LoggedOp, ...]:
+def _by_offset(found: dict[int, LoggedOp]) -> tuple[LoggedOp, ...]:
     return tuple(found[offset] for offset in sorted(found))
 
 
-def _explained(topic: str, error: KafkaError) -> str:
+def _error_detail(topic: str, error: KafkaError) -> str:
     if error.code() in _REFUSED:
-        return f"Kafka does not let halfway read {topic}: grant it Read (ACL) to see where messages stand"
+        return f"Kafka does not let halfway read {topic}: grant it Read (ACL) to see the offsets of messages"
     return f"{topic} could not be read: {error.str()}"

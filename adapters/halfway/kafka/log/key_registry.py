@@ -15,7 +15,7 @@ from halfway.service.ports import Observer
 
 
 class KafkaKeys(CompactedTable[Key]):
-    """The keys by public id; each record is a keyed hash, never a key."""
+    """The keys by public id. A record contains a keyed hash, never the key itself."""
 
     not_read_event = "keys_not_read"
 
@@ -27,11 +27,11 @@ class KafkaKeys(CompactedTable[Key]):
 
     @property
     def table(self) -> KeyTable:
-        """What is known of the log."""
+        """The keys that were read so far."""
         return self._table
 
     async def start(self, *, deadline: float) -> None:
-        """Start the writer, then read all that there is, as the table does."""
+        """Start the writer, then the table."""
         self._writer.start()
         await super().start(deadline=deadline)
 
@@ -41,12 +41,12 @@ class KafkaKeys(CompactedTable[Key]):
         await super().stop()
 
     async def put(self, key: Key, *, deadline: float) -> None:
-        """Write a key and return once it is read back; KafkaUnavailableError past the deadline."""
+        """Write a key and return once it is read back, or raise KafkaUnavailableError at the deadline."""
         headers = record_headers(KIND_KEY, key.principal.group or "", "created")
         await self._write(key.id, encode_key(key), headers, deadline=deadline)
 
     async def delete(self, key_id: str, *, deadline: float) -> None:
-        """Remove a key and return once the removal is read back; KafkaUnavailableError past the deadline."""
+        """Delete a key and return once the deletion is read back, or raise KafkaUnavailableError at the deadline."""
         await self._write(key_id, None, record_headers(KIND_KEY, "", "revoked"), deadline=deadline)
 
     async def _write(self, name: str, value: bytes | None, headers: Headers, *, deadline: float) -> None:

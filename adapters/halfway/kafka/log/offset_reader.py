@@ -29,15 +29,15 @@ T = TypeVar("T")
 MAX_WAITING: Final = 2_000
 _BATCH: Final = 500
 _POLL_S: Final = 0.1
-_WARM_S: Final = 1.0
-_SEEK_OVER: Final = 200
-"""A gap of up to so many records is read rather than skipped with a seek, which costs a round trip."""
+_METADATA_S: Final = 1.0
+_MAX_READ_GAP: Final = 200
+"""A gap of up to this many records is read, not skipped: a seek costs a round trip."""
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 @dataclass(kw_only=True, eq=False)
-class _Wanted:
-    """One record that a caller waits for; `deadline` is on `time.monotonic()`."""
+class _WantedRecord:
+    """A record that a caller waits for; `deadline` is on `time.monotonic()`."""
 
     place: Place
     offset: int
@@ -56,7 +56,7 @@ class RecordReader:
         self._config = config
         self._observer = observer
         self._condition = threading.Condition()
-        self._waiting: list[_Wanted] = []
+        self._waiting: list[_WantedRecord] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="halfway-readback", daemon=True)
         self._loop: Loop | None = None
@@ -84,13 +84,13 @@ class RecordReader:
         """Return the decoded value of the record at an offset whose key is `key`.
 
         Raises:
-            KafkaUnavailableError: the record could not be read in time, or the offset does not hold that key.
+            KafkaUnavailableError: the record could not be read in time, or the record at the offset has another key.
 
         """
         if self._loop is None:
             raise KafkaUnavailableError("halfway is not running")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        wanted = _Wanted(
+        wanted = _WantedRecord(
             place=place,
             offset=offset,
             key=key,
@@ -100,7 +100,7 @@ class RecordReader:
         )
         with self._condition:
             if self._stopping or len(self._waiting) >= MAX_WAITING:
-                raise KafkaUnavailableError(f"{len(self._waiting)} reads wait for Kafka already")
+                raise KafkaUnavailableError(f"{len(self._waiting)} reads are already waiting for Kafka")
             self._waiting.append(wanted)
             self._condition.notify()
         self._futures.add(future)
@@ -109,7 +109,7 @@ class RecordReader:
                 return await future
         except TimeoutError:
             raise KafkaUnavailableError(
-                f"the record at {_at(place, offset)} could not be read in time", topic=place[0]
+                f"the record at {_label(place, offset)} could not be read in time", topic=place[0]
             ) from None
         finally:
             self._futures.discard(future)
@@ -123,7 +123,7 @@ class RecordReader:
                     "enable.partition.eof": True,
                     # A missing offset must be an error, not a reason to read the whole partition.
                     "auto.offset.reset": "error",
-                    # Fetch only the records that are asked for, and nothing ahead.
+                    # Fetch only the requested records, and nothing ahead.
                     "queued.min.messages": 1,
                     "fetch.wait.max.ms": 50,
                     "fetch.queue.backoff.ms": 5,
@@ -134,14 +134,14 @@ class RecordReader:
         try:
             # Without metadata the first read would wait up to a second for librdkafka's own refresh.
             with suppress(KafkaException):
-                consumer.list_topics(self._config.half_topic, timeout=_WARM_S)
+                consumer.list_topics(self._config.half_topic, timeout=_METADATA_S)
             while batch := self._next():
                 self._read_batch(consumer, batch)
         finally:
             consumer.close()
 
-    def _next(self) -> list[_Wanted]:
-        """Wait for records to read; returns an empty list only when stopped."""
+    def _next(self) -> list[_WantedRecord]:
+        """Wait for requested records; return an empty list only after `stop`."""
         with self._condition:
             while not self._waiting and not self._stopping:
                 self._condition.wait()
@@ -150,8 +150,8 @@ class RecordReader:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             return batch
 
-    def _read_batch(self, consumer: Consumer, batch: list[_Wanted]) -> None:
-        rows: dict[Place, list[_Wanted]] = {}
+    def _read_batch(self, consumer: Consumer, batch: list[_WantedRecord]) -> None:
+        rows: dict[Place, list[_WantedRecord]] = {}
         for wanted in sorted(batch, key=lambda wanted: wanted.offset, reverse=True):
             rows.setdefault(wanted.place, []).append(wanted)
         until = max(wanted.deadline for wanted in batch)
@@ -171,19 +171,19 @@ class RecordReader:
             for row in rows.values():
                 self._answer_row(row, KafkaUnavailableError(f"Kafka cannot be read: {exception.args[0].str()}"))
         except Exception:
-            # The thread must go on serving the others.
+            # The thread must continue to serve the other callers.
             log.exception("readback_failed")
             for row in rows.values():
                 self._answer_row(row, KafkaUnavailableError("a record could not be read"))
-        # The callers of all that is left have given up.
+        # The callers of the remaining rows have given up.
 
-    def _put_back(self, rows: dict[Place, list[_Wanted]]) -> None:
+    def _put_back(self, rows: dict[Place, list[_WantedRecord]]) -> None:
         now = time.monotonic()
         with self._condition:
             self._waiting += [wanted for row in rows.values() for wanted in row if wanted.deadline > now]
 
-    def _take(self, consumer: Consumer, rows: dict[Place, list[_Wanted]], message: Message) -> None:
-        """Serve the callers that wait for this record; `rows` are sorted, the lowest offset last."""
+    def _take(self, consumer: Consumer, rows: dict[Place, list[_WantedRecord]], message: Message) -> None:
+        """Answer the callers that wait for this record; each row is sorted, with the lowest offset last."""
         place = (message.topic() or "", message.partition() or 0)
         row, error, offset = rows.get(place), message.error(), message.offset()
         if row is None or offset is None:
@@ -193,36 +193,36 @@ class RecordReader:
                 self._answer_row(row, KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
                 del rows[place]
             return
-        passed = list(_passed(row, offset))
-        self._answer_row(passed, KafkaUnavailableError(f"nothing stands at {place[0]}[{place[1]}] any more"))
+        gone = list(_pop_before(row, offset))
+        self._answer_row(gone, KafkaUnavailableError(f"the record in {place[0]}[{place[1]}] no longer exists"))
         if error is None:
-            for wanted in _passed(row, offset + 1):
+            for wanted in _pop_before(row, offset + 1):
                 self._answer_row([wanted], self._decoded(wanted, message))
         if not row:
             del rows[place]
             consumer.incremental_unassign([TopicPartition(*place)])
-        elif row[-1].offset > offset + _SEEK_OVER and error is None:
+        elif row[-1].offset > offset + _MAX_READ_GAP and error is None:
             consumer.seek(TopicPartition(*place, row[-1].offset))
 
-    def _decoded(self, wanted: _Wanted, message: Message) -> Any:
+    def _decoded(self, wanted: _WantedRecord, message: Message) -> Any:
         if message.key() != wanted.key:
-            return KafkaUnavailableError(f"another record stands at {_at(wanted.place, wanted.offset)}")
+            return KafkaUnavailableError(f"another record is at {_label(wanted.place, wanted.offset)}")
         try:
             return wanted.decode(message.value())
         except UndecodableError as error:
             note_skipped(message, error, self._observer.skipped_record)
-            return KafkaUnavailableError(f"the record at {_at(wanted.place, wanted.offset)} cannot be decoded")
+            return KafkaUnavailableError(f"the record at {_label(wanted.place, wanted.offset)} cannot be decoded")
 
-    def _answer_row(self, row: list[_Wanted], result: Any) -> None:
+    def _answer_row(self, row: list[_WantedRecord], result: Any) -> None:
         if row and self._loop is not None:
             self._loop.post(answer_all, [(wanted.future, result) for wanted in row])
 
 
-def _passed(row: list[_Wanted], offset: int) -> Iterator[_Wanted]:
-    """Take from a row the records before an offset."""
+def _pop_before(row: list[_WantedRecord], offset: int) -> Iterator[_WantedRecord]:
+    """Remove the records before an offset from a row, and yield them."""
     while row and row[-1].offset < offset:
         yield row.pop()
 
 
-def _at(place: Place, offset: int) -> str:
+def _label(place: Place, offset: int) -> str:
     return f"{place[0]}[{place[1]}]@{offset}"

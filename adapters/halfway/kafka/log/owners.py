@@ -1,4 +1,4 @@
-"""The port `Owners`: the owner of each shard by the records in `<prefix>owners`. A hint, and no more."""
+"""The port `Owners`: the owner of each shard by the records in `<prefix>owners`. It is only a hint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KafkaOwners:
         """Keep the configuration and the counter of skipped records; nothing is read before `start`."""
         self._config = config
         self._skipped = skipped
-        self._own = config.instance_url
+        self._own_url = config.instance_url
         self._hints: dict[int, OwnerHint] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="halfway-owners-tail", daemon=True)
@@ -65,7 +65,7 @@ class KafkaOwners:
                 log.warning("owners_not_read", topic=topic, error=error.args[0].str())
                 self._stopping.wait(_PAUSE_S)
             except Exception:
-                # Go on after any error: owners that are never read again would be worse.
+                # Continue after any error: never reading owners again would be worse.
                 log.exception("owners_not_read", topic=topic)
                 self._stopping.wait(_PAUSE_S)
             finally:
@@ -82,7 +82,7 @@ class KafkaOwners:
             self._loop.post(self._apply, place[1], self._hint(place[1], owner))
 
     def _hint(self, shard: int, owner: Owner | None) -> OwnerHint | None:
-        if owner is None or owner.url == self._own:
+        if owner is None or owner.url == self._own_url:
             return None
         refusal = base_url_refusal(owner.url)
         if refusal is not None:

@@ -1,4 +1,4 @@
-"""Reads assigned partitions and tracks the position in each, control records included."""
+"""Reads assigned partitions and tracks the position in each, including control records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 BATCH: Final = 1_000
-_MEET_S: Final = 2.0
+_METADATA_S: Final = 2.0
 _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 LEADER_MOVES: Final = frozenset(
     {
@@ -28,9 +28,9 @@ LEADER_MOVES: Final = frozenset(
         KafkaError._NOENT,  # noqa: SLF001 - no leader is found in the client's metadata
     }
 )
-"""Errors of a broker or the client until both know the same leader of a partition: ask again."""
-# Errors that librdkafka reports although it recovers from them by itself.
-_PASSING: Final = LEADER_MOVES | frozenset(
+"""Errors that last until the broker and the client agree on the leader of a partition: retry the request."""
+# Errors that librdkafka reports and then recovers from by itself.
+_TRANSIENT: Final = LEADER_MOVES | frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
@@ -46,11 +46,11 @@ _PASSING: Final = LEADER_MOVES | frozenset(
 Place = tuple[str, int]
 
 
-def meet(client: Consumer | AdminClient, topic: str, timeout_s: float) -> bool:
-    """Have a client look up the leaders of a topic; return whether Kafka answered. Blocks.
+def refresh_leaders(client: Consumer | AdminClient, topic: str, timeout_s: float) -> bool:
+    """Make a client look up the leaders of a topic; return whether Kafka answered. Blocks.
 
-    librdkafka asks with the leader epoch that it has cached. If the broker answers that this epoch is older than the
-    broker's own, librdkafka still keeps it for up to 15 minutes.
+    librdkafka sends the leader epoch that it has cached. If the broker answers that this epoch is older than its own,
+    librdkafka still keeps the old epoch for up to 15 minutes.
     """
     try:
         client.list_topics(topic, timeout=timeout_s)
@@ -60,62 +60,62 @@ def meet(client: Consumer | AdminClient, topic: str, timeout_s: float) -> bool:
 
 
 class PartitionReader:
-    """A read_committed consumer with assigned partitions only. `positions` holds how far each is read without a gap.
+    """A read_committed consumer that assigns itself partitions. `positions`: how far each is read without a gap.
 
     A position is the offset after the last record, or the end of the partition for committed reads (its LSO): only the
-    LSO gets a position past control records and aborted records.
+    LSO moves a position past control records and aborted records.
     """
 
     def __init__(
-        self, config: KafkaConfig, handling_lock: AbstractContextManager[object] | None = None, /, **over: Any
+        self, config: KafkaConfig, handling_lock: AbstractContextManager[object] | None = None, /, **overrides: Any
     ) -> None:
         """Create the consumer; nothing is read before `add`. Records are handled while `handling_lock` is held."""
         self._handling_lock = nullcontext() if handling_lock is None else handling_lock
-        self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **over}))
+        self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **overrides}))
         self.positions: dict[Place, int] = {}
         self.moved_at = -math.inf
         """When reading last moved a position, on `time.monotonic()`."""
         self.records = 0
-        """How many records were handled so far."""
+        """The number of records that were handled so far."""
 
     def add(self, starts: Mapping[Place, int]) -> None:
         """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
         known = {topic for topic, _ in self.positions}
         for topic in {topic for topic, _ in starts} - known:
-            # A fetch that begins without leaders waits for 500 ms or 1 s. If Kafka does not answer, it reports that.
-            meet(self._consumer, topic, _MEET_S)
+            # A first fetch without known leaders waits for 500 ms or 1 s. If Kafka does not answer, `read` raises.
+            refresh_leaders(self._consumer, topic, _METADATA_S)
         for place, offset in starts.items():
             self.positions[place] = offset
         self._consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
 
     def remove(self, places: Iterable[Place]) -> None:
         """Stop reading these partitions."""
-        gone = [place for place in places if place in self.positions]
-        for place in gone:
+        removed = [place for place in places if place in self.positions]
+        for place in removed:
             del self.positions[place]
-        if gone:
-            self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+        if removed:
+            self._consumer.incremental_unassign([TopicPartition(*place) for place in removed])
 
     def read(self, timeout: float, handle: Callable[[Place, Message], None]) -> set[Place]:
-        """Handle the records of the next `timeout` seconds; return the partitions that gave a record or their end.
+        """Handle the records of the next `timeout` seconds; return the partitions with a record or an end-of-partition.
 
         Raises:
-            KafkaException: Kafka refuses reads of a partition.
+            KafkaException: Kafka refuses to let a partition be read.
 
         """
-        heard: set[Place] = set()
-        # `consume` waits for a whole batch: wait for one message, then take those that are there already.
+        active: set[Place] = set()
+        # `consume` waits for a whole batch: wait for one message, then take those that have arrived already.
         first = self._consumer.poll(timeout)
         if first is None:
-            return heard
+            return active
         with self._handling_lock:
-            failure = self._handle_batch(first, handle, heard)
+            failure = self._handle_batch(first, handle, active)
         if failure is not None:
             raise KafkaException(failure)
-        return heard
+        return active
 
     def _handle_batch(
-        self, first: Message, handle: Callable[[Place, Message], None], heard: set[Place]
+        self, first: Message, handle: Callable[[Place, Message], None], active: set[Place]
     ) -> KafkaError | None:
         failure: KafkaError | None = None
         positions = self.positions
@@ -124,7 +124,7 @@ class PartitionReader:
             error = message.error()
             if error is not None and error.code() != _EOF:
                 # Raised after the other messages are handled: the consumer has already moved past them.
-                failure = failure if error.code() in _PASSING else error
+                failure = failure if error.code() in _TRANSIENT else error
                 continue
             place = (message.topic() or "", message.partition() or 0)
             offset = message.offset()
@@ -138,7 +138,7 @@ class PartitionReader:
             if offset > position:
                 positions[place] = offset
                 moved = True
-            heard.add(place)
+            active.add(place)
         if moved:
             self.moved_at = time.monotonic()
         return failure
@@ -155,13 +155,13 @@ class PartitionReader:
         return True
 
     def first_since(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
-        """Return by partition an offset before which no record has that time (ms) or a later one.
+        """Return, for each partition, an offset before which no record has the given time (ms) or a later one.
 
-        Kafka searches below the LSO only, although records at the LSO may be committed a moment later. If it finds
-        nothing, the offset is the LSO as it was before the search.
+        Kafka searches only below the LSO, although records at the LSO may be committed a moment later. If it finds
+        nothing, the offset is the LSO from before the search.
 
         Raises:
-            KafkaException: Kafka did not answer for a partition, which must not be taken for "there is none".
+            KafkaException: Kafka did not answer for a partition, which must not be read as "there is no such record".
 
         """
         ends = self._offsets_for_times(dict.fromkeys(times, OFFSET_END), timeout)
@@ -169,8 +169,8 @@ class PartitionReader:
         return {place: ends[place] if offset < 0 else offset for place, offset in found.items()}
 
     def _offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
-        asked = [TopicPartition(*place, at) for place, at in times.items()]
-        found = self._consumer.offsets_for_times(asked, timeout=timeout)
+        entries = [TopicPartition(*place, at) for place, at in times.items()]
+        found = self._consumer.offsets_for_times(entries, timeout=timeout)
         failure = next((entry.error for entry in found if entry.error is not None), None)
         if failure is not None:
             raise KafkaException(failure)

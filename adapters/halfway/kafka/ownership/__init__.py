@@ -1,1 +1,1 @@
-"""Ownership of shards: membership, acquisition, fencing, release. May import every neighbour."""
+"""Ownership of shards: membership, acquisition, fencing, release. May import every sibling folder."""

@@ -44,39 +44,39 @@ from halfway.service.ports import Cursors
 
 log = structlog.get_logger()
 
-_ASK_S: Final = 10.0
+_REQUEST_S: Final = 10.0
 _SKEW_MS: Final = 60_000
-"""The clocks of instances may differ by this much: op is read from so much before the horizon."""
-# A fetch that waits for one partition's next record holds up partitions that have just been added; and several
-# acquisitions at once must not fetch more than one instance may hold.
-_QUICK: Final = {"fetch.wait.max.ms": 20, "queued.max.messages.kbytes": 4_096}
+"""The clocks of instances may differ by this much, so op is read from this much before the horizon."""
+# A fetch that waits for the next record of one partition delays partitions that have just been added. And concurrent
+# acquisitions together must not fetch more than one instance can hold.
+_CONSUMER_OVERRIDES: Final = {"fetch.wait.max.ms": 20, "queued.max.messages.kbytes": 4_096}
 
 
 class CursorLoader(Protocol):
     """Loads the committed cursors."""
 
     def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
-        """Return the committed cursors of shards, none for a shard that never had any; blocks."""
+        """Return the committed cursors of shards; a shard without any is left out. Blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acquired:
-    """A shard that this incarnation owns, and its fold up to the barrier at `barrier` (an offset in half[s])."""
+    """A shard that this incarnation owns, and its fold up to its barrier (at offset `barrier` of half[s])."""
 
     shard: int
     state: ShardState
     barrier: int
     released_at: int | None = None
-    """When its former owner released it (ms since the epoch, by that owner's clock); None if it did not."""
+    """When the former owner released it (ms since the epoch, by that owner's clock); None if it did not."""
 
 
 @dataclass(kw_only=True)
 class Acquisition:
     """One attempt to acquire a shard for one incarnation, on a thread of its own; `acquire` is called once.
 
-    `claimed` tells that the owner record certainly names this incarnation, whatever happens afterwards: a shard that is
-    not served must be released, or its next owner fences this incarnation. A claim that is not certain must not be
-    released: the tombstone could stand over another's owner record.
+    `claimed`: the owner record certainly names this incarnation, even if a later step fails. Then a shard that is not
+    served must be released, or its next owner fences this incarnation. An uncertain claim must not be released: the
+    tombstone could overwrite the owner record of another incarnation.
     """
 
     config: KafkaConfig
@@ -85,11 +85,11 @@ class Acquisition:
     shard: int
     cursors: CursorLoader
     fences: FencedOwners
-    """The owners that this incarnation has fenced, for all of its acquisitions."""
+    """The owners that this incarnation has fenced; shared by all of its acquisitions."""
     handling_lock: AbstractContextManager[object]
-    """Held while records are handled: acquisitions side by side take turns, and leave the loop's thread its own."""
+    """Held while records are handled: concurrent acquisitions take turns, which leaves time for the loop's thread."""
     deadline: float
-    """For steps 1 to 4, on `time.monotonic()`; it moves on as long as reading moves."""
+    """For steps 1 to 4, on `time.monotonic()`; it is extended while reading makes progress."""
     stall_s: float
     """How long reading may make no progress."""
     cancelled: Callable[[], bool]
@@ -119,7 +119,7 @@ class Acquisition:
         reader: PartitionReader | None = None
         try:
             producer = self._fence_acquirers()
-            reader = PartitionReader(self.config, self.handling_lock, **_QUICK)
+            reader = PartitionReader(self.config, self.handling_lock, **_CONSUMER_OVERRIDES)
             self._acquisition_deadline = AcquisitionDeadline(
                 until=self.deadline, stall_s=self.stall_s, reader=reader, cancelled=self.cancelled
             )
@@ -127,7 +127,7 @@ class Acquisition:
             self._fence_former_owners(reader)
             self._acquisition_deadline.check("fencing the former owner")
             barriers = self._claim(producer)
-            # A fold may take long, and many may run at once.
+            # A fold can take long, and many can run at once, so release the producer first.
             producer.abandon()
             acquired = self._fold(reader, barriers)
         except FormerOwnerUnknownError as error:
@@ -173,7 +173,7 @@ class Acquisition:
     # --- step 4
 
     def _claim(self, producer: TransactionalProducer) -> dict[str, int]:
-        """Step 4: commit owner record and barriers; return the barriers' offsets by topic."""
+        """Step 4: commit the owner record and the barriers; return the barriers' offsets by topic."""
         barriers: dict[str, int] = {}
         producer.begin()
         try:
@@ -187,7 +187,7 @@ class Acquisition:
         return barriers
 
     def _produce_claim(self, producer: TransactionalProducer, barriers: dict[str, int]) -> tuple[str, ...]:
-        """Produce the owner record and a barrier to each of the topics returned; reports put them into `barriers`."""
+        """Produce the owner record, and a barrier to each returned topic; `barriers` gets their offsets on delivery."""
         shard = self.shard
         config, now = self.config, time.time_ns() // 1_000_000
         owner = Owner(
@@ -212,7 +212,7 @@ class Acquisition:
             timestamp=now,
             headers=record_headers(KIND_OWNER, "", "acquired"),
         )
-        topics = self._folded
+        topics = self._folded_topics
         for topic in topics:
             producer.produce(topic, barrier, BARRIER_KEY, shard, on_delivery=report, timestamp=now, headers=headers)
         return topics
@@ -220,17 +220,18 @@ class Acquisition:
     # --- step 5
 
     def _fold(self, reader: PartitionReader, barriers: Mapping[str, int]) -> Acquired:
-        """Step 5: fold from the cursors up to the barriers: parked first, then half and op side by side."""
+        """Step 5: fold from the cursors up to the barriers: parked first, then half and op together."""
         config, shard = self.config, self.shard
         state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
         handle = self._fold_into(state)
-        starts = self._starts(reader, barriers)
-        # What was parked in an earlier life of an id must be known to be over before its later life is read.
+        starts = self._start_offsets(reader, barriers)
+        # If an id was parked and is used again, the fold must know that the earlier use has ended before it reads the
+        # later one.
         for topics in ((config.parked_topic,), (config.half_topic, config.op_topic)):
             reader.add({(topic, shard): starts[topic] for topic in topics})
             self._read_up_to({(topic, shard): barriers[topic] + 1 for topic in topics}, reader, handle)
         state.half_tail = barriers[config.half_topic] + 1
-        # If op had nothing to read, its cursor must not go back to the beginning.
+        # If there was nothing to read in op, its cursor must not go back to the beginning.
         state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
         state.complete_fold()
         return Acquired(
@@ -240,29 +241,28 @@ class Acquisition:
     def _read_up_to(
         self, targets: Mapping[Place, int], reader: PartitionReader, handle: Callable[[Place, Message], None]
     ) -> None:
-        """Read until the targets are reached; a long log may take its time as long as reading moves."""
-        began = time.monotonic()
+        """Read until the targets are reached; there is no time limit while reading makes progress."""
+        started = time.monotonic()
         while not reader.read_until(targets, time.monotonic() + 1, handle):
-            if self._acquisition_deadline.is_stalled(since=began):
-                short = sorted(place for place, end in targets.items() if reader.positions[place] < end)
-                held = ", ".join(f"{topic}-{number}" for topic, number in short)
+            if self._acquisition_deadline.is_stalled(since=started):
+                stuck = sorted(place for place, end in targets.items() if reader.positions[place] < end)
+                names = ", ".join(f"{topic}-{number}" for topic, number in stuck)
                 raise AcquireError(
                     "folding",
-                    f"nothing more can be read of {held}: Kafka does not answer, or a Kafka transaction is open there "
-                    "that nobody ends",
+                    f"reading {names} makes no progress: Kafka does not answer, or a Kafka transaction hangs there",
                     remedy=HANGING,
                 )
             self._acquisition_deadline.check_wanted("folding")
 
-    def _starts(self, reader: PartitionReader, barriers: Mapping[str, int]) -> dict[str, int]:
-        """Return where to start: half at its cursor, op at the lower of its cursor and the horizon, all of parked."""
+    def _start_offsets(self, reader: PartitionReader, barriers: Mapping[str, int]) -> dict[str, int]:
+        """Return where to start: half at its cursor, op at the lower of cursor and horizon, parked at the beginning."""
         config, shard = self.config, self.shard
         cursor = self.cursors.load([shard]).get(shard)
         since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
         op = config.op_topic, shard
-        horizon = reader.first_since({op: since}, _ASK_S)[op]
-        starts = dict.fromkeys(self._folded, OFFSET_BEGINNING)
-        # With a cursor past the end nothing would be read.
+        horizon = reader.first_since({op: since}, _REQUEST_S)[op]
+        starts = dict.fromkeys(self._folded_topics, OFFSET_BEGINNING)
+        # From a cursor past the end nothing would be read.
         if cursor is not None and cursor.half <= barriers[config.half_topic] and cursor.op <= barriers[config.op_topic]:
             starts[config.half_topic] = cursor.half
             starts[config.op_topic] = min(cursor.op, horizon)
@@ -278,7 +278,7 @@ class Acquisition:
             raise AcquireError("folding", str(newer), outdated=True) from newer
 
     @property
-    def _folded(self) -> tuple[str, str, str]:
+    def _folded_topics(self) -> tuple[str, str, str]:
         return self.config.half_topic, self.config.op_topic, self.config.parked_topic
 
     def _fold_into(self, state: ShardState) -> Callable[[Place, Message], None]:

@@ -1,4 +1,4 @@
-"""How long an acquisition may take, and the error with which it fails."""
+"""How long an acquisition may take, and the error that it raises."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HANGING: Final = (
 class AcquireError(Exception):
     """An acquisition failed; the shard may be tried again.
 
-    `fenced`: somebody else is acquiring. `outdated`: the log holds what only a newer release can read. `remedy` is what
-    the operator can do if it goes on.
+    `fenced`: another instance is acquiring the shard. `outdated`: only a newer release can read some record of the log.
+    `remedy`: what the operator can do if the error persists.
     """
 
     def __init__(
         self, step: str, detail: str, *, remedy: str = HANGING, fenced: bool = False, outdated: bool = False
     ) -> None:
-        """Say at which step, and what happened."""
+        """Keep the step and what happened there."""
         super().__init__(f"{step}: {detail}")
         self.remedy = remedy
         self.fenced = fenced
@@ -34,9 +34,9 @@ class AcquireError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class AcquisitionDeadline:
-    """The deadline of one acquisition, which moves on as long as its reader moves.
+    """The deadline of one acquisition, which is extended while its reader makes progress.
 
-    A long log may take its time: all of half is read if there is no owner record.
+    Reading a long log may take its time: without an owner record all of half is read.
     """
 
     until: float
@@ -48,11 +48,11 @@ class AcquisitionDeadline:
 
     @property
     def deadline(self) -> float:
-        """The deadline as of now; it moves on with the reader."""
+        """The deadline as of now; the reader's progress extends it."""
         return max(self.until, self.reader.moved_at + self.stall_s)
 
     def is_stalled(self, since: float) -> bool:
-        """Return whether nothing has moved for too long, counted from `since` at the earliest."""
+        """Return whether the reader has made no progress for too long, counted from `since` at the earliest."""
         return time.monotonic() - max(since, self.reader.moved_at) > self.stall_s
 
     def check(self, step: str) -> None:

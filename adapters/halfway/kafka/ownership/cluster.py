@@ -1,4 +1,4 @@
-"""The lane and the membership of one instance, put together."""
+"""The lane and the membership of one instance."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from halfway.service.ports import Observer
 
 
 class KafkaCluster:
-    """Give the service `lane`, and `membership` a listener: `await cluster.membership.start(service)`."""
+    """The lane and the membership of one instance. Start it by `await cluster.membership.start(service)`."""
 
     def __init__(
         self, config: KafkaConfig, observer: Observer, destinations: Destinations, cursors: CursorLoader
     ) -> None:
-        """Nothing is asked of Kafka before `membership.start`; the topics must have been ensured by then."""
+        """Create both parts. They connect in `membership.start`, which needs the internal topics to exist."""
         self.lane = KafkaLane()
         self.membership = KafkaMembership(config, self.lane, observer, destinations, cursors)

@@ -1,4 +1,4 @@
-"""Acquires shards for one instance: each by itself, a few at once, each with its own back-off."""
+"""Acquires the shards of one instance: each separately, with its own back-off, and a few at once."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from halfway.kafka.ownership.retry_backoff import pause_after
 log = structlog.get_logger()
 
 AT_ONCE: Final = 8
-"""Acquisitions at once, which bounds producers, consumers and threads whatever the number of shards."""
-AGAIN_AT_ONCE: Final = 4
-"""Of these, how many may be of shards that have failed before: the others always find a place."""
+"""The most concurrent acquisitions; this bounds producers, consumers and threads for any number of shards."""
+RETRIES_AT_ONCE: Final = 4
+"""How many of these may be for shards that have failed before, so that the others always get a place."""
 _CLAIM_S: Final = 30.0
 _FIRST_PATIENCE_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardTrouble:
-    """A shard that is assigned to this instance and could not be acquired yet."""
+    """A shard that is assigned to this instance and that it has failed to acquire so far."""
 
     shard: int
     since: float
     """When an attempt first failed, in seconds since the epoch."""
     tries: int
     error: str
-    """Why the last try failed."""
+    """Why the last attempt failed."""
     remedy: str
     """What the operator can do."""
 
 
 class Assignment(Protocol):
-    """What an acquisition asks of its membership."""
+    """What an acquisition needs from its membership."""
 
     def wants(self, incarnation: Incarnation, shard: int) -> bool:
-        """Whether a shard is still to be acquired for an incarnation; called on any thread."""
+        """Return whether a shard is still to be acquired for an incarnation; called on any thread."""
 
     async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
         """Serve a shard if it is still wanted."""
 
     def look_again(self) -> None:
-        """Look again at what is to be acquired: an acquisition has ended."""
+        """Check again which shards are to be acquired: an acquisition has ended."""
 
     def outdated(self, error: str) -> None:
-        """Note that the log holds records that only a newer release can read."""
+        """Record that the log contains records that only a newer release can read."""
 
     def count_skipped(self, topic: str, reason: str) -> None:
         """Count a record that cannot be decoded; called on any thread."""
@@ -73,62 +73,62 @@ class _Attempts:
     incarnation: Incarnation
     task: asyncio.Task[None] = field(init=False)
     trying: bool = False
-    """Trying, or releasing: it ends by itself, and must not be cancelled."""
+    """An attempt or a release is under way: the task ends by itself, and must not be cancelled."""
     claimed: bool = False
-    """Whether an attempt has certainly claimed the shard, which is not served yet."""
+    """An attempt has certainly claimed the shard, and it is not served yet."""
 
 
 class ConcurrentAcquisitions:
-    """Acquires shards side by side. Everything is called on the loop's thread; what blocks runs on its own threads."""
+    """Acquires shards concurrently. Call it on the loop's thread; blocking work runs on its own threads."""
 
     def __init__(
         self, config: KafkaConfig, cursors: CursorLoader, assignment: Assignment, fenced_pause_s: float
     ) -> None:
-        """An acquisition that was fenced waits at least `fenced_pause_s` before the next try."""
+        """Create it; a fenced acquisition waits at least `fenced_pause_s` before its next attempt."""
         self._config = config
         self._cursors = cursors
         self._assignment = assignment
         self._fenced_pause_s = fenced_pause_s
         self._threads = ThreadPoolExecutor(AT_ONCE, "halfway-acquire")
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._places_again = asyncio.Semaphore(AGAIN_AT_ONCE)
+        self._retry_places = asyncio.Semaphore(RETRIES_AT_ONCE)
         self._handling_lock = threading.Lock()
         self._under_way: dict[int, _Attempts] = {}
         self._troubles: dict[int, ShardTrouble] = {}
 
     @property
     def shards(self) -> frozenset[int]:
-        """The shards that are being acquired, waiting for their turn or their next try included."""
+        """The shards that are being acquired, including those that wait for a place or their next attempt."""
         return frozenset(self._under_way)
 
     @property
     def troubles(self) -> tuple[ShardTrouble, ...]:
-        """The shards whose attempts have failed, in order."""
+        """The shards whose attempts have failed, sorted."""
         return tuple(self._troubles[shard] for shard in sorted(self._troubles))
 
     def begin(self, incarnation: Incarnation, shards: Collection[int]) -> None:
-        """Acquire shards for an incarnation, unless that is under way."""
+        """Start to acquire shards for an incarnation, except those already under way."""
         for shard in sorted(shards):
             if shard not in self._under_way:
                 attempts = self._under_way[shard] = _Attempts(incarnation=incarnation)
                 attempts.task = asyncio.create_task(self._acquire(shard, attempts), name=f"halfway-acquire-{shard}")
-                attempts.task.add_done_callback(partial(self._ended, shard))
+                attempts.task.add_done_callback(partial(self._on_ended, shard))
 
     async def end(self, shards: Collection[int], deadline: float) -> None:
         """Cancel acquisitions and wait for them to end until `deadline`, on the loop's clock."""
         for shard in shards:
             self._troubles.pop(shard, None)
         attempts = [self._under_way[shard] for shard in shards if shard in self._under_way]
-        for one in attempts:
-            if not one.trying:
-                one.task.cancel()
+        for entry in attempts:
+            if not entry.trying:
+                entry.task.cancel()
         if attempts:
             left = deadline - asyncio.get_running_loop().time()
-            await asyncio.wait([one.task for one in attempts], timeout=max(0.0, left))
+            await asyncio.wait([entry.task for entry in attempts], timeout=max(0.0, left))
 
     async def close(self) -> None:
         """Abandon the acquisitions under way: their threads end at their next check."""
-        tasks = [one.task for one in self._under_way.values()]
+        tasks = [attempts.task for attempts in self._under_way.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -137,7 +137,7 @@ class ConcurrentAcquisitions:
     # --- one shard
 
     async def _acquire(self, shard: int, attempts: _Attempts) -> None:
-        """Try until the shard is served or no longer wanted; what was claimed and is not served is released."""
+        """Try until the shard is served or no longer wanted; release it if it is claimed and not served."""
         incarnation, wants = attempts.incarnation, self._assignment.wants
         pause_s = 0.0
         try:
@@ -147,14 +147,14 @@ class ConcurrentAcquisitions:
                 async with self._place(shard):
                     if wants(incarnation, shard):
                         attempts.trying = True
-                        pause_s = await self._try(shard, attempts)
+                        pause_s = await self._attempt(shard, attempts)
                         attempts.trying = False
         finally:
             if attempts.claimed:
                 attempts.trying = True
                 await incarnation.release([shard], asyncio.get_running_loop().time() + self._config.session_timeout_s)
 
-    def _ended(self, shard: int, _: asyncio.Task[None]) -> None:
+    def _on_ended(self, shard: int, _: asyncio.Task[None]) -> None:
         del self._under_way[shard]
         self._assignment.look_again()
 
@@ -162,12 +162,12 @@ class ConcurrentAcquisitions:
     async def _place(self, shard: int) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             if shard in self._troubles:
-                await stack.enter_async_context(self._places_again)
+                await stack.enter_async_context(self._retry_places)
             await stack.enter_async_context(self._places)
             yield
 
-    async def _try(self, shard: int, attempts: _Attempts) -> float:
-        """Try once; return how long to pause before the next time."""
+    async def _attempt(self, shard: int, attempts: _Attempts) -> float:
+        """Try once; return how long to pause before the next attempt."""
         incarnation = attempts.incarnation
         trouble = self._troubles.get(shard)
         tries = 0 if trouble is None else trouble.tries
@@ -191,15 +191,15 @@ class ConcurrentAcquisitions:
             self._troubles.pop(shard, None)
             await self._assignment.serve(incarnation, acquired)
         except AcquireError as error:
-            pause_s = self._failed(shard, incarnation, error)
+            pause_s = self._record_failure(shard, incarnation, error)
         except Exception as error:
             log.exception("acquisition_failed_unexpectedly", shard=shard)
-            pause_s = self._failed(shard, incarnation, AcquireError("acquiring", repr(error)))
+            pause_s = self._record_failure(shard, incarnation, AcquireError("acquiring", repr(error)))
         attempts.claimed = (attempts.claimed or acquisition.claimed) and not incarnation.holds(shard)
         return pause_s
 
-    def _failed(self, shard: int, incarnation: Incarnation, error: AcquireError) -> float:
-        """Remember a failure, unless nobody wants the shard any more, and return how long to pause."""
+    def _record_failure(self, shard: int, incarnation: Incarnation, error: AcquireError) -> float:
+        """Record a failure, unless the shard is no longer wanted, and return how long to pause."""
         if not self._assignment.wants(incarnation, shard):
             return 0.0
         if error.outdated:

@@ -22,33 +22,33 @@ log = structlog.get_logger()
 
 _POLL_S: Final = 0.1
 _HEARTBEATS: Final = 6
-_SAY_AGAIN_S: Final = 30.0
+_LOG_INTERVAL_S: Final = 30.0
 _PAUSE_S: Final = 1.0
-_FRESH_POLLS: Final = 2
-_LOOK_AGAIN_S: Final = 0.05
+_NEW_POLLS: Final = 2
+_POLL_CHECK_S: Final = 0.05
 
 Command = Literal["join", "leave"]
 Ts = TypeVarTuple("Ts")
 
 
 class GroupEvents(Protocol):
-    """Callbacks of a member, on its own thread."""
+    """Callbacks of a member, called on its own thread."""
 
     def assigned(self, shards: set[int]) -> None:
-        """Take these shards in addition, perhaps none: it is a member."""
+        """Add these shards, perhaps none; the instance is a member now."""
 
     def revoked(self, shards: set[int]) -> None:
         """Release these shards; the group waits until this returns."""
 
     def dropped(self, shards: set[int]) -> None:
-        """Drop these shards: other instances may own them already."""
+        """Drop these shards; other instances may own them already."""
 
     def left(self) -> None:
-        """Be no member any more."""
+        """Record that the instance is no longer a member."""
 
 
 class GroupMember(OwnedThread):
-    """A thread that polls a consumer which never fetches. It joins and leaves on request."""
+    """A thread that polls a consumer, which never fetches; it joins and leaves the group on request."""
 
     def __init__(self, config: KafkaConfig, events: GroupEvents) -> None:
         """Keep the configuration; nothing connects before `start`."""
@@ -58,12 +58,12 @@ class GroupMember(OwnedThread):
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._wanted = False
-        self._said: dict[int, float] = {}
+        self._last_logged: dict[int, float] = {}
         self._polls = 0
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between two heartbeats."""
+        """The heartbeat interval in seconds."""
         return self._config.session_timeout_s / _HEARTBEATS
 
     def join_group(self) -> None:
@@ -71,15 +71,15 @@ class GroupMember(OwnedThread):
         self._commands.put("join")
 
     def leave_group(self) -> None:
-        """Unsubscribe: the other members get the shards at once."""
+        """Unsubscribe, so that the other members get the shards at once."""
         self._commands.put("leave")
 
     async def pause(self, seconds: float) -> None:
-        """Wait for a time and then for a fresh poll: the group may have changed the assignment meanwhile."""
+        """Wait for a time, then for a new poll: the group may have changed the assignment in the meantime."""
         polls = self._polls
         await asyncio.sleep(seconds)
-        while self._polls < polls + _FRESH_POLLS:  # noqa: ASYNC110 - it is counted on a thread that must not wait
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        while self._polls < polls + _NEW_POLLS:  # noqa: ASYNC110 - a thread counts it that must not wait
+            await asyncio.sleep(_POLL_CHECK_S)
 
     def close(self) -> None:
         """Leave and end the thread; `join` waits for it."""
@@ -88,12 +88,12 @@ class GroupMember(OwnedThread):
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                self._be_member()
+                self._poll_group()
             except Exception:
                 log.exception("membership_thread_failed")
                 self._closed.wait(_PAUSE_S)
 
-    def _be_member(self) -> None:
+    def _poll_group(self) -> None:
         consumer = Consumer(
             self._config.consumer(
                 **{
@@ -118,15 +118,15 @@ class GroupMember(OwnedThread):
                     )
                 elif subscribed and not wanted:
                     consumer.unsubscribe()
-                    self._tell(self._events.left)
+                    self._notify(self._events.left)
                 subscribed = wanted
                 message = consumer.poll(_POLL_S)
                 self._polls += 1
                 error = None if message is None else message.error()
                 if error is not None:
-                    self._say(error)
+                    self._log_error(error)
         finally:
-            self._tell(self._events.left)
+            self._notify(self._events.left)
             consumer.close()
 
     def _is_wanted(self) -> bool:
@@ -134,40 +134,40 @@ class GroupMember(OwnedThread):
             self._wanted = self._commands.get() == "join"
         return self._wanted
 
-    def _say(self, error: KafkaError) -> None:
+    def _log_error(self, error: KafkaError) -> None:
         now = time.monotonic()
-        if now - self._said.get(error.code(), -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-            self._said[error.code()] = now
+        if now - self._last_logged.get(error.code(), -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+            self._last_logged[error.code()] = now
             log.warning("group_error", code=error.name(), detail=error.str())
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # From the end, and paused: it is for membership only, a separate consumer tails.
+        # From the end, and paused: this consumer is only for membership; another one tails.
         partitions = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)
-        self._tell(self._events.assigned, self._shards(partitions))
+        self._notify(self._events.assigned, self._shards(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_back(consumer, partitions, self._events.revoked)
+        self._return_partitions(consumer, partitions, self._events.revoked)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_back(consumer, partitions, self._events.dropped)
+        self._return_partitions(consumer, partitions, self._events.dropped)
 
-    def _give_back(
+    def _return_partitions(
         self, consumer: Consumer, partitions: list[TopicPartition], event: Callable[[set[int]], None]
     ) -> None:
-        self._tell(event, self._shards(partitions))
+        self._notify(event, self._shards(partitions))
         try:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             log.info("unassign_failed", error=str(error))
 
     def _shards(self, partitions: Iterable[TopicPartition]) -> set[int]:
-        """Return the assigned shards; partitions that an operator has added to half are not shards."""
+        """Return the assigned shards; a partition that an operator has added to half is not a shard."""
         return {entry.partition for entry in partitions if entry.partition < self._config.shards}
 
-    def _tell(self, event: Callable[[Unpack[Ts]], None], *args: *Ts) -> None:
+    def _notify(self, event: Callable[[Unpack[Ts]], None], *args: *Ts) -> None:
         try:
             event(*args)
         except Exception:

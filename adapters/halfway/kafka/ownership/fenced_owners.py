@@ -1,4 +1,4 @@
-"""Which former owners an incarnation has fenced: each once, however many of its shards are acquired side by side."""
+"""The former owners that an incarnation has fenced: each one once, even if several of its shards are acquired."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
-_LOOK_S: Final = 0.25
+_CHECK_S: Final = 0.25
 
 
 class FencedOwners:
     """The fenced owners of one incarnation. A fenced owner stays fenced: it initialises its lane ids only once."""
 
     def __init__(self, own: str) -> None:
-        """Begin with the incarnation itself, which is not to be fenced."""
+        """Start with the incarnation itself, which must not be fenced."""
         self._lock = threading.Lock()
-        self._done = {own}
+        self._fenced = {own}
         self._under_way: dict[str, Future[None]] = {}
 
     def __contains__(self, incarnation: str) -> bool:
-        """Whether an incarnation is fenced, or is this one."""
-        return incarnation in self._done
+        """Return whether an incarnation is fenced, or is this one."""
+        return incarnation in self._fenced
 
     def once(self, incarnation: str, fence: Callable[[], None], check: Callable[[], None]) -> None:
-        """Fence an incarnation by calling `fence`, or wait while another thread does that for another shard.
+        """Fence an incarnation by calling `fence`, or wait while another thread does so for another shard.
 
-        `check` is called while waiting, and raises to end that. Whatever the other thread's `fence` raises is raised
+        While it waits it calls `check`, which raises to stop the wait. An error of the other thread's `fence` is raised
         here too; the next call tries again.
         """
         with self._lock:
-            if incarnation in self._done:
+            if incarnation in self._fenced:
                 return
-            others = self._under_way.get(incarnation)
-            mine: Future[None] = Future()
-            if others is None:
-                self._under_way[incarnation] = mine
-        if others is None:
-            self._fence(incarnation, fence, mine)
+            running = self._under_way.get(incarnation)
+            outcome: Future[None] = Future()
+            if running is None:
+                self._under_way[incarnation] = outcome
+        if running is None:
+            self._fence(incarnation, fence, outcome)
         else:
-            _wait(others, check)
+            _wait(running, check)
 
-    def _fence(self, incarnation: str, fence: Callable[[], None], told: Future[None]) -> None:
+    def _fence(self, incarnation: str, fence: Callable[[], None], outcome: Future[None]) -> None:
         try:
             fence()
         except BaseException as error:
             with self._lock:
                 del self._under_way[incarnation]
-            told.set_exception(error)
+            outcome.set_exception(error)
             raise
         with self._lock:
             del self._under_way[incarnation]
-            self._done.add(incarnation)
-        told.set_result(None)
+            self._fenced.add(incarnation)
+        outcome.set_result(None)
 
 
-def _wait(others: Future[None], check: Callable[[], None]) -> None:
+def _wait(running: Future[None], check: Callable[[], None]) -> None:
     while True:
         try:
-            others.result(_LOOK_S)
+            running.result(_CHECK_S)
         except TimeoutError:
-            if others.done():
+            if running.done():
                 raise
             check()
         else:

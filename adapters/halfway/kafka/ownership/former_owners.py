@@ -1,13 +1,14 @@
 """Finds and fences the former owner of a shard (docs/protocol.md#ownership-and-fencing, steps 2 and 3).
 
-The last record of owners[s] names it. Records that halfway cannot have written are skipped: compaction never removes a
-record of a key and leaves an earlier one of it, so the last one that can be read is the last that halfway wrote.
+The last record of owners[s] names the former owner. Records that halfway cannot have written are skipped. If
+compaction removes a record, it also removes the earlier ones of the same key, so the last readable record is the last
+one that halfway wrote.
 
-If none can be read, compaction may have removed what halfway wrote: something foreign stands there, or stood there
-if it was a null value, which leaves no trace. And what has halfway's headers may be the record of a later release,
-which hides what stands before it. Each claim also wrote a barrier into parked[s] and half[s], in the same Kafka
-transaction: there the last barrier names the last claimant. If something foreign stands in owners[s] and none of the
-three names the former owner, it is not known, and the shard is not served.
+If no record can be read, compaction may have removed halfway's records: owners[s] contains a foreign record, or
+contained one with a null value, which leaves no trace. A record with halfway's headers may also be of a later release;
+then it hides the records before it. Each claim also wrote a barrier to parked[s] and half[s] in the same Kafka
+transaction, and the last barrier there names the last claimant. If owners[s] contains a foreign record and none of the
+three names the former owner, the former owner is unknown and the shard is not served.
 """
 
 from __future__ import annotations
@@ -28,160 +29,168 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_ids import lane_ids
 from halfway.kafka.clients.transactional_producer import fence
 from halfway.kafka.lane.rehearsal import end_rehearsal
-from halfway.kafka.log.end_offsets import ASK_AGAIN_S, request_ends
-from halfway.kafka.log.partition_reader import LEADER_MOVES, PartitionReader, Place, meet
+from halfway.kafka.log.end_offsets import RETRY_S, request_ends
+from halfway.kafka.log.partition_reader import LEADER_MOVES, PartitionReader, Place, refresh_leaders
 from halfway.kafka.ownership.acquisition_deadline import AcquisitionDeadline
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
-from halfway.kafka.records.validation import Count, barrier_in, is_layout, marked, note_skipped, owner_in, owner_key
+from halfway.kafka.records.validation import (
+    Count,
+    barrier_in,
+    has_halfway_headers,
+    is_layout,
+    note_skipped,
+    owner_in,
+    owner_key,
+)
 
 log = structlog.get_logger()
 
-_ASK_S: Final = 10.0
+_REQUEST_S: Final = 10.0
 _LOOK_S: Final = 0.5
 
 
 class FormerOwnerUnknownError(Exception):
-    """Nothing in the log names the last owner of these shards: to serve them would not be safe."""
+    """The log does not name the last owner of these shards: serving them would not be safe."""
 
     def __init__(self, detail: str, remedy: str) -> None:
-        """Say what is not known, and what the operator can do."""
+        """Keep what is unknown, and what the operator can do."""
         super().__init__(detail)
         self.remedy = remedy
 
 
 @dataclass(kw_only=True)
-class _Trail:
-    """The last claim of a shard, as one partition records it."""
+class _LastClaim:
+    """The last claim of a shard according to one partition."""
 
     last: str | None = None
-    """The incarnation; None if it was released, or nobody claimed it."""
+    """The incarnation; None if the shard was released or never claimed."""
     lane_ids: tuple[str, ...] = ()
     known: bool = False
     foreign: bool = False
-    """Something that halfway did not write stands there under the key."""
+    """The partition contains a record with the key that halfway did not write."""
 
-    def take(self, incarnation: str | None, lane_ids: tuple[str, ...]) -> None:
-        """Note what stands last for now."""
+    def record(self, incarnation: str | None, lane_ids: tuple[str, ...]) -> None:
+        """Record the last claim read so far."""
         self.last, self.lane_ids, self.known = incarnation, lane_ids, True
 
 
 @dataclass(kw_only=True)
 class FormerOwners:
-    """The search of one acquisition, bounded by the acquisition's deadline."""
+    """Finds and fences former owners for one acquisition, until the acquisition's deadline."""
 
     config: KafkaConfig
     reader: PartitionReader
     acquisition_deadline: AcquisitionDeadline
     count: Count
     released: dict[int, int]
-    """When each shard was released, in ms, if its last owner record says so."""
+    """When each shard was released, in ms; only shards whose last owner record is a release."""
     fences: FencedOwners
 
     def fence_all(self, shards: Sequence[int]) -> None:
-        """Return once nobody can write for these shards any more; FormerOwnerUnknownError if that is not certain."""
+        """Return once no other incarnation can write for these shards; FormerOwnerUnknownError if that is uncertain."""
         config = self.config
         admin = AdminClient(config.admin())
-        trails = self._follow(admin, config.owners_topic, shards)
-        in_doubt = {shard for shard, trail in trails.items() if trail.foreign}
+        claims = self._follow(admin, config.owners_topic, shards)
+        in_doubt = {shard for shard, claim in claims.items() if claim.foreign}
         for topic in (config.parked_topic, config.half_topic):
-            unknown = [shard for shard, trail in trails.items() if not trail.known]
-            if doubtful := sorted(in_doubt.intersection(unknown)):
-                log.error("former_owner_in_doubt", shards=doubtful, asked_next=topic)
+            unknown = [shard for shard, claim in claims.items() if not claim.known]
+            if in_doubt_here := sorted(in_doubt.intersection(unknown)):
+                log.error("former_owner_in_doubt", shards=in_doubt_here, asked_next=topic)
             if not unknown:
                 return
-            trails = self._follow(admin, topic, unknown)
-        lost = sorted(shard for shard, trail in trails.items() if shard in in_doubt and not trail.known)
+            claims = self._follow(admin, topic, unknown)
+        lost = sorted(shard for shard, claim in claims.items() if shard in in_doubt and not claim.known)
         if lost:
             raise FormerOwnerUnknownError(
-                f"who owned shards {lost} last is overwritten in {config.owners_topic}, {config.parked_topic} and "
-                f"{config.half_topic}",
+                f"the last owner of shards {lost} is unknown: its records in {config.owners_topic}, "
+                f"{config.parked_topic} and {config.half_topic} are overwritten",
                 f"make sure that no instance runs, delete the topic {config.owners_topic}, and start again",
             )
 
-    def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, _Trail]:
-        """Read a topic to its real end and fence the last owners on the way; return the trail of each shard."""
-        meet(admin, topic, _LOOK_S)  # a request before the client is connected waits for up to 1 s
-        found = {shard: _Trail() for shard in shards}
-        # Nobody else can claim a shard now: if no record was ever there, there is nothing to wait for.
-        ends = self._ends(admin, topic, found)
-        trails = {place: found[place[1]] for place, end in ends.items() if end}
-        if not trails:
-            return found
-        self.reader.add(dict.fromkeys(trails, OFFSET_BEGINNING))
+    def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, _LastClaim]:
+        """Read a topic to its real end, and fence the last owners on the way; return the last claim of each shard."""
+        refresh_leaders(admin, topic, _LOOK_S)  # a request of a client without a connection waits for up to 1 s
+        by_shard = {shard: _LastClaim() for shard in shards}
+        # No other instance can claim a shard now, so there is nothing to wait for in a partition without records.
+        ends = self._ends(admin, topic, by_shard)
+        claims = {place: by_shard[place[1]] for place, end in ends.items() if end}
+        if not claims:
+            return by_shard
+        self.reader.add(dict.fromkeys(claims, OFFSET_BEGINNING))
         while True:
-            reached = self._read(self._ends(admin, topic, (shard for _, shard in trails)), trails)
-            former = {trail.last: trail.lane_ids for trail in trails.values() if trail.last is not None}
+            reached = self._read(self._ends(admin, topic, (shard for _, shard in claims)), claims)
+            former = {claim.last: claim.lane_ids for claim in claims.values() if claim.last is not None}
             unfenced = {name: ids for name, ids in former.items() if name not in self.fences}
             if unfenced:
                 self._fence(unfenced)
             elif reached:
                 break
-            self.acquisition_deadline.check(f"reading {', '.join(f'{topic}-{shard}' for _, shard in trails)}")
-        self.reader.remove(list(trails))
-        return found
+            self.acquisition_deadline.check(f"reading {', '.join(f'{topic}-{shard}' for _, shard in claims)}")
+        self.reader.remove(list(claims))
+        return by_shard
 
-    def _read(self, ends: Mapping[Place, int], trails: Mapping[Place, _Trail]) -> bool:
-        """Step 2: read as far as committed reads go; return whether that is the real end.
+    def _read(self, ends: Mapping[Place, int], claims: Mapping[Place, _LastClaim]) -> bool:
+        """Step 2: read up to the LSO; return whether that is the real end.
 
-        Not for long: an open transaction may hold the end back until its owner is fenced.
+        It does not wait for long: an open transaction may hold the LSO back until its owner is fenced.
         """
-        return self.reader.read_until(ends, time.monotonic() + _LOOK_S, self._into(trails))
+        return self.reader.read_until(ends, time.monotonic() + _LOOK_S, self._handler(claims))
 
     def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
-        """Step 3: take their lane ids away from former owners."""
+        """Step 3: fence the lane ids of former owners."""
         for incarnation, ids in owners.items():
-            self.fences.once(incarnation, partial(self._take_ids, incarnation, ids), self._still_wait)
+            self.fences.once(incarnation, partial(self._fence_owner, incarnation, ids), self._check_deadline)
 
-    def _take_ids(self, incarnation: str, ids: Sequence[str]) -> None:
+    def _fence_owner(self, incarnation: str, ids: Sequence[str]) -> None:
         log.info("fencing_former_owner", incarnations=[incarnation])
         end_rehearsal(self.config, incarnation)
         fence(self.config, ids, self.acquisition_deadline.deadline, self.acquisition_deadline.cancelled)
 
-    def _still_wait(self) -> None:
+    def _check_deadline(self) -> None:
         self.acquisition_deadline.check("waiting for the fence of the former owner")
 
-    def _into(self, trails: Mapping[Place, _Trail]) -> Callable[[Place, Message], None]:
+    def _handler(self, claims: Mapping[Place, _LastClaim]) -> Callable[[Place, Message], None]:
         owners = self.config.owners_topic
 
         def handle(place: Place, message: Message) -> None:
-            trail, of_owners = trails[place], place[0] == owners
+            claim, of_owners = claims[place], place[0] == owners
             own_key = owner_key(place[1]) if of_owners else BARRIER_KEY
             try:
                 if not of_owners:
                     if message.key() == own_key:
                         name = barrier_in(message).incarnation
-                        trail.take(name, lane_ids(self.config.prefix, name))
+                        claim.record(name, lane_ids(self.config.prefix, name))
                 elif not is_layout(message):
-                    self._take(trail, message, owner_in(message))
+                    self._record_owner(claim, message, owner_in(message))
             except UndecodableError as error:
                 if message.key() == own_key:
-                    trail.foreign, trail.known = True, trail.known and not marked(message)
+                    claim.foreign, claim.known = True, claim.known and not has_halfway_headers(message)
                 note_skipped(message, error, self.count)
 
         return handle
 
-    def _take(self, trail: _Trail, message: Message, owner: Owner | None) -> None:
+    def _record_owner(self, claim: _LastClaim, message: Message, owner: Owner | None) -> None:
         shard = message.partition() or 0
         if owner is None:
             self.released[shard] = message.timestamp()[1]
-            trail.take(None, ())
+            claim.record(None, ())
         else:
             self.released.pop(shard, None)
-            trail.take(owner.incarnation, owner.lane_ids)
+            claim.record(owner.incarnation, owner.lane_ids)
 
     def _ends(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[Place, int]:
         """Return the end offsets under read_uncommitted."""
         places = [(topic, shard) for shard in shards]
         while True:
-            futures = request_ends(admin, places, IsolationLevel.READ_UNCOMMITTED, _ASK_S)
+            futures = request_ends(admin, places, IsolationLevel.READ_UNCOMMITTED, _REQUEST_S)
             while wait(futures.values(), _LOOK_S).not_done:
-                self.acquisition_deadline.check("asking for the end offsets")
+                self.acquisition_deadline.check("requesting the end offsets")
             try:
                 return {place: future.result().offset for place, future in futures.items()}
             except KafkaException as error:
                 if error.args[0].code() not in LEADER_MOVES:
                     raise
-            self.acquisition_deadline.check("asking for the end offsets")
-            time.sleep(ASK_AGAIN_S)
-            meet(admin, topic, _LOOK_S)
+            self.acquisition_deadline.check("requesting the end offsets")
+            time.sleep(RETRY_S)
+            refresh_leaders(admin, topic, _LOOK_S)

@@ -1,4 +1,4 @@
-"""An incarnation: one start of an instance, and one more after each time its lane failed.
+"""An incarnation: one life of an instance as a writer. It begins a new one whenever its lane has failed.
 
 See docs/protocol.md#ownership-and-fencing.
 """
@@ -32,7 +32,7 @@ from halfway.service.ports import Observer
 log = structlog.get_logger()
 
 INITIALISE_S: Final = 10.0
-_LOOK_AGAIN_S: Final = 0.05
+_RETRY_S: Final = 0.05
 _ID_BYTES: Final = 8
 
 
@@ -44,15 +44,15 @@ def new_incarnation_id() -> str:
 def lane_producers(
     config: KafkaConfig, incarnation_id: str, cancelled: Callable[[], bool]
 ) -> list[TransactionalProducer]:
-    """Initialise the producers of a new incarnation's lane ids: the only time that it does so. Blocks.
+    """Initialise the producers of a new incarnation's lane ids, which happens only once. Blocks.
 
     Raises:
-        ProducerFailedError: Kafka did not answer in time, or refused, or it was cancelled.
+        ProducerFailedError: Kafka did not answer in time, or refused, or the call was cancelled.
 
     """
     ids = lane_ids(config.prefix, incarnation_id)
     producers = initialised(config, ids, time.monotonic() + INITIALISE_S, cancelled, of_a_lane=True)
-    if cancelled():  # the caller may have gone
+    if cancelled():  # the caller may have given up
         for producer in producers:
             producer.abandon()
         raise ProducerFailedError("init_transactions", "they are no longer wanted")
@@ -60,10 +60,10 @@ def lane_producers(
 
 
 class Incarnation:
-    """The lane, its producers, the suspects' lane and the tail of one incarnation; ended by its first failure.
+    """The lane, the suspect lane, their producers and the tail of one incarnation. The first failure ends it.
 
-    Its lane ids are `<prefix><incarnation>.0`, `.1` and `.q`. Each was initialised exactly once, here, before any owner
-    record names it. Everything but what says otherwise is called on the loop's thread.
+    Its lane ids are `<prefix><incarnation>.0`, `.1` and `.q`. `lane_producers` initialises each of them exactly once,
+    before any owner record names it. Call methods on the loop's thread unless they say otherwise.
     """
 
     def __init__(
@@ -108,23 +108,23 @@ class Incarnation:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended by a failure."""
+        """Whether a failure has ended it."""
         return self._failure is not None
 
     def holds(self, shard: int) -> bool:
-        """Whether it serves a shard, or has dropped it and not yet released it; on any thread."""
+        """Return whether it serves a shard, or has dropped it and not yet released it; called on any thread."""
         return shard in self.shards or shard in self._leaving
 
     def serve(self, shard: int, position: int) -> None:
-        """Take writes for an acquired shard, and tail it from a position on."""
+        """Accept writes for an acquired shard, and tail it from a position on."""
         self.shards.add(shard)
         self.tail.add(shard, position)
 
     def drop(self, shard: int) -> bool:
-        """Take no more writes for a shard: what still waits for it is NotWrittenError.
+        """Accept no more writes for a shard; the waiting ones get NotWrittenError.
 
-        Until `release` is confirmed, a write of the lane may still be on its way. Only the caller that dropped the
-        shard releases it; any other gets False: a second tombstone could land behind the claim of the next owner.
+        Until `release` is confirmed, a write of the lane may still be in flight. Only the caller that dropped the shard
+        may release it; any other caller gets False. A second tombstone could land behind the next owner's claim.
         """
         if shard not in self.shards:
             return False
@@ -134,7 +134,7 @@ class Incarnation:
         return True
 
     async def release(self, shards: Sequence[int], deadline: float) -> bool:
-        """Release dropped shards so that their next owner need not fence; return whether Kafka has confirmed it.
+        """Release dropped shards, so that their next owner need not fence; return whether Kafka has confirmed it.
 
         `deadline` is on the loop's clock. If the release is not confirmed by then, the incarnation ends: the tombstones
         may still land, and must not land behind a later claim of the same incarnation (docs/fencing.md, step 3).
@@ -144,8 +144,8 @@ class Incarnation:
         self._leaving.update(shards)
         try:
             async with asyncio.timeout_at(deadline):
-                while not await self._written(Release(shards=shards)):  # noqa: ASYNC110 - suspects are at work on a thread
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                while not await self._write_release(Release(shards=shards)):  # noqa: ASYNC110 - suspects run apart
+                    await asyncio.sleep(_RETRY_S)
         except ProducerFailedError as error:
             self.fail(error)
             return False
@@ -155,14 +155,14 @@ class Incarnation:
         self._leaving.difference_update(shards)
         return True
 
-    async def _written(self, release: Release) -> bool:
-        """Have the lane write a release; False if it must wait for the suspects of these shards."""
+    async def _write_release(self, release: Release) -> bool:
+        """Write a release through the lane; return False if suspects of these shards are under way."""
         if not self.lane.queue.put_release(release):
             raise ProducerFailedError("release", "the lane has ended")
         return await asyncio.wrap_future(release.done)
 
     def fail(self, error: ProducerFailedError, submissions: Sequence[Submission] = ()) -> None:
-        """End the incarnation: it writes nothing more. Its owner learns of the first failure before any caller does.
+        """End the incarnation: it writes nothing more. For the first failure `on_failed` is called before any caller.
 
         The writes under way in a lane are lost too, even if its thread hangs: the next owner of the shards fences the
         lane and finds the outcome of these writes in its fold.
@@ -181,7 +181,7 @@ class Incarnation:
         answer_all((submission.reply, LaneLostError(f"the lane ended: {error}")) for submission in lost)
 
     def close(self) -> None:
-        """End the incarnation in good order: each thread ends after its current work."""
+        """End the incarnation without a failure: each thread ends after its current work."""
         self._closed = True
         left = self._close_queues()
         answer_all((submission.reply, LaneLostError("the lane was closed")) for submission in left)
@@ -201,7 +201,7 @@ class Incarnation:
         return [item for item in left if isinstance(item, Submission)]
 
     def _lane_failed(self, error: ProducerFailedError, submissions: Sequence[Submission]) -> None:
-        """Called on a lane's thread."""
+        """Handle a lane's failure; called on the lane's thread."""
         self._loop.post(self.fail, error, submissions)
 
     def _foreign_barrier(self, shard: int) -> None:

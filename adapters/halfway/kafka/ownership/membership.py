@@ -26,7 +26,7 @@ from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import GroupMember
 from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new_incarnation_id
-from halfway.kafka.ownership.release import give_back, leaving_time
+from halfway.kafka.ownership.release import give_back, reserve_time
 from halfway.kafka.ownership.retry_backoff import RetryBackoff
 from halfway.kafka.ownership.unserved_time import UnservedTime
 from halfway.service.ports import Observer, ShardListener
@@ -44,7 +44,7 @@ _STOP_ACQUIRING_S: Final = 2.0
 
 
 def _reachable(config: KafkaConfig) -> bool:
-    """Whether a broker answers; blocks for a short time."""
+    """Return whether a broker answers; blocks for a short time."""
     try:
         AdminClient(config.admin()).list_topics(config.half_topic, timeout=_REACH_S)
     except KafkaException:
@@ -57,23 +57,23 @@ class MembershipStatus:
     """The state of an instance, for its health port."""
 
     joined: bool
-    """The group has given it an assignment, perhaps of nothing."""
+    """The group has sent it an assignment, perhaps an empty one."""
     incarnation: str | None
-    """None while there is none, such as when Kafka cannot be reached."""
+    """None while there is no incarnation, for example because Kafka cannot be reached."""
     owned: tuple[int, ...]
     acquiring: tuple[int, ...]
     """Assigned but not served yet."""
     last_error: str | None
-    """Why the last incarnation failed; None since a shard was acquired, unless the log needs a newer release."""
+    """Why the last incarnation failed; None once a shard is acquired, unless the log needs a newer release."""
     troubles: tuple[ShardTrouble, ...] = ()
-    """Those of `acquiring` whose attempts have failed, with the reason."""
+    """The shards in `acquiring` whose attempts have failed, with the reason."""
 
 
 class KafkaMembership:
     """The port `service.ports.Membership`. Its state is changed on the loop's thread only.
 
-    Whatever blocks runs on owned threads: the group member's, the lane's, the suspects', the tail's, those of the
-    acquisitions, and two workers for beginning and for waiting.
+    Blocking work runs on owned threads: those of the group member, the lane, the suspect lane, the tail and the
+    acquisitions, and two workers that begin incarnations and wait for threads.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class KafkaMembership:
         destinations: Destinations,
         cursors: CursorLoader,
     ) -> None:
-        """Nothing happens before `start`."""
+        """Keep the parts; nothing connects before `start`."""
         self._config = config
         self._lane = lane
         self._observer = observer
@@ -124,17 +124,17 @@ class KafkaMembership:
     # --- the port
 
     async def start(self, listener: ShardListener) -> None:
-        """Begin an incarnation, join, and acquire what is assigned; returns as soon as that is under way."""
+        """Begin an incarnation, join the group and acquire the assigned shards, in the background."""
         self._listener = listener
         self._loop = Loop(asyncio.get_running_loop())
         self._group.start()
         self._tasks = [
-            asyncio.create_task(self._keep(), name="halfway-keep"),
+            asyncio.create_task(self._run(), name="halfway-keep"),
             asyncio.create_task(self._watch(), name="halfway-watch"),
         ]
 
     async def stop(self, *, deadline: float) -> None:
-        """Release every shard and leave; what is not finished by `deadline` (on the loop's clock) is dropped."""
+        """Release every shard and leave the group; drop what is not finished by `deadline` (on the loop's clock)."""
         if self._stopping:
             return
         self._stopping = True
@@ -142,7 +142,7 @@ class KafkaMembership:
         owned = () if self._incarnation is None else self._incarnation.shards
         shards = self._assigned | frozenset(owned)
         self._on_revoked(shards)
-        await self._give_back(shards, leaving_time(deadline))
+        await self._give_back(shards, reserve_time(deadline))
         self._group.close()
         if self._incarnation is not None:
             self._lane.detach()
@@ -167,33 +167,33 @@ class KafkaMembership:
     # --- events of the group, on its thread
 
     def assigned(self, shards: set[int]) -> None:
-        """Take shards in addition."""
+        """Add shards."""
         self._loop.post(self._on_assigned, shards)
 
     def revoked(self, shards: set[int]) -> None:
-        """Release shards, within a session's time; the group waits for it."""
+        """Release shards within the session time-out; the group waits for this call."""
         within = self._config.session_timeout_s
         self._loop.post(self._on_revoked, frozenset(shards))  # before the group can assign one of them again
         returned = self._give_back(frozenset(shards), self._loop.asyncio.time() + within)
         try:
             asyncio.run_coroutine_threadsafe(returned, self._loop.asyncio).result(within + 1)
         except TimeoutError:
-            # The loop is busy. It drops the shards when it gets there; a new owner has fenced this one by then.
+            # The loop is busy and drops the shards later. A new owner has fenced this one by then.
             log.warning("revoke_out_of_time", shards=sorted(shards))
         except RuntimeError:  # the loop has been closed
             returned.close()
 
     def dropped(self, shards: set[int]) -> None:
-        """Give shards up: others may have them already."""
+        """Drop shards: other instances may own them already."""
         self._loop.post(self._on_dropped, frozenset(shards))
 
     def left(self) -> None:
-        """Have no assignment until the group sends one again."""
+        """Record that the instance has left the group, until the group sends an assignment again."""
         self._loop.post(self._on_left)
 
     def _on_assigned(self, shards: set[int]) -> None:
         if not self._stopping:
-            self._joined = True  # in one step with what was assigned: a member without shards is ready
+            self._joined = True  # together with the assignment: a member without shards is ready
             self._assigned |= shards
             self._unserved.begin(shards)
             self._changed.set()
@@ -215,16 +215,16 @@ class KafkaMembership:
             incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
-        """Stop taking ends of shards, finish those in flight, then release, all of it by `deadline` (of the loop)."""
+        """Accept no more ends of shards, finish those in flight, then release by `deadline` (on the loop's clock)."""
         until = min(deadline, self._loop.asyncio.time() + _STOP_ACQUIRING_S) if self._stopping else deadline
         await self._acquisitions.end(shards, until)
         if self._incarnation is not None:
-            await give_back(self._incarnation, shards, self._listener, self._tell_lost, deadline)
+            await give_back(self._incarnation, shards, self._listener, self._notify_lost, deadline)
         self._changed.set()
 
-    # --- keeping an incarnation, and the shards that are assigned
+    # --- keeping an incarnation and its assigned shards
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while not self._stopping:
             self._changed.clear()
             try:
@@ -232,11 +232,11 @@ class KafkaMembership:
                     await self._stay_out()
                 elif self._stalled:
                     self._stalled = False
-                    await self._leave()
+                    await self._leave_group()
                 elif self._backoff.pause_s:
                     await self.pause(self._backoff.take_pause())
                 elif self._incarnation is None:
-                    await self._begin()
+                    await self._begin_incarnation()
                 else:
                     held = filter(self._incarnation.holds, self._assigned)
                     self._acquisitions.begin(self._incarnation, self._assigned.difference(held))
@@ -246,7 +246,7 @@ class KafkaMembership:
                 self._backoff.failed(repr(error))
 
     async def _watch(self) -> None:
-        """End an incarnation whose lane hangs so that its own watchdog does not wake up."""
+        """End an incarnation whose lane hangs and whose own watchdog does not run."""
         limit = _STALL_FACTOR * self._config.lane_stall_s
         while True:
             await asyncio.sleep(_WATCH_S)
@@ -254,35 +254,35 @@ class KafkaMembership:
             if incarnation is not None and incarnation.lane.busy_for() > limit:
                 incarnation.fail(ProducerFailedError("lane", f"one batch took more than {limit:g} s", stalled=True))
 
-    async def _begin(self) -> None:
-        """Begin an incarnation: a new random id, its producers, its threads; then be in the group."""
+    async def _begin_incarnation(self) -> None:
+        """Begin an incarnation: a new random id, its producers, its threads. Then join the group."""
         incarnation_id = new_incarnation_id()
         try:
             producers = await self._blocking(lane_producers, self._config, incarnation_id, self._is_stopping)
         except ProducerFailedError as error:
             self._backoff.failed(str(error))
             log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._backoff.pause_s, 1))
-            await self._leave()
+            await self._leave_group()
             return
         if self._stopping:
             for producer in producers:
                 producer.abandon()
             return
-        incarnation = self._started(incarnation_id, producers)
+        incarnation = self._start_incarnation(incarnation_id, producers)
         self._incarnation = incarnation
-        self._backoff.begun()
+        self._backoff.incarnation_begun()
         self._lane.attach(incarnation.lane, incarnation.shards, self._loop)
         self._group.join_group()
         log.info("incarnation_begun", incarnation=incarnation_id)
 
-    def _started(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
-        """Return an incarnation whose threads all run; if one cannot start, end the others.
+    def _start_incarnation(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+        """Create an incarnation and start its threads; if one cannot start, end the others.
 
-        Half of one would acquire shards for which nothing can be written.
+        With some of its threads only, it would acquire shards for which it cannot write.
         """
         incarnation: Incarnation | None = None
         try:
-            incarnation = self._made(incarnation_id, producers)
+            incarnation = self._new_incarnation(incarnation_id, producers)
             incarnation.start()
         except Exception:
             if incarnation is not None:
@@ -292,7 +292,7 @@ class KafkaMembership:
             raise
         return incarnation
 
-    def _made(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+    def _new_incarnation(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
         context = LaneContext(
             config=self._config,
             loop=self._loop,
@@ -312,48 +312,48 @@ class KafkaMembership:
         return incarnation
 
     def _on_incarnation_failed(self, incarnation: Incarnation, error: ProducerFailedError) -> None:
-        """Give up every shard; `_keep` begins a new incarnation, and acquires what the group still assigns then."""
+        """Drop every shard; `_run` begins a new incarnation and acquires the shards that are still assigned."""
         if self._incarnation is not incarnation:
             return
         self._incarnation = None
         self._ended = [ended for ended in self._ended if not ended.join(time.monotonic())]
         self._ended.append(incarnation)
         self._lane.detach()
-        self._tell_lost(sorted(incarnation.shards))
+        self._notify_lost(sorted(incarnation.shards))
         incarnation.shards.clear()
         self._backoff.failed(str(error), fenced=error.fenced)
         self._stalled = error.stalled
         self._changed.set()
 
-    async def _leave(self) -> None:
-        """Leave the group until there is an incarnation again: others may be able to serve the shards.
+    async def _leave_group(self) -> None:
+        """Leave the group until there is an incarnation again, so that other instances can serve the shards.
 
-        If Kafka answers nobody they are not, and leaving would only cost the time of a session when it is back.
+        If Kafka does not answer at all, stay: leaving would only cost a session time-out when Kafka is back.
         """
         if await self._blocking(_reachable, self._config):
             self._group.leave_group()
 
     async def _stay_out(self) -> None:
-        """Leave the group for good: the log holds records that this release cannot read, and others may be able to."""
+        """Leave the group for good: this release cannot read the log, but other instances may be able to."""
         log.error("release_too_old", error=self._outdated)
         self._group.leave_group()
         while not self._stopping:
             self._changed.clear()
             await self._changed.wait()
 
-    # --- what acquisitions ask and tell
+    # --- called by acquisitions
 
     async def pause(self, seconds: float) -> None:
-        """Wait for a back-off and then for a fresh poll of the group."""
+        """Wait for a back-off, then for a new poll of the group."""
         await self._group.pause(seconds)
 
     def wants(self, incarnation: Incarnation, shard: int) -> bool:
-        """Whether a shard is still to be acquired for an incarnation; called on any thread."""
+        """Return whether a shard is still to be acquired for an incarnation; called on any thread."""
         current = incarnation is self._incarnation and not incarnation.failed and not self._stopping
         return current and shard in self._assigned and not incarnation.holds(shard)
 
     async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
-        """Step 6: serve a shard if it is still assigned to this very incarnation."""
+        """Step 6: serve a shard if it is still assigned and the incarnation is still the current one."""
         if self.wants(incarnation, acquired.shard):
             incarnation.serve(acquired.shard, acquired.barrier + 1)
             self._listener.acquired(acquired.shard, acquired.state)
@@ -361,11 +361,11 @@ class KafkaMembership:
             self._backoff.succeeded()
 
     def look_again(self) -> None:
-        """Acquire what is assigned now: an acquisition has ended."""
+        """Acquire the shards that are assigned now: an acquisition has ended."""
         self._changed.set()
 
     def outdated(self, error: str) -> None:
-        """Leave the group: others may be able to read the log."""
+        """Leave the group: this release cannot read the log, but other instances may be able to."""
         self._outdated = error
         self._changed.set()
 
@@ -373,9 +373,9 @@ class KafkaMembership:
         """Count a record that cannot be decoded; called on any thread."""
         self._loop.post(self._observer.skipped_record, topic, reason)
 
-    # --- for all of these
+    # --- shared
 
-    def _tell_lost(self, shards: Collection[int]) -> None:
+    def _notify_lost(self, shards: Collection[int]) -> None:
         self._unserved.begin(self._assigned.intersection(shards))
         for shard in shards:
             try:

@@ -1,4 +1,4 @@
-"""Gives shards back: finishes what is in flight for them, then releases them.
+"""Releases shards, after the work in flight for them is finished.
 
 See docs/protocol.md#ownership-and-fencing.
 """
@@ -18,51 +18,53 @@ from halfway.service.ports import ShardListener
 
 log = structlog.get_logger()
 
-Lost = Callable[[Collection[int]], None]
-"""Called with shards that are dropped with something in flight."""
+OnLost = Callable[[Collection[int]], None]
+"""Called with shards that are dropped although work for them is in flight."""
 
-_AFTERWARDS_S: Final = 2.0
-
-
-def leaving_time(deadline: float) -> float:
-    """Return a deadline, on the loop's clock, that leaves some of the time for what comes afterwards."""
-    return deadline - min(_AFTERWARDS_S, (deadline - asyncio.get_running_loop().time()) / 4)
+_RESERVE_S: Final = 2.0
 
 
-class Left(Enum):
-    """How a shard has left an incarnation."""
+def reserve_time(deadline: float) -> float:
+    """Return an earlier deadline, on the loop's clock, that leaves some time for the steps afterwards."""
+    return deadline - min(_RESERVE_S, (deadline - asyncio.get_running_loop().time()) / 4)
+
+
+class Drop(Enum):
+    """How `finish` has dropped a shard from an incarnation."""
 
     FINISHED = auto()
     LATE = auto()
-    WITH_ANOTHER = auto()
-    """Another caller is giving it back and releases it, such as a revocation when a stop comes."""
+    BY_ANOTHER_CALLER = auto()
+    """Another caller has dropped it and releases it, for example a revocation during a stop."""
 
 
 async def give_back(
-    incarnation: Incarnation, shards: Collection[int], listener: ShardListener, lost: Lost, deadline: float
+    incarnation: Incarnation, shards: Collection[int], listener: ShardListener, on_lost: OnLost, deadline: float
 ) -> None:
-    """Finish what is in flight for those of the shards that an incarnation owns, then release them.
+    """Finish the work in flight for the shards that an incarnation owns, then release them by `deadline`.
 
-    All of it by `deadline`, on the loop's clock. If anything is not finished in good time before it, nothing is
-    released and the incarnation ends: a shard leaves it by a confirmed release, or with the incarnation.
+    `deadline` is on the loop's clock. If a shard is not finished early enough, nothing is released and the incarnation
+    ends: a shard leaves an incarnation by a confirmed release, or with the incarnation.
     """
     owned = sorted(incarnation.shards.intersection(shards))
-    finish_by = leaving_time(deadline)
-    left = await asyncio.gather(*(finish(incarnation, shard, listener, lost, finish_by) for shard in owned))
+    finish_by = reserve_time(deadline)
+    drops = await asyncio.gather(*(finish(incarnation, shard, listener, on_lost, finish_by) for shard in owned))
     if incarnation.failed:
         return
-    late = [shard for shard, how in zip(owned, left, strict=True) if how is Left.LATE]
-    finished = [shard for shard, how in zip(owned, left, strict=True) if how is Left.FINISHED]
+    late = [shard for shard, drop in zip(owned, drops, strict=True) if drop is Drop.LATE]
+    finished = [shard for shard, drop in zip(owned, drops, strict=True) if drop is Drop.FINISHED]
     if late:
         incarnation.fail(ProducerFailedError("release", f"shards {late} were not finished in time"))
     released = bool(finished) and await incarnation.release(finished, deadline)
     log.info("shards_given_back", shards=finished, unfinished=late, released=released)
 
 
-async def finish(incarnation: Incarnation, shard: int, listener: ShardListener, lost: Lost, deadline: float) -> Left:
-    """Let the service finish what is in flight for a shard, then drop it.
+async def finish(
+    incarnation: Incarnation, shard: int, listener: ShardListener, on_lost: OnLost, deadline: float
+) -> Drop:
+    """Wait until the service has finished the work in flight for a shard, then drop it.
 
-    It is dropped in the same step in which the service is done: nothing more must be appended to it.
+    The shard is dropped in the same turn of the loop, so that nothing more is appended to it.
     """
     try:
         async with asyncio.timeout_at(deadline):
@@ -72,9 +74,9 @@ async def finish(incarnation: Incarnation, shard: int, listener: ShardListener, 
     except Exception:
         log.exception("revoke_failed", shard=shard)
     else:
-        return Left.FINISHED if incarnation.drop(shard) else Left.WITH_ANOTHER
+        return Drop.FINISHED if incarnation.drop(shard) else Drop.BY_ANOTHER_CALLER
     if not incarnation.drop(shard):
-        return Left.WITH_ANOTHER
-    if not incarnation.failed:  # else it has been told already
-        lost([shard])
-    return Left.LATE
+        return Drop.BY_ANOTHER_CALLER
+    if not incarnation.failed:  # else the failure has reported it already
+        on_lost([shard])
+    return Drop.LATE

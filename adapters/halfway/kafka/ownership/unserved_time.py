@@ -1,4 +1,4 @@
-"""How long a shard was unserved, as far as its next owner can know."""
+"""Measures how long a shard was unserved, as far as its next owner can know."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable
 
 
 class UnservedTime:
-    """Shards that are assigned to this instance and not served, with the time since when; seconds since the epoch.
+    """The shards that are assigned to this instance and not served, each with the start time (seconds since the epoch).
 
-    Nobody knows when an owner died: the group takes up to a session time-out to notice, which is not counted here.
+    It is unknown when an owner died: the group takes up to the session time-out to notice, which is not counted here.
     """
 
     def __init__(self) -> None:
-        """Start now: earlier releases do not count, as there may have been no instance at all since then."""
+        """Start now: earlier releases do not count, because no instance may have run since then."""
         self._started = time.time()
         self._since: dict[int, float] = {}
 
     def begin(self, shards: Iterable[int]) -> None:
-        """Note that shards are to be served here from now on, and are not yet."""
+        """Record that shards are assigned to this instance and not served yet."""
         now = time.time()
         for shard in shards:
             self._since.setdefault(shard, now)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Note that shards are another's to serve."""
+        """Record that shards are no longer assigned to this instance."""
         for shard in shards:
             self._since.pop(shard, None)
 

@@ -1,1 +1,1 @@
-"""The records of the internal topics: encoded, decoded, validated. May import clients."""
+"""Encodes, decodes and validates the records of the internal topics. May import clients."""

@@ -1,4 +1,4 @@
-"""A lane write as the records that it becomes, encoded before its Kafka transaction begins."""
+"""Encodes a lane write as records, before its Kafka transaction begins."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = structlog.get_logger(__name__)
 
 ANY_PARTITION = -1
 _FRAMING = 512
-"""Bytes that librdkafka counts for a record beyond its key, value and headers, generously."""
+"""An upper bound for the bytes that librdkafka counts for a record besides its key, value and headers."""
 
 Headers = list[tuple[str, str | bytes | None]]
 
 
 class UserRecord(msgspec.Struct, frozen=True, gc=False):
-    """A real message as it is produced."""
+    """A real message, ready to be produced."""
 
     topic: str
     value: bytes | None
@@ -40,14 +40,14 @@ class UserRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class InternalRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record of an internal topic; None as value is a tombstone."""
+    """A record of an internal topic; a value of None is a tombstone."""
 
     value: bytes | None
     headers: Headers
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """All records of one write; the internal ones have the id as key and the shard as partition."""
+    """All records of one write. The key of the internal ones is the id, and their partition is the shard."""
 
     key: bytes
     real: list[UserRecord]
@@ -59,7 +59,7 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
 def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
     """Encode a write: messages with halfway's headers, and internal records (docs/protocol.md#topics).
 
-    An op marker has at most the `op_record_bytes` of the configuration, which its topic certainly takes.
+    An op marker has at most `op_record_bytes` of the configuration, which its topic always accepts.
     """
     group, state = write.group, write.state
     op = half = parked = None
@@ -78,27 +78,27 @@ def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
     return Encoded(key, real, op, half, parked)
 
 
-def _op_value(op: Op, most: int) -> bytes:
-    """Encode an op marker, without the digests of its messages if it would be larger than `most`.
+def _op_value(op: Op, limit: int) -> bytes:
+    """Encode an op marker, without the digests of its messages if it would be larger than `limit`.
 
-    Only a transaction accepted when a prepare could have more messages has such a marker; it must still be ended.
+    Only a transaction from a time with a higher limit of messages has such a marker; it must still be ended.
     """
     value = encode_op(op)
-    if len(value) <= most:
+    if len(value) <= limit:
         return value
     log.warning(
         "op_marker_shortened",
         id=op.id,
         messages=len(op.messages),
         bytes=len(value),
-        limit=most,
-        remedy="set HALFWAY_MAX_MESSAGES to as many messages as transactions that are pending have",
+        limit=limit,
+        remedy="set HALFWAY_MAX_MESSAGES to the most messages that a pending transaction has",
     )
     return encode_op(msgspec.structs.replace(op, messages=()))
 
 
 def _real_messages(write: LaneWrite, key: bytes, prefix: tuple[str, bytes]) -> list[UserRecord]:
-    """Return the messages of a commit; `halfway-message: i/n`, i from 1, makes each one unique."""
+    """Return the messages of a commit. The header `halfway-message: i/n`, i from 1, makes each one unique."""
     total = len(write.messages)
     prepared_at = b"%d" % write.prepared_at
     return [
@@ -120,9 +120,9 @@ def _real_messages(write: LaneWrite, key: bytes, prefix: tuple[str, bytes]) -> l
 
 
 def oversized(size: int, encoded: Encoded, config: KafkaConfig, largest: int) -> str | None:
-    """Name the topic of a record above `largest`, the `message.max.bytes` of the producer, or None.
+    """Return the topic of a record larger than `largest`, the `message.max.bytes` of the producer, or None.
 
-    `size` is that of the write's payload.
+    `size` is the size of the write's payload.
     """
     limit = largest - _FRAMING - len(encoded.key)
     if _is_above(encoded.op, limit):

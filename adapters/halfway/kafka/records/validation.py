@@ -1,7 +1,7 @@
 """Validates the records of the internal topics before they are used.
 
-Anybody who may write to these topics can put anything there. A record that halfway cannot have written is refused here,
-whatever its key or value looks like; its reader logs its position and goes on.
+Any client with write access to these topics can write anything there. A record that halfway cannot have written is
+refused here, regardless of its key or value; the reader logs its position and continues.
 """
 
 from __future__ import annotations
@@ -42,42 +42,42 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _LAST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999."""
+"""The end of the year 9999, in ms since the epoch."""
 _read_headers: Final = methodcaller("headers")
-"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
+"""`message.headers()`, called so that Python checks the result: a warm interpreter does not check a direct call."""
 
 Count = Callable[[str, str], None]
 """Counts a record that was skipped: topic, reason."""
 
 
 class WrongKeyError(UndecodableError):
-    """The key is missing, or is not that of the value."""
+    """The key is missing, or does not match the value."""
 
     reason: ClassVar[str] = "wrong_key"
 
 
 class ForeignTombstoneError(UndecodableError):
-    """A null value without halfway's headers: it must neither end a transaction nor release a shard."""
+    """A null value without halfway's headers, which must neither end a transaction nor release a shard."""
 
     reason: ClassVar[str] = "foreign_tombstone"
 
 
 class NewerReleaseError(Exception):
-    """A newer release wrote a record: without reading it, nothing may be answered about its shard."""
+    """A newer release wrote a record: this release cannot answer calls about its shard without reading it."""
 
 
 def demand_no_newer(message: Message, error: UndecodableError) -> None:
-    """Raise NewerReleaseError if a record that could not be decoded is halfway's own, as its headers say.
+    """Raise NewerReleaseError if a record that could not be decoded has halfway's headers.
 
-    To skip it could lose a prepare, or resolve a transaction a second time; what others wrote may be skipped.
+    Skipping it could lose a prepare, or resolve a transaction a second time. Foreign records may be skipped.
     """
-    if isinstance(error, UnknownSchemaError) and marked(message):
+    if isinstance(error, UnknownSchemaError) and has_halfway_headers(message):
         place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
         raise NewerReleaseError(f"{place}: {error}, written by a newer release: upgrade this instance")
 
 
 def note_skipped(message: Message, error: UndecodableError, count: Count) -> None:
-    """Log and count a record that is skipped."""
+    """Log and count a skipped record."""
     topic = message.topic() or ""
     log.warning(
         "record_skipped", topic=topic, partition=message.partition(), offset=message.offset(), reason=str(error)
@@ -86,10 +86,10 @@ def note_skipped(message: Message, error: UndecodableError, count: Count) -> Non
 
 
 def id_of(message: Message, shards: int) -> str:
-    """Return the transaction id that is the key of a record; WrongKeyError if it is not one of this partition."""
+    """Return the transaction id in the key of a record; WrongKeyError if it is not an id of this partition."""
     name = _text_key(message)
     if CLIENT_ID.match(name) is None:
-        raise WrongKeyError("the key is no transaction id")
+        raise WrongKeyError("the key is not a transaction id")
     shard = shard_of(name, shards)
     if shard != message.partition():
         raise WrongKeyError(f"the key is an id of shard {shard}")
@@ -97,105 +97,105 @@ def id_of(message: Message, shards: int) -> str:
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes | str | None]]:
-    """Return a record's headers; none if a name is not UTF-8, which halfway never writes."""
+    """Return a record's headers; an empty list if a name is not UTF-8, which halfway never writes."""
     try:
-        found: list[tuple[str, bytes | str | None]] | None = _read_headers(message)
+        headers: list[tuple[str, bytes | str | None]] | None = _read_headers(message)
     except SystemError:
-        # What Python makes of confluent_kafka's answer then, whose broken headers end the process if they are read.
+        # Python raises this for confluent_kafka's broken result; reading these headers again would end the process.
         message.set_headers([])
         return []
-    return found or []
+    return headers or []
 
 
-def marked(message: Message) -> bool:
-    """Return whether a record has halfway's headers: if it cannot be read, a later release may have written it."""
+def has_halfway_headers(message: Message) -> bool:
+    """Return whether a record has halfway's headers. If it cannot be decoded, a later release may have written it."""
     return kind_of(headers_of(message)) is not None
 
 
 def overwritten_id(message: Message, shards: int) -> str | None:
-    """Return the id whose records a refused record overwrites; None if there is none or it is not to be replaced."""
+    """Return the id whose record a foreign record overwrites; None if it has no id, or may be halfway's own."""
     try:
-        return None if marked(message) else id_of(message, shards)
+        return None if has_halfway_headers(message) else id_of(message, shards)
     except WrongKeyError:
         return None
 
 
 def half_in(message: Message, shards: int) -> tuple[str, Half | None]:
-    """Return the id and the half of a record of half, None for a tombstone; UndecodableError if it is neither."""
+    """Return the id and the half in a record of half, None for a tombstone; UndecodableError if it is neither."""
     name, value = id_of(message, shards), message.value()
     if value is None:
-        _demand_tombstone(message, KIND_HALF)
+        _require_tombstone(message, KIND_HALF)
         return name, None
     half = decode_half(value)
-    _demand_same(name, half.id)
-    _demand_times(half.prepared_at, half.since)
+    _require_same_name(name, half.id)
+    _require_valid_times(half.prepared_at, half.since)
     return name, half
 
 
 def op_in(message: Message, shards: int) -> Op:
-    """Return the op marker of a record of op; UndecodableError if it is not one."""
+    """Return the op marker in a record of op; UndecodableError if it is not one."""
     name = id_of(message, shards)
     op = decode_op(message.value())
-    _demand_same(name, op.id)
-    _demand_times(op.prepared_at, op.at)
+    _require_same_name(name, op.id)
+    _require_valid_times(op.prepared_at, op.at)
     return op
 
 
 def parked_in(message: Message, shards: int) -> tuple[str, Parked | None]:
-    """Return the same as `half_in`, for a record of parked."""
+    """Return the id and the parked transaction in a record of parked, None for a tombstone; else UndecodableError."""
     name, value = id_of(message, shards), message.value()
     if value is None:
-        _demand_tombstone(message, KIND_PARKED)
+        _require_tombstone(message, KIND_PARKED)
         return name, None
     parked = decode_parked(value)
-    _demand_same(name, parked.half.id)
-    _demand_times(parked.half.prepared_at, parked.half.since, parked.parked_at)
+    _require_same_name(name, parked.half.id)
+    _require_valid_times(parked.half.prepared_at, parked.half.since, parked.parked_at)
     return name, parked
 
 
 def group_in(message: Message) -> tuple[str, Group | None]:
-    """Return the name and the group of a record of groups, None for a tombstone; UndecodableError for neither."""
+    """Return the name and the group in a record of groups, None for a tombstone; UndecodableError if it is neither."""
     return _entry_in(message, KIND_GROUP, decode_group, lambda group: group.name)
 
 
 def key_in(message: Message) -> tuple[str, Key | None]:
-    """Return the public id and the key of a record of keys, None for a tombstone; UndecodableError for neither."""
+    """Return the public id and the key in a record of keys, None for a tombstone; UndecodableError if it is neither."""
     return _entry_in(message, KIND_KEY, decode_key, lambda key: key.id)
 
 
 def _entry_in(
     message: Message, kind: str, decode: Callable[[bytes], T], name_of: Callable[[T], str]
 ) -> tuple[str, T | None]:
-    """Return the entry of a compacted table and its name, None for a tombstone of this kind."""
+    """Return the name and the entry of a compacted table's record, None for a tombstone of this kind."""
     name, value = _text_key(message), message.value()
     if value is None:
-        _demand_tombstone(message, kind)
+        _require_tombstone(message, kind)
         return name, None
     entry = decode(value)
-    _demand_same(name, name_of(entry))
+    _require_same_name(name, name_of(entry))
     return name, entry
 
 
 def owner_in(message: Message) -> Owner | None:
-    """Return the owner of a record of owners, None for a release; UndecodableError if it is neither."""
+    """Return the owner in a record of owners, None for a release; UndecodableError if it is neither."""
     shard, value = message.partition() or 0, message.value()
     if message.key() != owner_key(shard):
-        raise WrongKeyError("the key is not the shard's")
+        raise WrongKeyError("the key is not that of the shard")
     if value is None:
-        _demand_tombstone(message, KIND_OWNER)
+        _require_tombstone(message, KIND_OWNER)
         return None
     owner = decode_owner(value)
-    _demand_same(str(shard), str(owner.shard))
+    _require_same_name(str(shard), str(owner.shard))
     return owner
 
 
 def is_layout(message: Message) -> bool:
-    """Return whether a record of owners has the key and partition of the layout."""
+    """Return whether a record of owners has the key and partition of the layout record."""
     return message.key() == LAYOUT_KEY and message.partition() == LAYOUT_PARTITION
 
 
 def barrier_in(message: Message) -> Barrier:
-    """Return the barrier of a record under the barriers' key; UndecodableError if it is not one."""
+    """Return the barrier in a record with the barriers' key; UndecodableError if it is not one."""
     if kind_of(headers_of(message)) != KIND_BARRIER:
         raise UndecodableError("a barrier without halfway's headers")
     return decode_barrier(message.value())
@@ -216,17 +216,17 @@ def _text_key(message: Message) -> str:
         raise WrongKeyError("the key is not UTF-8") from None
 
 
-def _demand_same(name: str, inside: str) -> None:
-    if name != inside:
-        raise WrongKeyError(f"the key is {name!r}, the value is of {inside!r}")
+def _require_same_name(name: str, name_in_value: str) -> None:
+    if name != name_in_value:
+        raise WrongKeyError(f"the key is {name!r}, but the value is of {name_in_value!r}")
 
 
-def _demand_times(*times: int) -> None:
+def _require_valid_times(*times: int) -> None:
     for at in times:
         if not 0 <= at <= _LAST_MS:
-            raise UndecodableError("a time that no clock gives")
+            raise UndecodableError("a time is negative or after the year 9999")
 
 
-def _demand_tombstone(message: Message, kind: str) -> None:
+def _require_tombstone(message: Message, kind: str) -> None:
     if kind_of(headers_of(message)) != kind:
         raise ForeignTombstoneError("a null value without halfway's headers")

@@ -41,8 +41,8 @@ class Writer:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]]:
     monkeypatch.setattr(audit_trail, "RecordWriter", Writer)
-    monkeypatch.setattr(audit_trail, "_AGAIN_S", 0.001)
-    monkeypatch.setattr(audit_trail, "_LAST_S", 0.05)
+    monkeypatch.setattr(audit_trail, "_RETRY_S", 0.001)
+    monkeypatch.setattr(audit_trail, "_STOP_S", 0.05)
 
     def make() -> tuple[KafkaAuditTrail, Writer, RecordingObserver]:
         observer = RecordingObserver()
@@ -58,13 +58,13 @@ async def test_while_kafka_takes_nothing_events_wait_up_to_a_bound_and_nobody_wa
     """What is too much is counted, and stands in the log; what waits is written once Kafka is back."""
     audit, writer, observer = made()
     await audit.start()
-    for number in range(audit_trail.MOST_WAITING + 7):
+    for number in range(audit_trail.MAX_WAITING + 7):
         audit.record(msgspec.structs.replace(AUDIT_EVENT, id=str(number), actor_kind="operator"))
     assert observer.count("audited", result="lost") == 7
     writer.open.set()
     await audit.stop()
-    assert len(writer.written) == audit_trail.MOST_WAITING
-    assert observer.count("audited", result="written") == audit_trail.MOST_WAITING
+    assert len(writer.written) == audit_trail.MAX_WAITING
+    assert observer.count("audited", result="written") == audit_trail.MAX_WAITING
 
 
 async def test_groups_leave_half_of_the_places_to_operators(
@@ -73,10 +73,10 @@ async def test_groups_leave_half_of_the_places_to_operators(
     """Else a group's service that asks for checks without end would keep what operators do out of the topic."""
     audit, writer, observer = made()
     await audit.start()
-    for kind, count in (("group", audit_trail.MOST_WAITING), ("operator", audit_trail.MOST_WAITING // 2)):
+    for kind, count in (("group", audit_trail.MAX_WAITING), ("operator", audit_trail.MAX_WAITING // 2)):
         for _ in range(count):
             audit.record(msgspec.structs.replace(AUDIT_EVENT, actor_kind=kind))
-        assert observer.count("audited", result="lost") == audit_trail.MOST_WAITING // 2
+        assert observer.count("audited", result="lost") == audit_trail.MAX_WAITING // 2
     writer.open.set()
     await audit.stop()
 

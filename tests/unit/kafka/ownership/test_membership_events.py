@@ -165,7 +165,7 @@ async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
     membership._loop = Loop(asyncio.get_running_loop())
     membership._listener = instance.service
     with pytest.raises(RuntimeError, match="thread"):
-        await membership._begin()
+        await membership._begin_incarnation()
     assert membership.status.incarnation is None
     assert len(made) == 3
     assert all(producer.ended for producer in made)
