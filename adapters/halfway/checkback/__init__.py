@@ -1,4 +1,4 @@
-"""The HTTP caller that asks a producer service for its verdict."""
+"""The HTTP client that requests a verdict from a producer service."""
 
 from halfway.checkback.caller import HttpCheckCaller
 from halfway.checkback.destinations import LOOPBACK_NETWORKS, Destinations

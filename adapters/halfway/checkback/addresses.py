@@ -1,4 +1,4 @@
-"""IP addresses as a URL may spell them, and where a connection to one really ends."""
+"""IP addresses in the spellings that a URL allows, and the addresses that a connection to one may reach."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 
 Address = IPv4Address | IPv6Address
 
-NO_SERVICE = tuple(
+RESERVED_NETWORKS = tuple(
     ip_network(network)
     for network in (
         "0.0.0.0/8",
@@ -22,9 +22,9 @@ NO_SERVICE = tuple(
         "fd00:42::42/128",  # Scaleway's metadata
     )
 )
-"""Where no service is checked, beside loopback, link-local, multicast and unspecified addresses.
+"""Networks that no check is sent to, besides loopback, link-local, multicast and unspecified addresses.
 
-Most clouds tell their secrets at the link-local address 169.254.169.254, and some at these as well.
+Most clouds serve secrets at the link-local address 169.254.169.254, and some of them at these addresses too.
 """
 
 PRIVATE = "private"
@@ -49,10 +49,10 @@ _ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 _NUMBERS = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
 
 
-def literal(host: str) -> Address | None:
-    """Return the address that a host of a URL spells, None for a name.
+def parse_literal(host: str) -> Address | None:
+    """Return the address that the host of a URL spells, None for a name.
 
-    The C library, which resolves names, also takes `2852039166`, `0xa9fea9fe`, `0251.0376.0251.0376` and
+    The C library, which resolves names, also accepts `2852039166`, `0xa9fea9fe`, `0251.0376.0251.0376` and
     `169.254.43518` for IPv4 addresses.
     """
     if host == "localhost" or host.endswith(".localhost"):
@@ -70,31 +70,31 @@ def literal(host: str) -> Address | None:
         return None
 
 
-def reached_by(address: Address) -> tuple[Address, ...]:
-    """Return the addresses that a packet to this one may reach: its own first, then the IPv4 addresses written in it.
+def reachable_addresses(address: Address) -> tuple[Address, ...]:
+    """Return the addresses that a packet to this one may reach: itself, then the IPv4 addresses embedded in it.
 
-    Only IPv4-mapped addresses never appear on the wire themselves. The others are forwarded, or translated to IPv4, as
-    the network is set up: 6to4, Teredo, NAT64, IPv4-compatible, IPv4-translated, ISATAP.
+    Only IPv4-mapped addresses never appear on the wire. The network forwards the others or translates them to IPv4,
+    depending on its configuration: 6to4, Teredo, NAT64, IPv4-compatible, IPv4-translated, ISATAP.
     """
     if isinstance(address, IPv4Address):
         return (address,)
     if address.ipv4_mapped is not None:
         return (address.ipv4_mapped,)
-    within: list[IPv4Address] = []
+    embedded: list[IPv4Address] = []
     number = int(address)
     if address in _IPV4_COMPATIBLE and number > 1:
-        within.append(_last_32_bits(number))
+        embedded.append(_last_32_bits(number))
     if address in _NAT64 or address in _IPV4_TRANSLATED or (number >> 32) & 0xFFFF_FFFF in _ISATAP:
-        within.append(_last_32_bits(number))
+        embedded.append(_last_32_bits(number))
     if address in _NAT64_LOCAL:
-        # The shorter a prefix, the further left the IPv4 address stands, around the octet of zeros (RFC 6052).
+        # With a shorter prefix the IPv4 address starts further left, around the octet of zeros (RFC 6052).
         readings = (_last_32_bits(number), *(_around_zeros(number, prefix) for prefix in (48, 56, 64)))
-        within += [reading for reading in readings if int(reading) >> 24]
+        embedded += [reading for reading in readings if int(reading) >> 24]
     if address.sixtofour is not None:
-        within.append(address.sixtofour)
+        embedded.append(address.sixtofour)
     if address.teredo is not None:
-        within += address.teredo
-    return (address, *within)
+        embedded += address.teredo
+    return (address, *embedded)
 
 
 def _last_32_bits(number: int) -> IPv4Address:
@@ -106,8 +106,8 @@ def _around_zeros(number: int, prefix: int) -> IPv4Address:
     return IPv4Address((octets[:8] + octets[9:])[prefix // 8 :][:4])
 
 
-def kind_of(address: Address) -> str | None:
-    """Return what makes an address special, such as `PRIVATE`; None for any other."""
+def special_kind(address: Address) -> str | None:
+    """Return the kind of a special address, such as `PRIVATE`; None for any other address."""
     if address.is_loopback:
         return "loopback"
     if address.is_link_local:
@@ -116,6 +116,6 @@ def kind_of(address: Address) -> str | None:
         return "multicast"
     if address.is_unspecified:
         return "unspecified"
-    if any(address in network for network in NO_SERVICE):
+    if any(address in network for network in RESERVED_NETWORKS):
         return "reserved"
     return PRIVATE if any(address in network for network in _PRIVATE_NETWORKS) else None

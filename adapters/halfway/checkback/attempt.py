@@ -1,4 +1,4 @@
-"""One request to one check endpoint, and how it went; what a whole check comes to."""
+"""The result of one request to a check endpoint, and of a whole check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import aiohttp
 from yarl import URL
 
-from halfway.checkback.connections import Exchange, TooMuchError
+from halfway.checkback.connections import AnswerTooLargeError, Exchange
 from halfway.domain.transaction import Outcome
 from halfway.service.check_ports import CheckAttempt, CheckReply
 
@@ -30,25 +30,26 @@ class Attempt:
     status: int | None = None
     excerpt: str | None = None
     duration_s: float = 0.0
-    again: bool = False
-    """Whether a reused connection may be the cause, so that a new one is worth a try."""
+    retry_on_new_connection: bool = False
+    """Whether a reused connection may be the cause, so that a new one should be tried."""
 
 
 def host_of(url: str) -> str:
-    """Return the scheme, host and port of a URL, without what may be secret in it."""
+    """Return the scheme, host and port of a URL, without the parts that may be secret."""
     try:
         return str(URL(url).origin())
     except ValueError:
         return ""
 
 
-def timed_out(attempt: Attempt, exchange: Exchange) -> None:
+def record_timeout(attempt: Attempt, exchange: Exchange) -> None:
+    """Record how far a request got before its time-out."""
     if attempt.sent:
         attempt.reachable, attempt.detail = False, "no whole answer in time"
     elif attempt.queued:
         # The endpoint was not tried, so nothing is known about whether it can be reached.
         attempt.detail = "no connection was free in time"
-    elif exchange.look_up is not None and not exchange.look_up.begun:
+    elif exchange.look_up is not None and not exchange.look_up.has_begun:
         attempt.detail = "no look-up of the host name was free in time: those of other groups hang"
     elif exchange.look_up is not None:
         attempt.reachable, attempt.detail = False, "the host name was not found in time"
@@ -56,8 +57,8 @@ def timed_out(attempt: Attempt, exchange: Exchange) -> None:
         attempt.reachable, attempt.detail = False, "no connection in time"
 
 
-def failed(attempt: Attempt, error: aiohttp.ClientError, exchange: Exchange) -> None:
-    """Describe a failure without the error's own text, which can hold the URL or parts of the answer."""
+def record_failure(attempt: Attempt, error: aiohttp.ClientError, exchange: Exchange) -> None:
+    """Record a failure without the error's own text, which can contain the URL or parts of the answer."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             attempt.reachable, attempt.detail = False, exchange.refusal or "the host name was not found"
@@ -70,17 +71,18 @@ def failed(attempt: Attempt, error: aiohttp.ClientError, exchange: Exchange) -> 
         case aiohttp.InvalidURL():
             attempt.reachable, attempt.detail = False, "the URL cannot be read"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
-            attempt.again = exchange.reused
+            attempt.retry_on_new_connection = exchange.reused
             attempt.detail = "the connection was closed without an answer"
         case aiohttp.ClientPayloadError():
             attempt.detail = "the body was cut short"
-        case TooMuchError():
+        case AnswerTooLargeError():
             attempt.detail = "more came than an answer may have"
         case _:
             attempt.detail = "the answer is not HTTP"
 
 
-def reply_of(attempts: Sequence[Attempt]) -> CheckReply:
+def to_reply(attempts: Sequence[Attempt]) -> CheckReply:
+    """Return the result of a check from its attempts."""
     last = attempts[-1] if attempts else Attempt(reachable=False, detail="the group has no endpoint")
     detail = "; ".join(attempt.detail for attempt in attempts) if last.outcome is None and attempts else last.detail
     return CheckReply(
@@ -92,22 +94,22 @@ def reply_of(attempts: Sequence[Attempt]) -> CheckReply:
         remark=last.remark,
         attempts=tuple(
             CheckAttempt(
-                host=one.host,
-                sent=one.sent,
-                answered=one.outcome is not None,
-                status=one.status,
-                detail=one.detail[:MAX_DETAIL],
-                excerpt=one.excerpt,
-                duration_s=one.duration_s,
+                host=attempt.host,
+                sent=attempt.sent,
+                answered=attempt.outcome is not None,
+                status=attempt.status,
+                detail=attempt.detail[:MAX_DETAIL],
+                excerpt=attempt.excerpt,
+                duration_s=attempt.duration_s,
             )
-            for one in attempts
-            if one.host
+            for attempt in attempts
+            if attempt.host
         ),
     )
 
 
-def tracing() -> aiohttp.TraceConfig:
-    """Record in an attempt how far its request got."""
+def trace_config() -> aiohttp.TraceConfig:
+    """Return a trace configuration that records in an attempt how far its request got."""
     config = aiohttp.TraceConfig()
 
     async def queued(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:

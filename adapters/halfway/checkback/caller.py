@@ -1,4 +1,4 @@
-"""Asks a producer service what became of a transaction (docs/protocol.md#scan-and-check-back)."""
+"""Requests the outcome of a transaction from a producer service (docs/protocol.md#scan-and-check-back)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from halfway.checkback import question
-from halfway.checkback.attempt import Attempt, failed, host_of, reply_of, timed_out, tracing
-from halfway.checkback.connections import EXCHANGE, Exchange, LineConnector, Question
+from halfway.checkback.attempt import Attempt, host_of, record_failure, record_timeout, to_reply, trace_config
+from halfway.checkback.connections import EXCHANGE, CheckConnector, Exchange, GroupRequest
 from halfway.checkback.destinations import Destinations
 from halfway.checkback.dns import DnsResolver
 from halfway.checkback.signing import signed_headers
@@ -30,14 +30,14 @@ from halfway.service.check_ports import CheckReply, CheckRequest
 
 MAX_EXCERPT_BYTES = 512
 _EXCERPT_S = 0.2
-"""How long the body of an answer that is no verdict is waited for."""
+"""How long to wait for the body of an answer that is not a verdict."""
 MAX_REPLY_BYTES = 64 * 1024
 CONNECTIONS_PER_ADDRESS = 64
-"""Of one group: above what the service lets one group have in flight."""
+"""The most connections of one group to an address: more than the checks that a group may have in flight."""
 KEEPALIVE_S = 15.0
 _NONCE_BYTES = 16
-_WHOLE_BYTES = 64 * 1024
-"""Up to this a question is sent in one piece, which costs less."""
+_ONE_PIECE_BYTES = 64 * 1024
+"""A body of up to this size is sent in one piece, which costs less."""
 _HEADERS: Mapping[str, str] = {
     "content-type": "application/json",
     "accept": "application/json",
@@ -49,14 +49,15 @@ _log = structlog.get_logger(__name__)
 
 
 class AddressRefusedError(OSError):
-    """The operator does not allow connections to that address."""
+    """The operator does not allow connections to this address."""
 
 
 class HttpCheckCaller:
     """The port `CheckCaller` over HTTP.
 
-    Nothing but a verdict in time is taken for one: redirects are not followed, compressed bodies not unpacked, cookies
-    not kept, and proxies and credentials of the environment not used. Times are seconds, sizes bytes.
+    Only an answer that arrives in time and is a verdict counts. Redirects are not followed, compressed bodies are not
+    unpacked, cookies are not stored, and proxies and credentials from the environment are not used. Times are in
+    seconds, sizes in bytes.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class HttpCheckCaller:
         ssl_context: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ) -> None:
-        """Open nothing yet. `timeout_s` bounds one whole call, over all its endpoints.
+        """Keep the settings; no connection is opened yet. `timeout_s` bounds one call over all its endpoints.
 
-        With `demand_nonce` nothing is a verdict that does not echo the question's nonce.
-        `secrets_of` returns what the checks of a group are signed with.
+        With `demand_nonce` an answer counts only if it echoes the nonce of its request.
+        `secrets_of` returns the secrets that sign the checks of a group.
         `ssl_context` replaces the system's certificate authorities; `proxy` is the URL of an HTTP proxy.
         """
         self._timeout_s = timeout_s
@@ -98,23 +99,21 @@ class HttpCheckCaller:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; a call that is still waiting, or comes later, is answered unknown."""
+        """Close all connections; calls under way and later calls return `unknown`."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
         await self._resolver.close()
 
     def refusal(self, url: str) -> str | None:
-        """Return why the operator's rules refuse an endpoint, None if they do not."""
+        """Return why the operator's settings refuse an endpoint, None if they allow it."""
         return self._destinations.refusal(url)
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
-        """Call the endpoints in the order given, one at each host and port, until one gives a verdict.
+        """Call the endpoints in the given order, one per host and port, until one returns a verdict.
 
-        `unknown`, said so, is one.
-
-        One deadline holds for all of them: each may use an equal share of the time that is left, so that one that
-        hangs does not keep the next from being asked. Never raises.
+        An explicit `unknown` is a verdict. One deadline covers all endpoints. Each may use an equal share of the
+        remaining time, so that an endpoint that hangs does not keep the next from being called. Never raises.
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         attempts: list[Attempt] = []
@@ -126,16 +125,16 @@ class HttpCheckCaller:
                 if left <= 0:
                     break
                 share = deadline - left + left / (len(urls) - position)
-                attempts.append(await self._ask(session, url, request, share))
+                attempts.append(await self._call_endpoint(session, url, request, share))
                 if attempts[-1].outcome is not None:
                     break
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not stop the scan
+        except Exception as error:  # noqa: BLE001 - no error here may stop the scan
             _log.warning("check_failed", group=group.name, transaction=request.id, error=type(error).__name__)
-            attempts.append(Attempt(detail=f"halfway could not ask: {type(error).__name__}"))
-        return reply_of(attempts)
+            attempts.append(Attempt(detail=f"halfway could not send the check: {type(error).__name__}"))
+        return to_reply(attempts)
 
     def _one_for_each_host(self, urls: Sequence[str]) -> Sequence[str]:
-        """Return the first permitted URL of each host and port, and every refused one: its refusal is reported."""
+        """Return the first permitted URL of each host and port, and every refused URL, whose refusal is reported."""
         if len(urls) == 1:
             return urls
         chosen: dict[str, str] = {}
@@ -147,52 +146,54 @@ class HttpCheckCaller:
         if self._closed:
             raise RuntimeError("the caller is closed")
         if self._session is None:
-            connector = LineConnector(
-                most_kept=self._max_connections // 2,
+            connector = CheckConnector(
+                max_kept=self._max_connections // 2,
                 limit=self._max_connections,
                 limit_per_host=CONNECTIONS_PER_ADDRESS,
                 keepalive_timeout=KEEPALIVE_S,
                 resolver=self._resolver,
-                use_dns_cache=False,  # aiohttp's is shared by all groups, and so are its look-ups under way
+                use_dns_cache=False,  # all groups would share aiohttp's cache and its look-ups under way
                 ssl=self._ssl_context or True,
                 socket_factory=self._socket,
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                request_class=Question,
+                request_class=GroupRequest,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
                 read_bufsize=MAX_REPLY_BYTES,
                 proxy=self._proxy,
-                # The time of a whole attempt is bounded by its deadline, in `_ask`.
+                # The deadline in `_call_endpoint` bounds a whole attempt.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
-                trace_configs=[tracing()],
+                trace_configs=[trace_config()],
             )
         return self._session
 
     def _socket(self, address: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, name = address
         exchange = EXCHANGE.get()
-        if self._proxy is None:  # whose own address the operator chose
+        if self._proxy is None:  # the operator chose the proxy's address
             refusal = self._destinations.refusal(exchange.url, ip_address(str(name[0]).partition("%")[0]))
             if refusal is not None:
                 exchange.refusal = refusal
                 raise AddressRefusedError(refusal)
         return socket.socket(family, kind, protocol)
 
-    async def _ask(self, session: aiohttp.ClientSession, url: str, request: CheckRequest, deadline: float) -> Attempt:
-        """Call one endpoint; again, on a new connection, if a reused one gave no answer or that of another question."""
+    async def _call_endpoint(
+        self, session: aiohttp.ClientSession, url: str, request: CheckRequest, deadline: float
+    ) -> Attempt:
+        """Call one endpoint. Retry on a new connection if a reused one gave no answer or another request's answer."""
         host = host_of(url)
         refusal = self.refusal(url)
         if refusal is not None:
             return Attempt(reachable=False, detail=refusal, host=host)
         target = URL(url)
-        began = asyncio.get_running_loop().time()
+        started = asyncio.get_running_loop().time()
         attempt = await self._post(session, target, request, deadline, fresh=False)
-        if attempt.again:
+        if attempt.retry_on_new_connection:
             attempt = await self._post(session, target, request, deadline, fresh=True)
-        attempt.host, attempt.duration_s = host, asyncio.get_running_loop().time() - began
+        attempt.host, attempt.duration_s = host, asyncio.get_running_loop().time() - started
         place = f"{target.host}:{target.port}"
         attempt.detail = f"{place}: {attempt.detail}" if attempt.detail else f"{place} answered"
         return attempt
@@ -213,7 +214,7 @@ class HttpCheckCaller:
                 session.post(
                     url,
                     # A stream is sent in pieces: one large bytes object would block the event loop.
-                    data=body if len(body) <= _WHOLE_BYTES else BytesIO(body),
+                    data=body if len(body) <= _ONE_PIECE_BYTES else BytesIO(body),
                     headers=headers,
                     allow_redirects=False,
                     trace_request_ctx=attempt,
@@ -225,12 +226,12 @@ class HttpCheckCaller:
                     exchange.end(response)
         except NotAVerdictError as error:
             attempt.detail = str(error)
-            attempt.again = exchange.reused and isinstance(error, NotBoundError)
+            attempt.retry_on_new_connection = exchange.reused and isinstance(error, NotBoundError)
         except TimeoutError:
-            timed_out(attempt, exchange)
+            record_timeout(attempt, exchange)
         except aiohttp.ClientError as error:
-            failed(attempt, error, exchange)
-        except Exception as error:  # noqa: BLE001 - what one endpoint provokes must not keep the next from being asked
+            record_failure(attempt, error, exchange)
+        except Exception as error:  # noqa: BLE001 - an error of one endpoint must not keep the next from being called
             _log.warning("check_request_failed", host=url.host, error=type(error).__name__)
             attempt.detail = f"the request failed: {type(error).__name__}"
         return attempt
@@ -238,21 +239,21 @@ class HttpCheckCaller:
     async def _verdict(
         self, response: aiohttp.ClientResponse, exchange: Exchange, nonce: str, attempt: Attempt
     ) -> tuple[Outcome, str | None]:
-        """Return the verdict of the answer to this question.
+        """Return the verdict in the answer to this request.
 
-        An answer that echoes the nonce is bound to it. Any other counts only on a connection that carries no other
-        question, if it came after the question and from no cache.
+        An answer that echoes the nonce is bound to its request. Any other answer counts only if the connection carries
+        no other request, and if it arrived after the request and not from a cache.
         """
         attempt.status = response.status
         try:
             body = await self._read(response)
         except NotAVerdictError:
-            attempt.excerpt = await _beginning(response)
+            attempt.excerpt = await _read_excerpt(response)
             raise
         attempt.excerpt = _excerpt(body)
         verdict = read_verdict(body, nonce)
         if verdict.bound:
-            exchange.prove()
+            exchange.mark_bound()
         elif exchange.reused:
             raise NotBoundError("the answer on a kept connection does not echo the nonce")
         elif self._demand_nonce:
@@ -264,8 +265,8 @@ class HttpCheckCaller:
         return verdict.outcome, verdict.remark
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the body of an answer; stop reading if it cannot hold a verdict."""
-        if response.status != 200:  # noqa: PLR2004 - the one status that answers
+        """Return the body of an answer; NotAVerdictError as soon as it cannot be a verdict."""
+        if response.status != 200:  # noqa: PLR2004 - the only status of a verdict
             raise NotAVerdictError(f"status {response.status}, not 200")
         if not is_json(response.content_type):
             raise NotAVerdictError("the content type is not JSON")
@@ -282,10 +283,10 @@ class HttpCheckCaller:
         return bytes(body)
 
 
-async def _beginning(response: aiohttp.ClientResponse) -> str | None:
-    """Return the beginning of a body that is no verdict, if it is there or comes at once.
+async def _read_excerpt(response: aiohttp.ClientResponse) -> str | None:
+    """Return the beginning of a body that is not a verdict, if it has arrived or arrives at once.
 
-    The connection is not used again, as if nothing of the body had been read.
+    The connection is closed, so it is not used retry_on_new_connection.
     """
     if response.content.at_eof():
         return None

@@ -1,4 +1,4 @@
-"""Reused connections that may carry nothing but the answer to the last question."""
+"""Connections that are reused only if they carried nothing except the answer to their last request."""
 
 from __future__ import annotations
 
@@ -24,73 +24,74 @@ if TYPE_CHECKING:
 
 
 MAX_RECEIVED_BYTES = 1024 * 1024
-"""Of one answer, framing included: the largest verdict, in chunks of one byte, behind as many headers as are read."""
+"""The largest answer with framing: the largest verdict in chunks of one byte, after the most headers that are read."""
 MAX_INTERIM = 16
-"""Interim answers (1xx) to one question."""
+"""The most interim answers (1xx) to one request."""
 _SLICE_BYTES = 16 * 1024
-"""How much is parsed at a time, so that only a few hundred messages exist before they are counted."""
+"""Bytes that are parsed at a time, so that at most a few hundred messages exist before they are counted."""
 
 
-class TooMuchError(aiohttp.ClientError):
-    """The answer is larger than an answer may be."""
+class AnswerTooLargeError(aiohttp.ClientError):
+    """The answer is too large."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One question on one connection."""
+    """One request on one connection."""
 
     url: URL
     group: str
     fresh: bool
-    """Whether the connection must be a new one."""
+    """Whether the connection must be new."""
     refusal: str | None = None
-    """Why the connection to an address of the host, or the look-up of its name, was refused."""
+    """Why the connection or the look-up of the host name was refused."""
     look_up: LookUp | None = None
-    """The look-up of the host's name that is waited for."""
-    line: Line | None = None
+    """The look-up of the host name that the request waits for."""
+    protocol: CheckProtocol | None = None
     reused: bool = False
-    """Whether the connection has carried another question before."""
+    """Whether the connection has carried another request before."""
 
     @property
     def has_unsolicited_bytes(self) -> bool:
-        """Whether the connection received anything that answers no question."""
-        return self.line is not None and self.line.has_unsolicited_bytes
+        """Whether the connection received bytes that belong to no request."""
+        return self.protocol is not None and self.protocol.has_unsolicited_bytes
 
-    def prove(self) -> None:
-        """Record that the answer was bound to the question."""
-        if self.line is not None:
-            self.line.proven = True
+    def mark_bound(self) -> None:
+        """Record that the answer was bound to the request."""
+        if self.protocol is not None:
+            self.protocol.is_bound = True
 
     def end(self, response: aiohttp.ClientResponse) -> None:
-        """Close the connection unless a whole answer, bound to the question, has arrived."""
-        if self.line is None or not self.line.proven or self.line.is_spoilt or not response.content.at_eof():
+        """Close the connection, unless a whole answer that is bound to the request has arrived."""
+        protocol = self.protocol
+        if protocol is None or not protocol.is_bound or protocol.is_unusable or not response.content.at_eof():
             response.close()
-            if self.line is not None:
-                self.line.close()
+            if protocol is not None:
+                protocol.close()
 
 
 EXCHANGE: ContextVar[Exchange] = ContextVar("exchange")
-"""The exchange under way: the connector and the request see it, as they run in the task that asks."""
+"""The exchange under way; the connector and the request read it, because they run in the calling task."""
 
 
-class Line(ResponseHandler):
-    """One connection to an endpoint, which notices bytes that no question asked for."""
+class CheckProtocol(ResponseHandler):
+    """The protocol of one connection to an endpoint; it detects bytes that belong to no request."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, open_lines: set[Line], most_kept: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, open_connections: set[CheckProtocol], max_kept: int) -> None:
         super().__init__(loop)
-        self._open = open_lines
-        self._most_kept = most_kept
+        self._open = open_connections
+        self._max_kept = max_kept
         self._poll = select.poll()
-        self._asked = False
-        """Whether a whole question was sent."""
+        self._request_sent = False
+        """Whether a whole request was sent."""
         self._answer: StreamReader | None = None
-        """The body of its answer, once the head has arrived."""
+        """The body of the answer, once its head has arrived."""
         self.used = False
-        """Whether the connection has carried a question."""
-        self.proven = False
-        """Whether the last answer was bound to its question: only then may another question follow."""
+        """Whether the connection has carried a request."""
+        self.is_bound = False
+        """Whether the last answer was bound to its request; only then may another request follow."""
         self.has_unsolicited_bytes = False
-        """Whether bytes arrived that answer no question: before a question was sent, or after an answer's end."""
+        """Whether bytes arrived before a request was sent, or after the end of an answer."""
         self._received = 0
         self._interim = 0
         self._refused = False
@@ -110,27 +111,27 @@ class Line(ResponseHandler):
 
     @property
     def should_close(self) -> bool:
-        """Whether aiohttp must close it after the answer: it is spoilt, or enough connections are open."""
-        return self.is_spoilt or len(self._open) > self._most_kept
+        """Whether aiohttp must close it after the answer: it is unusable, or enough connections are open."""
+        return self.is_unusable or len(self._open) > self._max_kept
 
     @property
-    def is_spoilt(self) -> bool:
-        """Whether received bytes are unread, or answer no question."""
+    def is_unusable(self) -> bool:
+        """Whether received bytes are unread or belong to no request."""
         return super().should_close or self.has_unsolicited_bytes
 
     def set_response_params(self, **params: Any) -> None:
-        """Begin a question: aiohttp calls this before it writes the head."""
-        self.used, self.proven, self._asked, self._answer = True, False, False, None
+        """Begin a request: aiohttp calls this before it writes the head."""
+        self.used, self.is_bound, self._request_sent, self._answer = True, False, False, None
         self._received = self._interim = 0
         super().set_response_params(**params)
 
     def start_timeout(self) -> None:
-        """Record that the whole question was sent: aiohttp calls this after the last byte."""
-        self._asked = True
+        """Record that the whole request was sent: aiohttp calls this after the last byte."""
+        self._request_sent = True
         super().start_timeout()
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take the head of a message: one for each question, and a few interim ones."""
+        """Handle the head of a message: one for each request, and a few interim ones."""
         if self._refused:
             return
         message, body = data
@@ -152,64 +153,65 @@ class Line(ResponseHandler):
         for at in range(0, len(data) or 1, _SLICE_BYTES):
             if self._refused:
                 return
-            self._take(data[at : at + _SLICE_BYTES])
+            self._parse(data[at : at + _SLICE_BYTES])
 
     def _refuse(self) -> None:
-        """Abort the connection and fail the waiting caller: the answer is too large."""
+        """Abort the connection and fail the waiting caller, because the answer is too large."""
         self.has_unsolicited_bytes = self._refused = True
-        error = TooMuchError()
+        error = AnswerTooLargeError()
         self.set_exception(error)
         if self._answer is not None and not self._answer.is_eof():
             self._answer.set_exception(error)
         if self.transport is not None:
             self.transport.abort()
 
-    def _take(self, data: bytes) -> None:
-        """Take a part; before the whole question was sent, and after the answer's end, it answers no question."""
-        if data and (not self._asked or self._parser is None):
+    def _parse(self, data: bytes) -> None:
+        """Parse a part. Bytes before the whole request was sent, or after the end of the answer, are unsolicited."""
+        if data and (not self._request_sent or self._parser is None):
             self.has_unsolicited_bytes = True
-            if self._asked:
+            if self._request_sent:
                 self.close()
                 return
         super().data_received(data)
         if self._parser is not None and self._answer is not None and self._answer.is_eof():
-            self._look_behind(self._parser)
+            self._end_parsing(self._parser)
 
-    def _look_behind(self, parser: HttpParser[Any]) -> None:
-        """Record whether another message has begun, and parse no more: further bytes answer no question."""
+    def _end_parsing(self, parser: HttpParser[Any]) -> None:
+        """Record whether another message has begun, and stop parsing: further bytes belong to no request."""
         self._parser = None
         try:
-            begun = parser.feed_eof() is not None
-        except Exception:  # noqa: BLE001 - it is the parser's word for a message that does not end
-            begun = True
-        self.has_unsolicited_bytes = self.has_unsolicited_bytes or begun
+            has_more = parser.feed_eof() is not None
+        except Exception:  # noqa: BLE001 - the parser raises it for an incomplete message
+            has_more = True
+        self.has_unsolicited_bytes = self.has_unsolicited_bytes or has_more
 
-    def has_something_to_read(self) -> bool:
-        """Whether unread bytes, or the end of the connection, have arrived."""
+    def has_unread_data(self) -> bool:
+        """Return whether unread bytes or the end of the connection have arrived."""
         return bool(self._poll.poll(0))
 
     def is_encrypted(self) -> bool:
-        """Whether the other side may send bytes that are no answer, such as session tickets."""
+        """Return whether the peer may send bytes that are not an answer, such as session tickets."""
         return self.transport is not None and self.transport.get_extra_info("ssl_object") is not None
 
 
-class Question(aiohttp.ClientRequest):
-    """A request whose connection is shared with questions of the same group only."""
+class GroupRequest(aiohttp.ClientRequest):
+    """A request that shares its connection only with requests of the same group."""
 
     @property
     def connection_key(self) -> ConnectionKey:
         return super().connection_key._replace(proxy_headers_hash=hash(EXCHANGE.get().group))
 
 
-class LineConnector(aiohttp.TCPConnector):
-    """Reuses a connection only if nothing has arrived on it since an answer that was bound to its question."""
+class CheckConnector(aiohttp.TCPConnector):
+    """Reuses a connection only if nothing has arrived on it since an answer that was bound to its request."""
 
-    def __init__(self, *, most_kept: int, **options: Any) -> None:
-        """Keep connections for further questions while at most `most_kept` are open."""
+    def __init__(self, *, max_kept: int, **options: Any) -> None:
+        """Keep connections for further requests while at most `max_kept` are open."""
         super().__init__(**options)
-        open_lines: set[Line] = set()
+        open_connections: set[CheckProtocol] = set()
         self._factory = cast(
-            "partial[ResponseHandler]", partial(Line, loop=self._loop, open_lines=open_lines, most_kept=most_kept)
+            "partial[ResponseHandler]",
+            partial(CheckProtocol, loop=self._loop, open_connections=open_connections, max_kept=max_kept),
         )
 
     async def connect(
@@ -221,13 +223,13 @@ class LineConnector(aiohttp.TCPConnector):
         exchange = EXCHANGE.get()
         while True:
             connection = await super().connect(req, traces, timeout)
-            exchange.line = line = cast("Line", connection.protocol)
-            exchange.reused = line.used
-            if not line.used:
-                line.has_unsolicited_bytes = line.has_unsolicited_bytes or (
-                    not line.is_encrypted() and line.has_something_to_read()
+            exchange.protocol = protocol = cast("CheckProtocol", connection.protocol)
+            exchange.reused = protocol.used
+            if not protocol.used:
+                protocol.has_unsolicited_bytes = protocol.has_unsolicited_bytes or (
+                    not protocol.is_encrypted() and protocol.has_unread_data()
                 )
                 return connection
-            if line.proven and not exchange.fresh and not line.is_spoilt and not line.has_something_to_read():
+            if protocol.is_bound and not exchange.fresh and not protocol.is_unusable and not protocol.has_unread_data():
                 return connection
             connection.close()

@@ -1,4 +1,4 @@
-"""The body of a check request (docs/rest.md#answer-a-check): messages in the form in which a prepare takes them."""
+"""The body of a check request (docs/rest.md#answer-a-check). Messages have the same form as in a prepare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _JSON = msgspec.json.Encoder()
 
 
 def encode(request: CheckRequest, nonce: str) -> bytes:
-    """Return the JSON of one question, whose answer echoes `nonce`; `prepared_at` is RFC 3339 with milliseconds."""
+    """Return the JSON of one check; its answer echoes `nonce`. `prepared_at` is RFC 3339 with milliseconds."""
     return _JSON.encode(
         {
             "type": "transaction.check",

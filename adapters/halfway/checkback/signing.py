@@ -1,4 +1,4 @@
-"""The headers that name, date and sign a check, as Standard Webhooks has them (docs/rest.md#a-signed-check)."""
+"""The headers that identify, date and sign a check, as in Standard Webhooks (docs/rest.md#a-signed-check)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION: Final = "v1,"
 
 
 def signed_headers(check_id: str, body: bytes, secrets: Sequence[bytes]) -> Mapping[str, str]:
-    """Return the headers of one request: its check's id, the time, and a signature by each secret if there are any."""
+    """Return the headers of one request: the id of its check, the time, and one signature per secret, if any."""
     timestamp = str(int(time.time()))
     headers = {"webhook-id": check_id, "webhook-timestamp": timestamp}
     if secrets:
@@ -23,5 +23,5 @@ def signed_headers(check_id: str, body: bytes, secrets: Sequence[bytes]) -> Mapp
 
 
 def signature(secret: bytes, content: bytes) -> str:
-    """Return `v1,` and the HMAC-SHA-256 of what is signed."""
+    """Return `v1,` and the HMAC-SHA-256 of the signed content."""
     return _VERSION + b64encode(hmac.digest(secret, content, hashlib.sha256)).decode("ascii")

@@ -1,4 +1,4 @@
-"""What counts as a verdict: a JSON object with an `outcome` that is spelled right (docs/rest.md#answer-a-check)."""
+"""Reads verdicts: a verdict is a JSON object with a valid `outcome` (docs/rest.md#answer-a-check)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _OUTCOMES: Final = frozenset(Outcome)
 
 
 class NotAVerdictError(Exception):
-    """The answer is not a verdict; the message says why, and holds nothing of the answer itself."""
+    """The answer is not a verdict. The message is the reason, and contains no part of the answer."""
 
 
 class NotBoundError(NotAVerdictError):
-    """The answer may belong to another question."""
+    """The answer may belong to another request."""
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a media type (lower case, without parameters) is JSON."""
+    """Return whether a media type (lower case, without parameters) is JSON."""
     return content_type == "application/json" or (
         content_type.startswith("application/") and content_type.endswith("+json")
     )
@@ -32,17 +32,17 @@ class Verdict(NamedTuple):
     outcome: Outcome
     remark: str | None
     bound: bool
-    """Whether the body echoes the question's nonce, which binds it to this question."""
+    """Whether the body echoes the nonce of the request, which binds the answer to it."""
 
 
 def read_verdict(body: bytes, nonce: str) -> Verdict:
-    """Return the verdict that a body holds.
+    """Return the verdict in a body.
 
-    The body is one JSON object in UTF-8 with exactly one `outcome`. Other fields are let through unread, so that a
-    service may say more to its own tools; a remark that is no string is one of them.
+    The body is one JSON object in UTF-8 with exactly one `outcome`. Other fields are ignored, so that a service can
+    send more to its own tools; a remark that is not a string is ignored too.
 
     Raises:
-        NotAVerdictError: it is anything else, or echoes another nonce.
+        NotAVerdictError: the body is anything else, or echoes another nonce.
 
     """
     try:
@@ -58,7 +58,7 @@ def read_verdict(body: bytes, nonce: str) -> Verdict:
     if "outcome" not in answer:
         raise NotAVerdictError("the body has no outcome")
     outcome = answer["outcome"]
-    # By value and type: `Outcome("commit")` would also take what merely compares equal.
+    # Compare value and type: `Outcome("commit")` would also accept an object that merely compares equal.
     if not isinstance(outcome, str) or outcome not in _OUTCOMES:
         raise NotAVerdictError("the outcome is not commit, rollback or unknown")
     if "nonce" in answer and answer["nonce"] != nonce:
@@ -66,19 +66,19 @@ def read_verdict(body: bytes, nonce: str) -> Verdict:
     return Verdict(Outcome(outcome), _remark(answer.get("remark")), "nonce" in answer)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
-    for once in ("outcome", "nonce"):
-        if names.count(once) > 1:
-            raise NotAVerdictError(f"the body has more than one {once}")
+    for field in ("outcome", "nonce"):
+        if names.count(field) > 1:
+            raise NotAVerdictError(f"the body has more than one {field}")
     return dict(pairs)
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise NotAVerdictError(f"the body has {name}, which JSON does not know")
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_constant)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique_fields, parse_constant=_refuse_constant)
 
 
 def _remark(remark: object) -> str | None:

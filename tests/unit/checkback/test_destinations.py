@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from halfway.checkback import Destinations
-from halfway.checkback.addresses import literal
+from halfway.checkback.addresses import parse_literal
 
 
 @pytest.mark.parametrize(
@@ -250,11 +250,11 @@ def test_every_spelling_of_an_address_has_the_same_answer(number: int, choice: i
     """What halfway takes a host for is what the system would connect to."""
     every = spellings(number)[:9]
     host = every[choice % len(every)]
-    if literal(host) is not None:
-        assert literal(host) == IPv4Address(inet_aton(host))
+    if parse_literal(host) is not None:
+        assert parse_literal(host) == IPv4Address(inet_aton(host))
     rule = Destinations()
     plain = rule.refusal(f"http://{IPv4Address(number)}/")
-    assert (rule.refusal(URL(f"http://{host}/")) is None) == (plain is None) or literal(host) is None
+    assert (rule.refusal(URL(f"http://{host}/")) is None) == (plain is None) or parse_literal(host) is None
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST.", "a.localhost"])

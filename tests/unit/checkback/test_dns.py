@@ -97,7 +97,7 @@ async def test_a_group_that_is_out_of_look_ups_takes_no_others_with_it_by_asking
         checks.begin("evil", ["shop.example"] * 5)
         assert (await checks.of("shop", "shop.example")).outcome is Outcome.COMMIT
         names.release.set()
-        await until_true(lambda: not checks.caller._resolver._of_groups, what="its places are free")
+        await until_true(lambda: not checks.caller._resolver._count_by_group, what="its places are free")
         assert (await checks.of("evil", "shop.example")).outcome is Outcome.COMMIT
 
 
@@ -109,7 +109,7 @@ async def test_a_check_that_found_no_free_thread_says_nothing_about_its_endpoint
     async with checking(names, timeout_s=100) as checks:
         checks.begin("evil", ["1.slow", "2.slow"])
         await until_true(lambda: len(names.hung) == 2, what="its look-ups have all threads")
-        waits = lambda: checks.caller._resolver._of_groups["shop"]  # noqa: E731
+        waits = lambda: checks.caller._resolver._count_by_group["shop"]  # noqa: E731
         asking = checks.of("shop", "shop.example")
         reply = await LoopTime().out(asking, 102, once=waits, what="it waits for a thread")
         assert (reply.sent, reply.answered, reply.reachable) == (False, False, True)
