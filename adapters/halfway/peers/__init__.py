@@ -1,4 +1,4 @@
-"""Asking other instances over HTTP."""
+"""Calls to other instances over HTTP."""
 
 from halfway.peers.client import HttpPeers, PeerLimits
 

@@ -1,9 +1,9 @@
-"""The port `Peers` over HTTP: what is asked of one owner at one moment goes as one request.
+"""The port `Peers` over HTTP: calls that wait for the same owner share one request.
 
 See docs/protocol.md#any-instance-may-be-asked.
 
-Only addresses from owner records are called: anybody who may write those may write all other topics of halfway too.
-Redirects are not followed, and proxies, cookies and credentials of the environment not used.
+Only addresses from owner records are called: a client that may write those may also write all other topics of halfway.
+Redirects are not followed, and proxies, cookies and credentials from the environment are not used.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ _OK: Final = 200
 _ERROR: Final = 500
 _CONNECT_S: Final = 2.0
 _KEEPALIVE_S: Final = 15.0
-_SAY_AGAIN_S: Final = 30.0
+_LOG_INTERVAL_S: Final = 30.0
 _SILENT_S: Final = 3.0
-"""Of an owner that says nothing for so long, while it has as many requests as it may, no more is asked."""
+"""If an owner with the maximum of requests under way is silent for this long, further calls to it are refused."""
 _MAX_REFUSAL_BYTES: Final = 4096
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
 
 class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is bounded; bytes and counts."""
+    """The limits on calls, requests and answers, as bytes or counts."""
 
     max_waiting: int = 10_000
-    """Calls that wait for an answer, of all owners together."""
+    """Calls that wait for an answer, over all owners."""
     max_waiting_bytes: int = 128 * MIB
     max_waiting_of_one: int = 5_000
-    """The share of one owner: if it hangs, there are places for calls to the others."""
+    """The same for one owner, so that an owner that hangs leaves places for calls to the others."""
     max_waiting_bytes_of_one: int = 64 * MIB
     max_requests: int = 16
-    """Requests under way to one owner, and as many again that wait for checks."""
+    """Requests under way to one owner; as many again may wait for checks."""
     max_calls: int = 500
     """Calls in one request."""
     max_request_bytes: int = 1 * MIB
-    """Of calls in one request, beyond the first."""
+    """Bytes of the calls in one request; one call always fits."""
     max_answer_bytes: int = 48 * MIB
-    """Of one call's answer."""
+    """Bytes of the answer to one call."""
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
-    """One call, from when it is asked until it is answered."""
+class _PendingCall:
+    """A call that waits for its answer."""
 
     call: PeerCall
     body: bytes
@@ -79,39 +79,43 @@ class _Asked:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """What waits for one owner, and how many requests to it are under way."""
+class _OwnerQueue:
+    """The calls that wait for one owner, and the number of requests to it that are under way."""
 
     owner: OwnerHint
-    heard_at: float
-    """When it last answered anything, or began to be asked."""
-    waiting: deque[_Asked] = field(default_factory=deque)
+    last_heard: float
+    """When the owner last sent something, or when the first request under way began."""
+    waiting: deque[_PendingCall] = field(default_factory=deque)
     calls: int = 0
-    """Those that wait for an answer, sent or not."""
+    """Calls that wait for an answer, sent or not."""
     calls_bytes: int = 0
     under_way: int = 0
     scheduled: bool = False
 
 
 class HttpPeers:
-    """Asks owners. Of each it is asked by a request as soon as there is a free place, with whatever waits then.
+    """Calls the owners of other shards.
 
-    Answers come one by one as they are done, so that a call which takes long holds up none that shares its request.
+    One request per owner carries every call that is waiting; the next one is sent as soon as a connection is free.
+    Answers arrive one by one, so that a slow call does not delay the others in its request.
     """
 
     def __init__(
         self, credential: str, *, limits: PeerLimits | None = None, ssl_context: ssl.SSLContext | None = None
     ) -> None:
-        """Open nothing yet. `credential` is shown to owners; `ssl_context` replaces the system's authorities."""
+        """Keep the settings; no connection is opened yet.
+
+        `credential` is sent to owners. `ssl_context` replaces the system's certificate authorities.
+        """
         self._credential = credential
         self._limits = limits or PeerLimits()
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
-        self._lines: dict[tuple[str, str, bool], _Line] = {}
+        self._queues: dict[tuple[str, str, bool], _OwnerQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asked: set[_Asked] = set()
+        self._pending: set[_PendingCall] = set()
         self._bytes = 0
-        self._said: dict[str, float] = {}
+        self._last_logged: dict[str, float] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -123,164 +127,164 @@ class HttpPeers:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; what waits for an answer is lost."""
+        """Close all connections; waiting calls fail."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for asked in self._asked:  # also what no request had taken yet, or one that was cancelled before it began
-            if not asked.answer.done():
-                asked.answer.set_exception(_no_answer(asked, "this instance stops"))
+        for call in self._pending:  # also calls that no request has taken, or one that was cancelled before it began
+            if not call.answer.done():
+                call.answer.set_exception(_no_answer(call, "this instance is stopping"))
         if self._session is not None:
             await self._session.close()
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
-        """Have a call done by an owner; errors as `service.ports.Peers` tells."""
+        """Send a call to an owner and return its answer; see `service.ports.Peers` for the errors."""
         loop = asyncio.get_running_loop()
         within_ms = int((deadline - loop.time()) * 1000)
         if self._closed or within_ms <= 0:
-            raise ShardUnavailableError("no time was left to ask the owner of the shard: try again")
+            raise ShardUnavailableError("no time was left to call the owner of the shard: try again")
         body = encode_call(call, within_ms=within_ms, principal=principal)
         limits = self._limits
-        if len(self._asked) >= limits.max_waiting or self._bytes + len(body) > limits.max_waiting_bytes:
-            raise OverloadedError(f"{len(self._asked)} calls wait for other instances already: try again later")
-        asked = _Asked(call=call, body=body, deadline=deadline, answer=loop.create_future())
-        line = self._queue(owner, asked)
-        self._asked.add(asked)
+        if len(self._pending) >= limits.max_waiting or self._bytes + len(body) > limits.max_waiting_bytes:
+            raise OverloadedError(f"{len(self._pending)} calls already wait for other instances: try again later")
+        pending = _PendingCall(call=call, body=body, deadline=deadline, answer=loop.create_future())
+        queue = self._enqueue(owner, pending)
+        self._pending.add(pending)
         self._bytes += len(body)
-        line.calls += 1
-        line.calls_bytes += len(body)
+        queue.calls += 1
+        queue.calls_bytes += len(body)
         try:
             async with asyncio.timeout_at(deadline):
-                return await asked.answer
+                return await pending.answer
         except TimeoutError:
-            raise _no_answer(asked, "not in time") from None
+            raise _no_answer(pending, "not in time") from None
         finally:
-            self._asked.discard(asked)
+            self._pending.discard(pending)
             self._bytes -= len(body)
-            line.calls -= 1
-            line.calls_bytes -= len(body)
+            queue.calls -= 1
+            queue.calls_bytes -= len(body)
 
-    # --- the line of an owner
+    # --- the queue of an owner
 
-    def _queue(self, owner: OwnerHint, asked: _Asked) -> _Line:
-        # What waits for a check keeps its request open for long: it must not take the places of the others.
-        waits = isinstance(asked.call, DueCall)
+    def _enqueue(self, owner: OwnerHint, pending: _PendingCall) -> _OwnerQueue:
+        # A call that waits for a check keeps its request open for long: it must not take the places of other calls.
+        waits = isinstance(pending.call, DueCall)
         key = (owner.incarnation, owner.url, waits)
         now = asyncio.get_running_loop().time()
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(owner, now)
-        if line.under_way >= self._limits.max_requests and now - line.heard_at > _SILENT_S and not waits:
-            # It hangs: who asks on would take the places here of those whom others can serve.
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _OwnerQueue(owner, now)
+        if queue.under_way >= self._limits.max_requests and now - queue.last_heard > _SILENT_S and not waits:
+            # The owner hangs: more calls to it would take the places of calls that other owners can answer.
             raise ShardUnavailableError("the owner of the shard does not answer now: try again")
-        size = line.calls_bytes + len(asked.body)
-        if line.calls >= self._limits.max_waiting_of_one or size > self._limits.max_waiting_bytes_of_one:
-            raise OverloadedError(f"{line.calls} calls wait for the owner of the shard already: try again later")
-        line.waiting.append(asked)
-        self._schedule(key, line)
-        return line
+        size = queue.calls_bytes + len(pending.body)
+        if queue.calls >= self._limits.max_waiting_of_one or size > self._limits.max_waiting_bytes_of_one:
+            raise OverloadedError(f"{queue.calls} calls already wait for the owner of the shard: try again later")
+        queue.waiting.append(pending)
+        self._schedule(key, queue)
+        return queue
 
-    def _schedule(self, key: tuple[str, str, bool], line: _Line) -> None:
-        """Send what waits at the next turn of the loop, together with what comes until then."""
-        if not line.scheduled and line.under_way < self._limits.max_requests:
-            line.scheduled = True
-            asyncio.get_running_loop().call_soon(self._send, key, line)
+    def _schedule(self, key: tuple[str, str, bool], queue: _OwnerQueue) -> None:
+        """Send the waiting calls in the next turn of the loop, together with calls that arrive until then."""
+        if not queue.scheduled and queue.under_way < self._limits.max_requests:
+            queue.scheduled = True
+            asyncio.get_running_loop().call_soon(self._send, key, queue)
 
-    def _send(self, key: tuple[str, str, bool], line: _Line) -> None:
-        line.scheduled = False
-        while line.waiting and line.under_way < self._limits.max_requests and not self._closed:
-            batch = self._next(line)
+    def _send(self, key: tuple[str, str, bool], queue: _OwnerQueue) -> None:
+        queue.scheduled = False
+        while queue.waiting and queue.under_way < self._limits.max_requests and not self._closed:
+            batch = self._next(queue)
             if not batch:
                 break
-            if not line.under_way:
-                line.heard_at = asyncio.get_running_loop().time()
-            line.under_way += 1
-            task = asyncio.create_task(self._request(line, batch))
+            if not queue.under_way:
+                queue.last_heard = asyncio.get_running_loop().time()
+            queue.under_way += 1
+            task = asyncio.create_task(self._request(queue, batch))
             self._tasks.add(task)
-            task.add_done_callback(lambda task: self._done(key, line, task))
-        self._forget(key, line)
+            task.add_done_callback(lambda task: self._on_done(key, queue, task))
+        self._drop_if_idle(key, queue)
 
-    def _next(self, line: _Line) -> list[_Asked]:
-        """Take what goes with one request; what nobody waits for any more is left out."""
-        batch: list[_Asked] = []
+    def _next(self, queue: _OwnerQueue) -> list[_PendingCall]:
+        """Take the calls of one request; calls that no caller waits for any more are left out."""
+        batch: list[_PendingCall] = []
         size = 0
-        while line.waiting and len(batch) < self._limits.max_calls:
-            asked = line.waiting[0]
-            if not asked.answer.done():
-                size += len(asked.body)
+        while queue.waiting and len(batch) < self._limits.max_calls:
+            call = queue.waiting[0]
+            if not call.answer.done():
+                size += len(call.body)
                 if batch and size > self._limits.max_request_bytes:
                     break
-                batch.append(asked)
-            line.waiting.popleft()
+                batch.append(call)
+            queue.waiting.popleft()
         return batch
 
-    def _done(self, key: tuple[str, str, bool], line: _Line, task: asyncio.Task[None]) -> None:
+    def _on_done(self, key: tuple[str, str, bool], queue: _OwnerQueue, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        line.under_way -= 1
-        if line.waiting:
-            self._schedule(key, line)
-        self._forget(key, line)
+        queue.under_way -= 1
+        if queue.waiting:
+            self._schedule(key, queue)
+        self._drop_if_idle(key, queue)
 
-    def _forget(self, key: tuple[str, str, bool], line: _Line) -> None:
-        if not line.waiting and not line.under_way and self._lines.get(key) is line:
-            del self._lines[key]
+    def _drop_if_idle(self, key: tuple[str, str, bool], queue: _OwnerQueue) -> None:
+        if not queue.waiting and not queue.under_way and self._queues.get(key) is queue:
+            del self._queues[key]
 
     # --- one request
 
-    async def _request(self, line: _Line, batch: list[_Asked]) -> None:
-        """Send calls and hand out their answers; a call without an answer is told whether it may have been done."""
-        owner, detail = line.owner, "the connection was closed"
+    async def _request(self, queue: _OwnerQueue, batch: list[_PendingCall]) -> None:
+        """Send calls and return their answers; the error of a call without an answer reports whether it may be done."""
+        owner, detail = queue.owner, "the connection was closed"
         try:
-            async with asyncio.timeout_at(max(asked.deadline for asked in batch)):
-                await self._exchange(line, batch)
+            async with asyncio.timeout_at(max(call.deadline for call in batch)):
+                await self._exchange(queue, batch)
         except aiohttp.ConnectionTimeoutError:
-            detail = f"{_place(owner)}: no connection in time"
-            _not_sent(batch)
-            self._say("owner_not_reached", owner, error="ConnectionTimeoutError")
+            detail = f"{_address(owner)}: no connection in time"
+            _mark_unsent(batch)
+            self._log_rarely("owner_not_reached", owner, error="ConnectionTimeoutError")
         except TimeoutError:
             detail = "not in time"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # Not the error's own text, which can hold parts of the answer.
-            detail = f"{_place(owner)}: {type(error).__name__}"
+            # The error's own text can contain parts of the answer.
+            detail = f"{_address(owner)}: {type(error).__name__}"
             if isinstance(error, aiohttp.ClientConnectorError):
-                _not_sent(batch)
-            self._say("owner_not_reached", owner, error=type(error).__name__)
+                _mark_unsent(batch)
+            self._log_rarely("owner_not_reached", owner, error=type(error).__name__)
         except _RefusedError as refused:
-            detail = f"{_place(owner)}: {refused}"
-            _not_sent(batch)
-            self._say("owner_refuses", owner, reason=str(refused))
+            detail = f"{_address(owner)}: {refused}"
+            _mark_unsent(batch)
+            self._log_rarely("owner_refuses", owner, reason=str(refused))
         finally:
-            for asked in batch:
-                if not asked.answer.done():
-                    asked.answer.set_exception(_no_answer(asked, detail))
+            for call in batch:
+                if not call.answer.done():
+                    call.answer.set_exception(_no_answer(call, detail))
 
-    async def _exchange(self, line: _Line, batch: list[_Asked]) -> None:
-        owner = line.owner
-        body = encode_request([asked.body for asked in batch])
+    async def _exchange(self, queue: _OwnerQueue, batch: list[_PendingCall]) -> None:
+        owner = queue.owner
+        body = encode_request([call.body for call in batch])
         headers = {
             "Content-Type": CONTENT_TYPE,
             VERSION_HEADER: str(VERSION),
             TO_HEADER: owner.incarnation,
             CREDENTIAL_HEADER: self._credential,
         }
-        for asked in batch:
-            asked.sent = True
+        for call in batch:
+            call.sent = True
         url = URL(owner.url.rstrip("/") + PATH)
         async with self._open().post(url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status != _OK:
                 code = await _refusal(response)
                 if response.status >= _ERROR and not code:
-                    # A proxy's, which may have passed the request on before it lost the owner.
+                    # A proxy's answer; it may have forwarded the request before it lost the owner.
                     raise ValueError(f"status {response.status}")
                 raise _RefusedError(f"status {response.status} {code}".rstrip())
             reader = AnswerReader(self._limits.max_answer_bytes)
             left = len(batch)
             async for chunk in response.content.iter_any():
-                line.heard_at = asyncio.get_running_loop().time()
+                queue.last_heard = asyncio.get_running_loop().time()
                 for frame in reader.feed(chunk):
                     if not 0 <= frame.index < len(batch):
-                        raise ValueError("an answer to nothing")
+                        raise ValueError("an answer to no call")
                     _answer_call(batch[frame.index], frame)
                     left -= 1
                 if left <= 0:
@@ -289,7 +293,7 @@ class HttpPeers:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(
-                limit=0,  # bounded by the requests under way
+                limit=0,  # the requests under way are bounded
                 keepalive_timeout=_KEEPALIVE_S,
                 ssl=self._ssl_context or True,
             )
@@ -302,46 +306,46 @@ class HttpPeers:
             )
         return self._session
 
-    def _say(self, event: str, owner: OwnerHint, **fields: str) -> None:
-        """Log what goes on for long once in a while only."""
+    def _log_rarely(self, event: str, owner: OwnerHint, **fields: str) -> None:
+        """Log a repeated event only once in a while."""
         now = asyncio.get_running_loop().time()
         key = f"{event} {owner.url}"
-        if now - self._said.get(key, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-            if len(self._said) > self._limits.max_requests * KIB:
-                self._said.clear()
-            self._said[key] = now
-            log.warning(event, owner=_place(owner), incarnation=owner.incarnation, **fields)
+        if now - self._last_logged.get(key, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+            if len(self._last_logged) > self._limits.max_requests * KIB:
+                self._last_logged.clear()
+            self._last_logged[key] = now
+            log.warning(event, owner=_address(owner), incarnation=owner.incarnation, **fields)
 
 
 class _RefusedError(Exception):
-    """The whole request was refused: none of its calls was done."""
+    """The owner refused the whole request: none of its calls was done."""
 
 
-def _not_sent(batch: list[_Asked]) -> None:
-    for asked in batch:
-        asked.sent = False
+def _mark_unsent(batch: list[_PendingCall]) -> None:
+    for call in batch:
+        call.sent = False
 
 
-def _answer_call(asked: _Asked, frame: Any) -> None:
-    if asked.answer.done():
+def _answer_call(pending: _PendingCall, frame: Any) -> None:
+    if pending.answer.done():
         return
     try:
-        asked.answer.set_result(decode_result(asked.call, frame))
+        pending.answer.set_result(decode_result(pending.call, frame))
     except HalfwayError as error:
-        asked.answer.set_exception(error)
+        pending.answer.set_exception(error)
     except ValueError:
-        # Of a newer release, perhaps: whatever it says, it was done or may have been.
-        asked.answer.set_exception(PeerLostError("its answer cannot be read by this release"))
+        # Perhaps the owner has a newer release: the call was done or may have been.
+        pending.answer.set_exception(PeerLostError("this release cannot read its answer"))
 
 
-def _no_answer(asked: _Asked, detail: str) -> HalfwayError:
-    if asked.sent:
+def _no_answer(pending: _PendingCall, detail: str) -> HalfwayError:
+    if pending.sent:
         return PeerLostError(detail)
-    return ShardUnavailableError(f"the owner of the shard could not be asked ({detail}): try again")
+    return ShardUnavailableError(f"the owner of the shard could not be called ({detail}): try again")
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> str:
-    """Return the code that a refusal names, if it is short and one of ours."""
+    """Return the error code in a refusal if it is short and has our form, else an empty string."""
     body = await response.content.read(_MAX_REFUSAL_BYTES)
     response.close()
     try:
@@ -351,6 +355,6 @@ async def _refusal(response: aiohttp.ClientResponse) -> str:
     return code[:40] if isinstance(code, str) and code.isidentifier() else ""
 
 
-def _place(owner: OwnerHint) -> str:
+def _address(owner: OwnerHint) -> str:
     url = URL(owner.url)
     return f"{url.host}:{url.port}"
