@@ -1,7 +1,8 @@
 """The ports in memory, for tests of halfway and of its users.
 
-`Memory(shards=8, topics={"orders": 3})` is a Kafka with everything over it; `memory.ports` are what a coordinator
-needs, `memory.records("orders")` what consumers see, `memory.faults` what goes wrong next, `memory.clock` the time.
+`Memory(shards=8, topics={"orders": 3})` replaces Kafka and the ports on it. `memory.ports` are the ports for a
+coordinator, `memory.records("orders")` returns the records that consumers see, `memory.faults` injects faults, and
+`memory.clock` sets the time.
 """
 
 from halfway.memory.cluster import Memory, Ports, topic

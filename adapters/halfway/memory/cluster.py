@@ -1,4 +1,4 @@
-"""Everything in memory, bundled: one instance's ports over one log."""
+"""All ports of one instance in memory, over one log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MIB = 1024 * 1024
 
 
 class Ports(TypedDict):
-    """The ports by the names that `halfway.service.coordinator.Coordinator` gives them."""
+    """The ports by their parameter names in `halfway.service.coordinator.Coordinator`."""
 
     lane: Lane
     half_log: HalfLog
@@ -56,15 +56,15 @@ class Ports(TypedDict):
 
 
 def topic(partitions: int = 3, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> TopicFacts:
-    """Describe a real topic; by default as a Kafka broker would create it, with three partitions."""
+    """Return facts of a real topic; the defaults are those of a Kafka broker, with three partitions."""
     return TopicFacts(partitions=partitions, max_message_bytes=max_message_bytes, compacted=compacted)
 
 
 class Memory:
-    """A Kafka with halfway's ports over it, in this process.
+    """Kafka with halfway's ports on it, in this process.
 
     `Coordinator(limits=..., **memory.ports)`, then `await memory.membership.start(coordinator.listener)`. Several
-    instances share one log, each with the shards of its `owns`, and `memory.peers.serve(coordinator.peer_handler)`.
+    instances can share one log, each with the shards in its `owns`, and `memory.peers.serve(coordinator.peer_handler)`.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Memory:
         log: MemoryLog | None = None,
         owns: Collection[int] | None = None,
     ) -> None:
-        """Create the log (or take over the one given) and the ports over it.
+        """Create the log, unless it is given, and the ports on it.
 
-        `topics` are the real topics: by name their facts, or just a number of partitions. `owns` are the shards that
-        this instance acquires, all if it is None.
+        `topics` are the real topics by name: their facts, or just their number of partitions. `owns` are the shards
+        that this instance acquires; None means all.
         """
-        facts = {name: topic(it) if isinstance(it, int) else it for name, it in (topics or {}).items()}
+        facts = {name: topic(value) if isinstance(value, int) else value for name, value in (topics or {}).items()}
         self.log = MemoryLog(shards, facts) if log is None else log
         self.faults = Faults()
         self.clock = ManualClock() if clock is None else clock
@@ -110,7 +110,7 @@ class Memory:
 
     @property
     def ports(self) -> Ports:
-        """Return what a coordinator needs."""
+        """Return the ports for a coordinator."""
         return Ports(
             lane=self.lane,
             half_log=self.half_log,
@@ -128,7 +128,7 @@ class Memory:
         )
 
     def restarted(self) -> Memory:
-        """Kill this instance, as kill -9 does, and return the ports of the next one over the same log and clock."""
+        """Kill this instance, as kill -9 does, and return the ports of the next one on the same log and clock."""
         self.membership.kill()
         outcome_horizon_s, max_record_bytes, lane_capacity = self._settings
         return Memory(
@@ -143,19 +143,19 @@ class Memory:
     # --- the real topics, as producers and consumers see them
 
     def create_topic(self, name: str, facts: TopicFacts | int = 3) -> None:
-        """Create a real topic with these facts, or just with so many partitions."""
+        """Create a real topic with these facts, or with this number of partitions."""
         self.log.topics[name] = RealTopic(topic(facts) if isinstance(facts, int) else facts)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a real topic and what it holds."""
+        """Delete a real topic and its records."""
         del self.log.topics[name]
 
     def records(self, name: str) -> Sequence[Record]:
-        """Return what `read_committed` consumers have seen of a real topic, in the order of the commits."""
+        """Return the records of a real topic that `read_committed` consumers see, in the order of the commits."""
         return tuple(self.log.topics[name].records)
 
-    # --- what others do to the log
+    # --- writes of other instances
 
     def foreign_prepare(self, shard: int, half: Half) -> int:
-        """Append a prepare as a paused former owner does: this instance hears of it only by its tail."""
+        """Append a prepare as a paused former owner does: only the tail of this instance sees it."""
         return self.log.shards[shard].half.append(half.id, half, half_headers(half, State.PREPARED))

@@ -1,4 +1,4 @@
-"""What a test lets go wrong next."""
+"""Faults that a test injects."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class Faults:
-    """Each fault happens once for each time it was asked for, in order; switches stay until they are turned back."""
+    """Each requested fault happens once, in order; a switch stays on until it is turned off."""
 
     def __init__(self) -> None:
-        """Nothing goes wrong."""
+        """Start without faults."""
         self.unavailable = False
         """Kafka does not answer: topics, groups, cursors and reads fail."""
         self.denied_topics: set[str] = set()
@@ -22,16 +22,16 @@ class Faults:
         self._answer_holds = 0
 
     def next_append_ambiguous(self, *, stored: bool) -> None:
-        """Leave the next prepare's caller without an answer, whether or not the record was stored."""
+        """Leave the caller of the next prepare without an answer; `stored`: the record is stored."""
         self._appends.append(stored)
 
     def lose_next_batch(self, *, written: bool) -> None:
-        """End the incarnation with the lane's next Kafka transaction, whether or not that was committed."""
+        """End the incarnation with the lane's next Kafka transaction; `written`: the transaction is committed."""
         self._batches.append(written)
 
     @contextmanager
     def lane_held(self) -> Iterator[None]:
-        """Let the lane begin nothing inside this block: what is submitted waits, and then goes as one batch."""
+        """Hold the lane inside this block: submitted writes wait, and are then written as one batch."""
         self._holds += 1
         try:
             yield
@@ -45,7 +45,7 @@ class Faults:
 
     @contextmanager
     def answers_held(self) -> Iterator[None]:
-        """Let the lane commit inside this block and hear of it only afterwards."""
+        """Let the lane commit inside this block, but delay its answers until the end of the block."""
         self._answer_holds += 1
         try:
             yield
@@ -54,13 +54,13 @@ class Faults:
 
     @property
     def holds_answers(self) -> bool:
-        """Whether the lane does not hear of what it has committed."""
+        """Whether answers of committed transactions are held."""
         return self._answer_holds > 0
 
     def take_append(self) -> bool | None:
-        """Return whether an ambiguous append is stored, None if it is not ambiguous."""
+        """Return whether the next append, which gets no answer, is stored; None if it is answered as usual."""
         return self._appends.popleft() if self._appends else None
 
     def take_batch(self) -> bool | None:
-        """Return whether a lost batch is written, None if it is not lost."""
+        """Return whether the next batch, which ends the incarnation, is written; None if it does not end it."""
         return self._batches.popleft() if self._batches else None

@@ -1,4 +1,4 @@
-"""What the log in memory holds of one transaction."""
+"""The history of one transaction, from the log in memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from halfway.service.ports import LoggedOp, OpsRead, PlacesRead
 
 
 class MemoryHistory:
-    """The port `service.ports.History`; nothing is too much to look through here."""
+    """The port `service.ports.History`; it reads everything, without limits."""
 
     def __init__(self, log: MemoryLog, faults: Faults, audit_trail: MemoryAuditTrail) -> None:
-        """Keep the log, and the audit trail of this instance."""
+        """Keep the log and the audit trail of this instance."""
         self._audit_trail = audit_trail
         self._log = log
         self._faults = faults
 
     async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:
         """Read the op markers of an id."""
-        await self._answering(deadline)
+        await self._check_available(deadline)
         return OpsRead(
             ops=tuple(
                 LoggedOp(offset=record.offset, timestamp=record.value.at, op=record.value)
@@ -39,7 +39,7 @@ class MemoryHistory:
 
     async def places(self, transaction_id: str, topics: Sequence[str], *, at_ms: int, deadline: float) -> PlacesRead:
         """Find the messages of a commit."""
-        await self._answering(deadline)
+        await self._check_available(deadline)
         places = {}
         for name in dict.fromkeys(topics):
             topic = self._log.topics.get(name)
@@ -52,11 +52,11 @@ class MemoryHistory:
         return PlacesRead(places=places, detail=f"{lost} messages were not found" if lost else None)
 
     async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        """Read what the audit trail has of an id."""
-        await self._answering(deadline)
+        """Read the audit events of an id."""
+        await self._check_available(deadline)
         return [event for event in self._audit_trail.events if event.subject == transaction_id and event.at >= since_ms]
 
-    async def _answering(self, deadline: float) -> None:
+    async def _check_available(self, deadline: float) -> None:
         await asyncio.sleep(0)
         if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
             raise KafkaUnavailableError("Kafka did not answer in time")

@@ -1,6 +1,6 @@
 """The log in memory: internal partitions with offsets, real topics, groups, cursors and owners.
 
-It outlives the instances over it, as Kafka does: a restart is a new instance over the same log.
+It outlives the instances that use it, as Kafka does: a restart is a new instance on the same log.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BARRIER_KEY = "!barrier"
 """The key of a barrier; no transaction id can be equal to it."""
 
 
-class Answers(Protocol):
-    """What answers other instances: `Coordinator.peer_handler`."""
+class CallHandler(Protocol):
+    """Answers calls of other instances: `Coordinator.peer_handler`."""
 
     async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
-        """Do a call."""
+        """Carry out a call and return its answer."""
 
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: int
 
 
-class Kept(msgspec.Struct, Generic[V], frozen=True, kw_only=True):
+class InternalRecord(msgspec.Struct, Generic[V], frozen=True, kw_only=True):
     """A record of an internal partition; the value None is a tombstone."""
 
     offset: int
@@ -56,45 +56,45 @@ class Kept(msgspec.Struct, Generic[V], frozen=True, kw_only=True):
 
 
 class Partition(Generic[V]):
-    """One internal partition: records by offset, with gaps where Kafka would keep control records."""
+    """One internal partition: records by offset, with gaps in place of Kafka's control records."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self.records: list[Kept[V]] = []
+        self.records: list[InternalRecord[V]] = []
         self.end = 0
         self._watchers: list[Callable[[], None]] = []
 
     def append(self, key: str, value: V | Barrier | None, headers: Headers) -> int:
         """Append one record and return its offset."""
         offset = self.end
-        self.records.append(Kept(offset=offset, key=key, value=value, headers=headers))
+        self.records.append(InternalRecord(offset=offset, key=key, value=value, headers=headers))
         self.end = offset + 1
         for watcher in tuple(self._watchers):
             watcher()
         return offset
 
     def mark(self) -> None:
-        """Take one offset for the control record that ends a Kafka transaction."""
+        """Use one offset for the control record that ends a Kafka transaction."""
         self.end += 1
 
-    def since(self, offset: int) -> list[Kept[V]]:
+    def since(self, offset: int) -> list[InternalRecord[V]]:
         """Return the records from an offset on."""
         return self.records[bisect_left(self.records, offset, key=lambda record: record.offset) :]
 
-    def at(self, offset: int) -> Kept[V] | None:
+    def at(self, offset: int) -> InternalRecord[V] | None:
         """Return the record at an offset, None if there is none."""
         found = self.since(offset)[:1]
         return found[0] if found and found[0].offset == offset else None
 
     def compact(self, before: int) -> None:
-        """Keep, of the records below an offset, the last one of each key, as the broker's cleaner does."""
+        """Of the records below an offset, keep only the last one of each key, as the broker's log cleaner does."""
         last = {record.key: record.offset for record in self.records if record.offset < before}
         self.records = [
             record for record in self.records if record.offset >= before or last[record.key] == record.offset
         ]
 
     def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call `watcher` after each append; return what ends that."""
+        """Call `watcher` after each append; return a function that stops this."""
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
@@ -108,7 +108,7 @@ class ShardLog:
         self.op: Partition[Op] = Partition()
         self.parked: Partition[Parked] = Partition()
         self.owner: int | None = None
-        """The incarnation that may write, as fencing would have it."""
+        """The incarnation that may write: all others are fenced."""
 
 
 class RealTopic:
@@ -122,7 +122,7 @@ class RealTopic:
         self._keyless = count()
 
     def append(self, topic: str, message: Message, headers: Headers, timestamp: int) -> None:
-        """Append a message where a Java client would: its own partition, else by its key, else in turn."""
+        """Append a message to its own partition, else to that of its key as in the Java client, else in turn."""
         partition = message.partition
         if partition is None and message.key is not None:
             partition = partition_for_key(message.key, self.facts.partitions)
@@ -143,7 +143,7 @@ class RealTopic:
 
 
 class MemoryLog:
-    """Everything that would stand in Kafka."""
+    """Everything that Kafka would store."""
 
     def __init__(self, shards: int, topics: Mapping[str, TopicFacts]) -> None:
         """Create the internal topics and the given real ones, empty."""
@@ -153,23 +153,23 @@ class MemoryLog:
         self.keys = KeyTable()
         self.cursors: dict[int, Cursors] = {}
         self.owners: dict[int, OwnerHint] = {}
-        """Who owns which shard, as the owner records say."""
-        self.instances: dict[str, Answers] = {}
-        """What answers other instances, by URL."""
+        """The owner of each shard, according to the owner records."""
+        self.instances: dict[str, CallHandler] = {}
+        """The handlers of calls from other instances, by URL."""
         self._incarnations = count(1)
         self._urls = count(1)
 
     def new_url(self) -> str:
-        """Return a URL that no instance has had."""
+        """Return a new, unique URL."""
         return f"memory://{next(self._urls)}"
 
     def new_incarnation(self) -> int:
-        """Return an id that no incarnation has had."""
+        """Return a new, unique incarnation id."""
         return next(self._incarnations)
 
 
 def kept_headers(kind: str, group: str, state: str) -> Headers:
-    """Return the headers that every internal record carries (docs/protocol.md#topics)."""
+    """Return the headers of every internal record (docs/protocol.md#topics)."""
     return (("halfway-kind", kind.encode()), ("halfway-group", group.encode()), ("halfway-state", state.encode()))
 
 

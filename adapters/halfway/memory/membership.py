@@ -1,4 +1,4 @@
-"""An instance's life in memory: it acquires every shard by folding its log, and tails half.
+"""Membership in memory: acquires every shard by folding its log, and tails half.
 
 See docs/protocol.md#ownership-and-fencing.
 """
@@ -17,7 +17,7 @@ from halfway.service.ports import Clock, Cursors, OwnerHint, ShardListener
 
 
 class MemoryMembership:
-    """The port `service.ports.Membership`, for an instance that owns every shard, or those of `owns`."""
+    """The port `service.ports.Membership`, for an instance that owns every shard, or the shards in `owns`."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class MemoryMembership:
         url: str,
         owns: Collection[int] | None = None,
     ) -> None:
-        """Nothing is owned before `start`. `url` is where other instances ask this one."""
+        """Keep the parts; no shard is owned before `start`. Other instances call this one at `url`."""
         self._url = url
         self._owns = range(len(log.shards)) if owns is None else sorted(owns)
         self._log = log
@@ -43,12 +43,12 @@ class MemoryMembership:
         self._tails: dict[int, _Tail] = {}
 
     async def start(self, listener: ShardListener) -> None:
-        """Acquire every shard at the next turns of the loop."""
+        """Acquire every shard in the next turn of the loop."""
         self._listener = listener
         asyncio.get_running_loop().call_soon(self._begin)
 
     async def stop(self, *, deadline: float) -> None:
-        """Let the listener finish each shard by the deadline, then release; what is not finished is dropped."""
+        """Let the listener finish each shard by the deadline, then release it; drop a shard that is not finished."""
         listener, incarnation, self._listener = self._listener, self._incarnation, None
         if listener is None or incarnation is None:
             return
@@ -61,7 +61,7 @@ class MemoryMembership:
         self.kill()
 
     def kill(self) -> None:
-        """End as kill -9 does: nothing is finished, nobody is told."""
+        """End as kill -9 does: finish nothing and notify nothing."""
         incarnation, self._incarnation, self._listener = self._incarnation, None, None
         self._lane.detach()
         for tail in self._tails.values():
@@ -74,11 +74,11 @@ class MemoryMembership:
                     self._log.owners.pop(number, None)
 
     def lose(self) -> None:
-        """End the incarnation as a fence or an ambiguous commit does: every shard is lost, then acquired again."""
+        """End the incarnation as fencing or an ambiguous commit does: lose every shard, then acquire it again."""
         listener = self._listener
         incarnation = self._incarnation
         if listener is None or incarnation is None:
-            return  # it is not there, or the next one is about to begin
+            return  # there is no incarnation, or the next one is about to begin
         self.kill()
         for shard in sorted(incarnation.shards):
             listener.lost(shard)
@@ -123,7 +123,7 @@ class MemoryMembership:
         self._tails[shard].wake()
 
     def _tail(self, shard: int, incarnation: Incarnation) -> None:
-        """Pass on the records appended to half[s]; a reader that finds another owner's barrier has lost it."""
+        """Pass on the records appended to half[s]; if another incarnation owns the shard, it is lost."""
         tail, listener = self._tails.get(shard), self._listener
         if tail is None or listener is None or incarnation is not self._incarnation:
             return
@@ -137,7 +137,7 @@ class MemoryMembership:
 
 
 class _Tail:
-    """Where the tail of one half partition stands; it wakes at a later turn of the loop."""
+    """The tail of one half partition; it reads in a later turn of the loop."""
 
     def __init__(self, log: ShardLog, position: int, read: Callable[[], None]) -> None:
         self._half = log.half
@@ -157,10 +157,10 @@ class _Tail:
         self._read()
 
     def read(self) -> tuple[list[tuple[int, str, Half | None]], int]:
-        found = self._half.since(self._position)
+        appended = self._half.since(self._position)
         self._position = self._half.end
         records = [
-            (record.offset, record.key, record.value) for record in found if not isinstance(record.value, Barrier)
+            (record.offset, record.key, record.value) for record in appended if not isinstance(record.value, Barrier)
         ]
         return records, self._position
 
@@ -168,7 +168,7 @@ class _Tail:
 def fold(
     shard: int, log: ShardLog, cursors: Cursors, *, remember_since: int, horizon_ms: int | None = None
 ) -> ShardState:
-    """Fold half and op from their cursors, op further back for outcomes since a time (ms), and all of parked."""
+    """Fold half and op from their cursors, op also from `remember_since` (ms) for its outcomes, and all of parked."""
     state = ShardState(shard, horizon_ms=horizon_ms)
     for parked in log.parked.records:
         if parked.value is None or isinstance(parked.value, Parked):

@@ -1,4 +1,4 @@
-"""Several instances over one log in memory: who owns what, and asking each other."""
+"""The owners of shards, and calls between instances, on one log in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from halfway.domain.errors import HalfwayError, PeerLostError, ShardUnavailableError
 from halfway.domain.principal import Principal
-from halfway.memory.log import Answers, MemoryLog
+from halfway.memory.log import CallHandler, MemoryLog
 from halfway.service.cluster.peer_wire import (
     AnswerReader,
     decode_call,
@@ -38,21 +38,21 @@ class MemoryOwners:
 
 
 class MemoryPeers:
-    """The port `service.ports.Peers`: calls and answers are the bytes that would go over a connection."""
+    """The port `service.ports.Peers`: calls and answers are encoded as for a connection."""
 
     def __init__(self, log: MemoryLog, url: str) -> None:
         """Keep the log, and the URL of this instance."""
         self._log = log
         self._url = url
         self.lose_answers = 0
-        """So many of the next calls are done, and their answers lost."""
+        """How many of the next calls are carried out without an answer."""
 
-    def serve(self, answers: Answers) -> None:
+    def serve(self, answers: CallHandler) -> None:
         """Answer other instances from now on."""
         self._log.instances[self._url] = answers
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
-        """Have a call done by an owner; errors as the port tells."""
+        """Send a call to an owner and return its answer; see the port for the errors."""
         await asyncio.sleep(0)
         answers = self._log.instances.get(owner.url)
         if answers is None or owner not in self._log.owners.values():
@@ -70,5 +70,5 @@ class MemoryPeers:
         if self.lose_answers:
             self.lose_answers -= 1
             raise PeerLostError("the connection was closed")
-        [told] = AnswerReader(_MAX_ANSWER_BYTES).feed(answer)
-        return read_result(call, told)
+        [frame_read] = AnswerReader(_MAX_ANSWER_BYTES).feed(answer)
+        return read_result(call, frame_read)

@@ -14,7 +14,7 @@ from halfway.service.ports import Cursors, TopicFacts
 
 
 class MemoryCursors:
-    """The port `service.ports.CursorStore`, and reading back what it committed."""
+    """The port `service.ports.CursorStore`, and reads of the committed cursors."""
 
     def __init__(self, log: MemoryLog, faults: Faults) -> None:
         """Keep the log."""
@@ -22,7 +22,7 @@ class MemoryCursors:
         self._faults = faults
 
     async def commit(self, cursors: Mapping[int, Cursors]) -> None:
-        """Commit the cursors of shards; nothing is kept while Kafka is unavailable."""
+        """Commit the cursors of shards; do nothing while Kafka is unavailable."""
         await asyncio.sleep(0)
         if not self._faults.unavailable:
             self._log.cursors.update(cursors)
@@ -49,8 +49,8 @@ class MemoryGroups:
         return [self._log.groups[name] for name in sorted(self._log.groups)]
 
     async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
-        """Write what is decided; KafkaUnavailableError past the deadline."""
-        await self._answering(deadline)
+        """Write the decided group, or raise KafkaUnavailableError past the deadline."""
+        await self._check_available(deadline)
         group = decide(self._log.groups.get(name))
         if group is None:
             self._log.groups.pop(name, None)
@@ -58,10 +58,10 @@ class MemoryGroups:
             self._log.groups[name] = group
 
     async def refresh(self, *, deadline: float) -> None:
-        """Return: what others write is known at once; KafkaUnavailableError past the deadline."""
-        await self._answering(deadline)
+        """Do nothing, because writes are visible at once; KafkaUnavailableError past the deadline."""
+        await self._check_available(deadline)
 
-    async def _answering(self, deadline: float) -> None:
+    async def _check_available(self, deadline: float) -> None:
         await asyncio.sleep(0)
         if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
             raise KafkaUnavailableError("the groups' topic did not answer in time")
@@ -76,14 +76,14 @@ class MemoryTopics:
         self._faults = faults
 
     def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
-        """Return facts by name where all of the topics can be seen; None otherwise."""
+        """Return facts by name if all of the topics are visible; None otherwise."""
         found = {name: self._log.topics[name].facts for name in names if name in self._log.topics}
         if self._faults.unavailable or len(found) < len(names) or self._faults.denied_topics.intersection(names):
             return None
         return found
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
-        """Return facts by name, None for a topic that does not exist; errors as the port tells."""
+        """Return facts by name, None for a topic that does not exist; see the port for the errors."""
         await asyncio.sleep(0)
         if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
             raise KafkaUnavailableError("Kafka did not describe the topics in time")
@@ -104,7 +104,7 @@ class MemoryKeys:
 
     @property
     def table(self) -> KeyTable:
-        """What is known of the log."""
+        """The keys in the log."""
         return self._log.keys
 
     async def put(self, key: Key, *, deadline: float) -> None:
@@ -113,12 +113,12 @@ class MemoryKeys:
         self._log.keys.apply(key.id, key)
 
     async def delete(self, key_id: str, *, deadline: float) -> None:
-        """Remove a key; KafkaUnavailableError past the deadline."""
+        """Delete a key; KafkaUnavailableError past the deadline."""
         await self.refresh(deadline=deadline)
         self._log.keys.apply(key_id, None)
 
     async def refresh(self, *, deadline: float) -> None:
-        """Return: what others write is known at once; KafkaUnavailableError past the deadline."""
+        """Do nothing, because writes are visible at once; KafkaUnavailableError past the deadline."""
         await asyncio.sleep(0)
         if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
             raise KafkaUnavailableError("the keys' topic did not answer in time")

@@ -1,4 +1,4 @@
-"""The rest of the world: a clock that a test sets, a caller that it scripts, an observer that keeps every call."""
+"""The environment: a clock that a test sets, a scripted check caller, and an observer that records every call."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ class ManualClock:
         return self._now_ms
 
     def advance(self, seconds: float) -> None:
-        """Move on; a negative number steps back."""
+        """Move the clock forward; a negative number moves it back."""
         self._now_ms += round(seconds * 1000)
 
     def set(self, now_ms: int) -> None:
-        """Jump to a time in ms since the epoch."""
+        """Set the clock to a time in ms since the epoch."""
         self._now_ms = now_ms
 
 
 def verdict(outcome: Outcome, *, remark: str | None = None) -> CheckReply:
-    """Make the reply of an endpoint that answered."""
+    """Return the reply of an endpoint that answered."""
     return CheckReply(outcome=outcome, sent=True, answered=True, reachable=True, detail="200", remark=remark)
 
 
 def no_verdict(detail: str = "500") -> CheckReply:
-    """Make the reply of an endpoint that was reached and gave no verdict."""
+    """Return the reply of an endpoint that was reached and gave no verdict."""
     return CheckReply(outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail=detail)
 
 
 def unreachable(detail: str = "connection refused") -> CheckReply:
-    """Make the reply for an endpoint to which nothing could be sent."""
+    """Return the reply for an endpoint that could not be reached."""
     return CheckReply(outcome=Outcome.UNKNOWN, sent=False, answered=False, reachable=False, detail=detail)
 
 
 class ScriptedCaller:
-    """The port `service.check_ports.CheckCaller`: a test sets `answer`; every request is kept."""
+    """The port `service.check_ports.CheckCaller`: a test sets `answer`, and every request is recorded."""
 
     def __init__(self, answer: Answer | None = None) -> None:
-        """Answer unknown until told otherwise."""
+        """Answer `unknown` unless `answer` is given or set later."""
         self.answer: Answer = answer or (lambda _: verdict(Outcome.UNKNOWN))
         self.requests: list[CheckRequest] = []
         self.refused: dict[str, str] = {}
@@ -72,7 +72,7 @@ class ScriptedCaller:
         self.answer = lambda _: reply
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
-        """Keep the request and reply as the test says, at a later turn of the loop."""
+        """Record the request and reply with `answer`, in a later turn of the loop."""
         del group
         self.requests.append(request)
         self.urls.append(tuple(urls))
@@ -82,87 +82,87 @@ class ScriptedCaller:
 
 
 class MemoryAuditTrail:
-    """The port `service.ports.AuditTrail`: keeps every event."""
+    """The port `service.ports.AuditTrail`: records every event."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start empty."""
         self.events: list[AuditEvent] = []
 
     def record(self, event: AuditEvent) -> None:
-        """Keep an event."""
+        """Record an event."""
         self.events.append(event)
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """One call of the observer: which, and with what."""
+    """One call of the observer: its name and arguments."""
 
     event: str
     fields: dict[str, Any]
 
 
 class RecordingObserver:
-    """The port `service.ports.Observer`: keeps every call."""
+    """The port `service.ports.Observer`: records every call."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start empty."""
         self.calls: list[Observed] = []
 
     def count(self, event: str, **fields: object) -> int:
         """Count the calls of an event that have all these fields."""
         return sum(call.event == event and fields.items() <= call.fields.items() for call in self.calls)
 
-    def _keep(self, event: str, **fields: object) -> None:
+    def _record(self, event: str, **fields: object) -> None:
         self.calls.append(Observed(event, fields))
 
-    def _keep_each(self, event: str, groups: Mapping[str, int], **fields: object) -> None:
+    def _record_each(self, event: str, groups: Mapping[str, int], **fields: object) -> None:
         for group, count in groups.items():
             for _ in range(count):
-                self._keep(event, group=group, **fields)
+                self._record(event, group=group, **fields)
 
     def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
-        """Keep each prepare."""
-        self._keep_each("prepared", groups, result=result, seconds=seconds)
+        """Record each prepare."""
+        self._record_each("prepared", groups, result=result, seconds=seconds)
 
     def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Keep each end."""
-        self._keep_each("ended", groups, outcome=outcome, cause=cause, result=result, seconds=seconds)
+        """Record each end."""
+        self._record_each("ended", groups, outcome=outcome, cause=cause, result=result, seconds=seconds)
 
     def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
-        """Keep each time from prepare to outcome."""
-        self._keep_each("resolved_after", groups, outcome=outcome, seconds=seconds)
+        """Record each time from prepare to outcome."""
+        self._record_each("resolved_after", groups, outcome=outcome, seconds=seconds)
 
     def checked(self, group: str, verdict: str, sent: bool, seconds: float) -> None:  # noqa: FBT001 - the port's
-        """Keep a check."""
-        self._keep("checked", group=group, verdict=verdict, sent=sent, seconds=seconds)
+        """Record a check."""
+        self._record("checked", group=group, verdict=verdict, sent=sent, seconds=seconds)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
-        """Keep a Kafka transaction of the lane."""
-        self._keep("lane_committed", ends=ends, payload_bytes=payload_bytes, seconds=seconds)
+        """Record a Kafka transaction of the lane."""
+        self._record("lane_committed", ends=ends, payload_bytes=payload_bytes, seconds=seconds)
 
     def lane_failed(self, reason: str) -> None:
-        """Keep the end of an incarnation."""
-        self._keep("lane_failed", reason=reason)
+        """Record the end of an incarnation."""
+        self._record("lane_failed", reason=reason)
 
     def skipped_record(self, topic: str, reason: str) -> None:
-        """Keep a record that could not be used."""
-        self._keep("skipped_record", topic=topic, reason=reason)
+        """Record that a record could not be used."""
+        self._record("skipped_record", topic=topic, reason=reason)
 
     def forwarded(self, call: str, result: str, seconds: float) -> None:
-        """Keep a call to another instance."""
-        self._keep("forwarded", call=call, result=result, seconds=seconds)
+        """Record a call to another instance."""
+        self._record("forwarded", call=call, result=result, seconds=seconds)
 
     def refused_caller(self, reason: str) -> None:
-        """Keep the refusal of a caller."""
-        self._keep("refused_caller", reason=reason)
+        """Record the refusal of a caller."""
+        self._record("refused_caller", reason=reason)
 
     def shard_moved(self, seconds: float) -> None:
-        """Keep how long a shard was served by nobody."""
-        self._keep("shard_moved", seconds=seconds)
+        """Record how long a shard was unserved."""
+        self._record("shard_moved", seconds=seconds)
 
     def audited(self, result: str) -> None:
-        """Keep the result of an event of the audit trail."""
-        self._keep("audited", result=result)
+        """Record the result of an event of the audit trail."""
+        self._record("audited", result=result)
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
-        """Keep outcomes that were forgotten before their time."""
-        self._keep("horizon_shortened", shard=shard, outcomes=outcomes)
+        """Record outcomes that were forgotten before their time."""
+        self._record("horizon_shortened", shard=shard, outcomes=outcomes)
