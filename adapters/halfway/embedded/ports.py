@@ -12,15 +12,15 @@ from halfway.embedded.errors import PortTakenError
 HOST = "127.0.0.1"
 TRIES = 200
 LOWEST = 15_000
-_LOOK_AGAIN_S = 0.05
-# If the system does not tell, take the lowest first port of the systems we know (Linux: 32768, macOS: 49152).
+_RETRY_S = 0.05
+# If the system's range is unknown, use the lowest first port of the known systems (Linux: 32768, macOS: 49152).
 _EPHEMERAL_DEFAULT = 32_768
 
 
 def is_free(port: int, host: str = HOST) -> bool:
     """Return whether a server could listen on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As Java does: connections of an earlier server that still fade away do not matter, a listening one does.
+        # As Java does: closing connections of an earlier server do not matter, a listening socket does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -30,21 +30,20 @@ def is_free(port: int, host: str = HOST) -> bool:
     return True
 
 
-def demand_free(port: int, host: str = HOST, *, patience_s: float = 1) -> None:
-    """Raise PortTakenError when the port is taken and stays so (it may be a broker's that is just being killed)."""
+def require_free(port: int, host: str = HOST, *, patience_s: float = 1) -> None:
+    """Raise PortTakenError if the port is still taken after `patience_s`: a killed broker may still hold it."""
     deadline = time.monotonic() + patience_s
     while not is_free(port, host):
         if time.monotonic() > deadline:
             raise PortTakenError(port, host)
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_RETRY_S)
 
 
 def pick_port(taken: Collection[int] = (), host: str = HOST) -> int:
-    """Give a port that is free now and not in `taken`.
+    """Return a port that is free now and not in `taken`.
 
-    It lies below the ephemeral ports: while a broker is down, a client that keeps connecting to an ephemeral port
-    sooner or later gets that very port as its own source port, connects to itself and keeps the broker from coming
-    back.
+    It is below the ephemeral ports. While a broker is down, a client that keeps connecting to an ephemeral port
+    eventually gets this port as its own source port, connects to itself, and so keeps the broker from starting again.
     """
     for port in candidates():
         if port not in taken and is_free(port, host):
@@ -55,14 +54,14 @@ def pick_port(taken: Collection[int] = (), host: str = HOST) -> int:
 
 
 def candidates() -> Iterator[int]:
-    """Give ports in the order in which they are to be tried."""
+    """Yield ports in the order in which to try them."""
     end = _first_ephemeral_port()
     for _ in range(TRIES if end - LOWEST > TRIES else 0):
         yield random.randrange(LOWEST, end)  # noqa: S311  protects nothing
 
 
 def bind_failure(log: str) -> int | None:
-    """Give the port that the broker could not bind, when its log says so."""
+    """Return the port that the broker could not bind: 0 if its log does not name it, None if there was no failure."""
     match = re.search(r"failed to bind to \S*?:(\d+)", log, re.IGNORECASE)
     if match:
         return int(match[1])

@@ -1,4 +1,4 @@
-"""A process that ends with this one, whatever happens: the parent's side of `supervisor.py`."""
+"""A process that always ends with this one: the parent's side of `supervisor.py`."""
 
 import os
 import select
@@ -18,11 +18,11 @@ _ANSWER_TIMEOUT_S = 30
 class SupervisedProcess:
     """A running process, its output appended to `log_path`.
 
-    The directory `doomed` is deleted when our own process dies first. The supervisor inherits the file descriptor
-    `hold`, a lock's, and so has it until after the end.
+    The directory `doomed` is deleted if our own process dies first. The supervisor inherits the file descriptor `hold`
+    of a lock, so the lock is held until the process has ended.
 
-    Signals go through the supervisor, which knows whether the process still lives: a process id that the system gave to
-    somebody else is never hit. Not for use by several threads at once.
+    Signals go through the supervisor, which knows whether the process still lives, so that no signal reaches another
+    process with a reused id. Not thread-safe.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SupervisedProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # A Ctrl-C in the terminal is for us alone: we stop the broker in our own order.
+                # Only we get a Ctrl-C in the terminal, and we stop the broker in our own order.
                 start_new_session=True,
                 pass_fds=() if hold is None else (hold,),
             )
@@ -56,18 +56,18 @@ class SupervisedProcess:
         self.pid = int(value)
 
     def poll(self) -> int | None:
-        """Give the exit status (minus the signal's number when killed by one), or None while it runs."""
+        """Return the exit status (minus the signal number if a signal killed it), or None while it runs."""
         return self.wait(0)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for the end; give the exit status, or None when it still runs after `timeout_s`."""
+        """Wait for the end; return the exit status, or None if it still runs after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self._status is None:
             try:
                 line = self._next_line(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 return None
-            self._take(line)
+            self._record_end(line)
         return self._status
 
     def terminate(self) -> None:
@@ -89,10 +89,10 @@ class SupervisedProcess:
         self._command(b"c")
 
     def _command(self, command: bytes) -> None:
-        """Have a signal sent, and return when it is; nothing when the process has ended."""
+        """Send a signal through the supervisor and wait until it is sent; do nothing if the process has ended."""
         if self.poll() is not None:
             return
-        assert self._supervisor.stdin is not None  # noqa: S101  it was asked for
+        assert self._supervisor.stdin is not None  # noqa: S101  it is a pipe
         try:
             os.write(self._supervisor.stdin.fileno(), command)
         except BrokenPipeError:
@@ -103,19 +103,19 @@ class SupervisedProcess:
         except TimeoutError:
             raise SupervisorError(f"The supervisor of process {self.pid} does not answer.") from None
         if line != "ok":
-            self._take(line)
+            self._record_end(line)
 
-    def _take(self, line: str) -> None:
-        """Take note of the end. No line at all: the supervisor is dead, and its child with it."""
+    def _record_end(self, line: str) -> None:
+        """Record the end of the process. An empty line means that the supervisor is dead, and its child with it."""
         word, _, value = line.partition(" ")
         if word not in {"exited", ""}:
-            raise SupervisorError(f"The supervisor of process {self.pid} says {line!r}.")
+            raise SupervisorError(f"The supervisor of process {self.pid} sent an unexpected line: {line!r}.")
         self._finish()
         self._status = int(value) if value else -9
 
     def _next_line(self, timeout_s: float) -> str:
-        """Give the supervisor's next line, "" when there is none any more; TimeoutError when it takes longer."""
-        assert self._supervisor.stdout is not None  # noqa: S101  it was asked for
+        """Return the supervisor's next line, "" at the end of its output; TimeoutError if it takes longer."""
+        assert self._supervisor.stdout is not None  # noqa: S101  it is a pipe
         output = self._supervisor.stdout.fileno()
         # Not select(), which refuses file descriptors from 1024 on.
         readable = select.poll()

@@ -1,4 +1,4 @@
-"""The files that a broker reads: `server.properties` and the configuration of log4j."""
+"""The configuration files of a broker: `server.properties` and that of log4j."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from halfway.embedded.ports import HOST
 
 CLIENT_LISTENER = "PLAINTEXT"
 CONTROLLER_LISTENER = "CONTROLLER"
-# Relative to the directory that the broker runs in, as Kafka splits this list at commas.
+# Relative to the broker's working directory, because Kafka splits this list at commas.
 DATA_FOLDER = "data"
 RESERVED = (
     "advertised.listeners",
@@ -30,7 +30,7 @@ _REPLICATION = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """A port that clients connect to, and the port that they are told (a proxy's, say), when it is another."""
+    """A port for clients, and the advertised port if it is another one, such as a proxy's."""
 
     port: int
     advertised_port: int | None = None
@@ -38,10 +38,10 @@ class Listener:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node, broker and controller in one, and where it stands in its cluster.
+    """One node, which is broker and controller, and its place in the cluster.
 
-    `voters` maps the id of each controller to its port, this node's too; `listeners` has the ports for clients by the
-    listener's name, the first of which the brokers use among themselves.
+    `voters` maps the id of each controller to its port, including this node. `listeners` maps the names of listeners to
+    the ports for clients; the first one is also the inter-broker listener.
     """
 
     node_id: int = 1
@@ -50,7 +50,7 @@ class Node:
 
     @classmethod
     def single(cls, *, port: int, controller_port: int) -> "Node":
-        """Give the node of a cluster of one."""
+        """Return the node of a cluster with one node."""
         return cls(voters={1: controller_port}, listeners={CLIENT_LISTENER: Listener(port=port)})
 
     @property
@@ -59,7 +59,7 @@ class Node:
         return (*(listener.port for listener in self.listeners.values()), self.voters[self.node_id])
 
 
-def demand_unreserved(overrides: Mapping[str, str]) -> None:
+def require_unreserved(overrides: Mapping[str, str]) -> None:
     """Raise ReservedPropertyError for properties that only the embedded broker itself can set."""
     reserved = sorted(set(overrides) & set(RESERVED))
     if reserved:
@@ -72,7 +72,7 @@ def server_properties(node: Node, overrides: Mapping[str, str] | None = None) ->
     Topics have a replica on each node, at most three, and `min.insync.replicas` is two if there are three.
     """
     overrides = overrides or {}
-    demand_unreserved(overrides)
+    require_unreserved(overrides)
     replication = min(_REPLICATION, len(node.voters))
     in_sync = 2 if replication == _REPLICATION else 1
     protocols = [f"{name}:PLAINTEXT" for name in (CONTROLLER_LISTENER, *node.listeners)]
@@ -103,7 +103,7 @@ def server_properties(node: Node, overrides: Mapping[str, str] | None = None) ->
         "share.coordinator.state.topic.num.partitions": "1",
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
-        # After a crash the controller lets the broker in again only when its old session has expired: 9 s by default.
+        # After a crash the controller admits the broker again only when its old session has expired: 9 s by default.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         # Kafka's default is 128 MiB of a heap that is small here.
@@ -113,7 +113,7 @@ def server_properties(node: Node, overrides: Mapping[str, str] | None = None) ->
 
 
 def render_properties(properties: Mapping[str, str]) -> str:
-    """Give a Java properties file (ASCII, one `name=value` a line)."""
+    """Return a Java properties file (ASCII, one `name=value` per line)."""
     return "".join(f"{_escape(name, key=True)}={_escape(value)}\n" for name, value in properties.items())
 
 
@@ -132,7 +132,7 @@ def _escape(text: str, *, key: bool = False) -> str:
     return "".join(escaped)
 
 
-# The supervisor appends the console to the broker's log; so what the JVM itself says, and stack traces, are in it too.
+# The supervisor appends the console to the broker's log, so it contains the JVM's own output and stack traces too.
 LOG4J2_PROPERTIES = """\
 status=WARN
 shutdownHook=disable

@@ -1,4 +1,4 @@
-"""Ask a broker for its cluster, as a client does."""
+"""Checks whether a broker is ready, as a client does."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,14 +6,15 @@ from contextlib import contextmanager
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-_ASK_TIMEOUT_S = 0.5
+_REQUEST_S = 0.5
 
 
 @contextmanager
-def ask(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
-    """Give a function that asks for the cluster's metadata: its id once a broker there serves clients, else None.
+def cluster_id_query(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
+    """Yield a function that returns the cluster's id once a broker there serves clients, else None.
 
-    A broker is among the metadata only when its controller has let it in; each call waits half a second for it at most.
+    It requests metadata, which contain a broker once the controller has admitted it. Each call takes at most half a
+    second.
     """
     client = AdminClient(
         {
@@ -26,7 +27,7 @@ def ask(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
 
     def answer() -> str | None:
         try:
-            metadata = client.list_topics(timeout=_ASK_TIMEOUT_S)
+            metadata = client.list_topics(timeout=_REQUEST_S)
         except KafkaException:
             return None
         return str(metadata.cluster_id) if metadata.brokers else None

@@ -1,16 +1,16 @@
-"""Runs one process and ends it when the process that asked for it is gone, however that came about.
+"""Runs one process, and ends it when the parent process is gone for any reason.
 
-A program of its own, started by `halfway.embedded.process`; standard library only. Its standard input is a pipe whose
-other end only the parent holds: when that closes, the child is killed. As a process that the parent forked may hold it
-too, the parent's id is watched as well.
+A separate program, started by `halfway.embedded.process`; it uses only the standard library. Its standard input is a
+pipe whose other end only the parent holds: when it closes, the child is killed. Because a process that the parent
+forked may hold that end too, the parent's id is watched as well.
 
     supervisor.py PARENT_PID LOG DOOMED COMMAND...
 
 The child's output is appended to the file LOG. The directory DOOMED ("" for none) is deleted when the parent is gone.
 
-Standard input takes one byte a command: t (SIGTERM), k (SIGKILL), p (SIGSTOP), c (SIGCONT). Standard output gives one
-line an event: `pid N` once, or `failed REASON` when the child could not be run; `ok` when a signal is sent; `exited
-STATUS` at the end, with the status as `subprocess` gives it.
+Each byte of standard input is a command: t (SIGTERM), k (SIGKILL), p (SIGSTOP), c (SIGCONT). Each line of standard
+output is an event: `pid N` once, or `failed REASON` if the child could not be run; `ok` when a signal is sent; `exited
+STATUS` at the end, with the status of `subprocess`.
 """
 
 import contextlib
@@ -36,17 +36,17 @@ def main(arguments: list[str]) -> None:
     try:
         child = _run(command, log_path)
     except OSError as error:
-        _say(f"failed {error}")
+        _print(f"failed {error}")
         return
-    _say(f"pid {child.pid}")
+    _print(f"pid {child.pid}")
     try:
-        abandoned = _obey(child, int(parent_pid), wake)
+        abandoned = _run_commands(child, int(parent_pid), wake)
     finally:
         child.kill()
         status = child.wait()
     if abandoned and doomed:
         shutil.rmtree(doomed, ignore_errors=True)
-    _say(f"exited {status}")
+    _print(f"exited {status}")
 
 
 def _run(command: list[str], log_path: str) -> "subprocess.Popen[bytes]":
@@ -60,8 +60,8 @@ def _run(command: list[str], log_path: str) -> "subprocess.Popen[bytes]":
         )
 
 
-def _obey(child: "subprocess.Popen[bytes]", parent_pid: int, wake: int) -> bool:
-    """Send the signals that the parent asks for until the child ends (False) or the parent is gone (True)."""
+def _run_commands(child: "subprocess.Popen[bytes]", parent_pid: int, wake: int) -> bool:
+    """Send the requested signals until the child ends (return False) or the parent is gone (return True)."""
     while child.poll() is None:
         readable, _, _ = select.select([0, wake], [], [], WATCH_PARENT_S)
         if wake in readable and any(number != signal.SIGCHLD for number in os.read(wake, 64)):
@@ -74,12 +74,12 @@ def _obey(child: "subprocess.Popen[bytes]", parent_pid: int, wake: int) -> bool:
                 return True
             for command in commands:
                 child.send_signal(COMMANDS[command])
-                _say("ok")
+                _print("ok")
     return False
 
 
 def _wake_on_signals() -> int:
-    """Give a file descriptor that has the number of each signal: that the child ended, or that this process is to."""
+    """Return a file descriptor that receives the number of each signal: the child has ended, or this process must."""
     wake, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)
@@ -89,13 +89,13 @@ def _wake_on_signals() -> int:
 
 
 def _die_with_supervisor() -> None:
-    """Have the kernel kill the child with this process (which has one thread only: it dies when its *thread* does)."""
+    """Make the kernel kill the child when this process dies; more exactly, when its only thread does."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     with contextlib.suppress(OSError):  # the parent may be gone
         os.write(1, f"{line}\n".encode())
 

@@ -10,7 +10,7 @@ from testcontainers.core.container import DockerContainer, Reaper
 
 from halfway.embedded import KAFKA_VERSION
 from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, Node, render_properties, server_properties
-from halfway.embedded.ready import ask
+from halfway.embedded.ready import cluster_id_query
 
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 PORT = 9092
@@ -53,7 +53,7 @@ class KafkaContainer(DockerContainer):
         settings = container_properties(self.bootstrap_servers)
         self.copy_into_container(f"{settings}# complete\n".encode("ascii"), str(SETTINGS))
         deadline = time.monotonic() + self._timeout_s
-        with ask(self.bootstrap_servers) as answer:
+        with cluster_id_query(self.bootstrap_servers) as answer:
             while answer() is None:
                 if time.monotonic() > deadline:
                     out, err = self.get_logs()

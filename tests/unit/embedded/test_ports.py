@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from halfway.embedded import PortTakenError
-from halfway.embedded.ports import _first_ephemeral_port, bind_failure, demand_free, is_free, pick_port
+from halfway.embedded.ports import _first_ephemeral_port, bind_failure, is_free, pick_port, require_free
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_port_is_not_picked_twice() -> None:
 def test_a_port_that_somebody_listens_on_is_not_free_and_the_error_names_it(taken_port: int) -> None:
     assert not is_free(taken_port)
     with pytest.raises(PortTakenError, match=f"Port {taken_port} on 127.0.0.1 is taken") as raised:
-        demand_free(taken_port, patience_s=0)
+        require_free(taken_port, patience_s=0)
     assert raised.value.port == taken_port
 
 
