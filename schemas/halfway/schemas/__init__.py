@@ -1,8 +1,8 @@
 """The Avro schemas of the records in halfway's topics, and their loader.
 
-`<name>.avsc` is the schema that is written now; `history/<name>.v<n>.avsc` are those that were written before and must
-stay readable; `upcoming/<name>.v<n>.avsc` is what the next release will write, and this one can already read. Each file
-stands alone: no type is defined in another file.
+`<name>.avsc` is the schema that is written now. `history/<name>.v<n>.avsc` are older schemas, which must stay readable.
+`upcoming/<name>.v<n>.avsc` is the schema that the next release will write and this one can already read. Each file is
+self-contained: no type is defined in another file.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from importlib.resources import files
 from typing import Any, Final
 
 NAMES: Final = ("half", "op", "parked", "group", "key", "audit", "owner", "barrier", "layout")
-"""Each kind of record."""
+"""The kinds of records."""
 LAYOUT_KEY: Final = "!layout"
-"""The key of the record that says how many shards there are."""
+"""The key of the record with the number of shards."""
 
 
 @cache
 def text(name: str) -> str:
-    """Return the current schema of a kind of record as JSON; ValueError for a kind that there is not."""
+    """Return the current schema of a kind of record as JSON; ValueError for an unknown kind."""
     if name not in NAMES:
         raise ValueError(f"there is no schema {name!r}; there are {', '.join(NAMES)}")
     return (files(__name__) / f"{name}.avsc").read_text(encoding="utf-8")
@@ -33,16 +33,16 @@ def current(name: str) -> dict[str, Any]:
 
 
 def versions(name: str) -> tuple[dict[str, Any], ...]:
-    """Return every version that can be read: the one that is written first, then the others from new to old."""
+    """Return every readable version: first the one that is written now, then the others from new to old."""
     numbered = [*_numbered(name, "history"), *_numbered(name, "upcoming")]
-    numbered.sort(key=lambda one: one[0], reverse=True)
+    numbered.sort(key=lambda version: version[0], reverse=True)
     return (current(name), *(schema for _, schema in numbered))
 
 
 def _numbered(name: str, folder: str) -> list[tuple[int, dict[str, Any]]]:
-    place = files(__name__) / folder
+    directory = files(__name__) / folder
     return [
         (int(entry.name.removeprefix(f"{name}.v").removesuffix(".avsc")), json.loads(entry.read_text(encoding="utf-8")))
-        for entry in (place.iterdir() if place.is_dir() else ())
+        for entry in (directory.iterdir() if directory.is_dir() else ())
         if entry.name.startswith(f"{name}.v") and entry.name.endswith(".avsc")
     ]

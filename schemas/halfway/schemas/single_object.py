@@ -11,12 +11,12 @@ HEADER_BYTES: Final = 10
 
 
 def parsed(schema: dict[str, Any]) -> Any:
-    """Return a schema as fastavro takes it, without logical types: times stay plain ms, and fastavro is faster."""
+    """Return a schema parsed for fastavro, without logical types: times stay plain ms, and fastavro is faster."""
     return parse_schema(_plain(schema))
 
 
 def header(schema: Any) -> bytes:
-    """Return the header of records that are written with a parsed schema; logical types do not change it."""
+    """Return the header of records written with a parsed schema; logical types do not change it."""
     # fastavro returns the fingerprint's bytes in the header's order, least significant first.
     return MARKER + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
