@@ -103,8 +103,8 @@ class FormerOwners:
         lost = sorted(shard for shard, claim in claims.items() if shard in in_doubt and not claim.known)
         if lost:
             raise FormerOwnerUnknownError(
-                f"the last owner of shards {lost} is unknown: its records in {config.owners_topic}, "
-                f"{config.parked_topic} and {config.half_topic} are overwritten",
+                f"the record of who last owned shards {lost} is overwritten in {config.owners_topic}, "
+                f"{config.parked_topic} and {config.half_topic}",
                 f"make sure that no instance runs, delete the topic {config.owners_topic}, and start again",
             )
 
