@@ -1,1 +1,1 @@
-"""Judges what callers were told against what the topics hold: see docs/checker.md."""
+"""Checks the answers that callers got against the contents of the topics (docs/checker.md)."""

@@ -1,4 +1,4 @@
-"""What one message holds, as hashes: equal for equal bytes."""
+"""The content of a message as hashes, which are equal for equal bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 HEADER_PREFIX: Final = "halfway-"
-"""Headers that halfway adds; they are no part of what was prepared."""
+"""The prefix of headers that halfway adds; they are not part of the prepared message."""
 _HASH_BYTES: Final = 16
 
 Headers = Iterable[tuple[str, bytes | None]]
@@ -22,7 +22,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     key: str | None
     value: str | None
     headers: str = ""
-    """Of its own headers, in order; empty for none."""
+    """The hash of the message's own headers, in order; empty if it has none."""
 
 
 Contents = tuple[Content, ...]
@@ -40,5 +40,5 @@ def content_of(topic: str, key: bytes | None, value: bytes | None, headers: Head
 
 
 def digest(data: bytes | None) -> str | None:
-    """Return the hash of bytes in hex, None for none."""
+    """Return the hash of bytes in hex, None for None."""
     return None if data is None else sha256(data).digest()[:_HASH_BYTES].hex()

@@ -1,4 +1,4 @@
-"""When faults were in effect, and so what they explain."""
+"""The times in which faults were in effect, and the delays that they explain."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from checker.history import Fault
 
 
 class Disturbances:
-    """The times in which shards may have been away, or calls may have taken long, because of faults."""
+    """The times in which faults may have made shards unserved or calls slow."""
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Start without faults."""
         self._all: list[tuple[int, int]] = []
         self._of_shards: list[tuple[int, int]] = []
 
     def add(self, fault: Fault) -> None:
-        """Take a fault that is over, whether or not it was seen to take effect."""
+        """Add a fault that is over, whether or not it took effect."""
         since = fault.at if fault.since is None else fault.since
         self._all.append((since, fault.at))
         if fault.stops_ms is None:
@@ -27,7 +27,7 @@ class Disturbances:
         return any(since <= end and until >= start for since, until in self._of_shards)
 
     def unexplained(self, start: int, end: int, *, of_shards: bool) -> int:
-        """Return how much of a time lies in no fault, for shards only in those that stop them."""
+        """Return how much of a period no fault covers; `of_shards`: only faults that stop shards count."""
         explained, reached = 0, start
         for since, until in sorted(self._of_shards if of_shards else self._all):
             if until > reached and since < end:

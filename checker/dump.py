@@ -1,4 +1,4 @@
-"""Reads the topics as a consumer of committed records gets them, with schemas and fastavro, not with halfway's code."""
+"""Reads the committed records of the topics with the schemas and fastavro, without halfway's own code."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from checker.content import Content, Contents, content_of
 from checker.records import AnyRecord, Half, Op, Parked, Real
 from halfway import schemas
 
-_ASK_WITHIN_S: Final = 30.0
-_ASK_AGAIN_S: Final = 0.2
+_REQUEST_S: Final = 30.0
+_RETRY_S: Final = 0.2
 _SILENCE_S: Final = 60.0
 _read_headers: Final = methodcaller("headers")
-"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
+"""`message.headers()`, called so that Python checks the result: a warm interpreter does not check a direct call."""
 _FINGERPRINT: Final = slice(2, 10)
 _KINDS: Final = ("half", "op", "parked")
 _LEADER_MOVES: Final = frozenset(
@@ -36,36 +36,36 @@ _LEADER_MOVES: Final = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
-"""What a broker answers, for a moment, while brokers and client name different leaders of a partition."""
+"""Errors that last until the brokers and the client agree on the leader of a partition."""
 
 
 Place: TypeAlias = tuple[str, int]
-"""A topic and a partition of it."""
+"""A topic and one of its partitions."""
 Places: TypeAlias = Mapping[Place, int]
-"""An offset for each of them."""
+"""An offset for each partition."""
 
 
 def ends(bootstrap_servers: str, *, prefix: str, topics: Sequence[str]) -> Places:
-    """Return where the real topics and half, op and parked end now, by all records, also of open Kafka transactions."""
+    """Return the current end offsets of the real topics and of half, op and parked, including open transactions."""
     return _ends(bootstrap_servers, [*topics, *_internal_topics(prefix)])
 
 
 def read_topics(
     bootstrap_servers: str, *, prefix: str, topics: Sequence[str], since: Places | None = None
 ) -> Iterator[AnyRecord]:
-    """Return every committed record of the real topics and of half, op and parked, up to their ends as they are now.
+    """Yield every committed record of the real topics and of half, op and parked, up to their current ends.
 
-    The end is the one of all records: a Kafka transaction that is still open there is waited for. `since` is what
-    `ends` gave before the run; without it everything is read.
+    The end is that of all records, so this waits for Kafka transactions that are still open. `since` is the result of
+    `ends` before the run; without it everything is read.
     """
     reader = Topics(bootstrap_servers, prefix=prefix, topics=topics, since=since)
     yield from reader.read()
     if reader.held:
-        raise TimeoutError(f"readers of committed records do not get to the ends of {reader.held}")
+        raise TimeoutError(f"committed records cannot be read to the ends of {reader.held}")
 
 
 class Topics:
-    """Reads the real topics and half, op and parked, and goes on where it stopped."""
+    """Reads the real topics and half, op and parked; each call continues where the last one stopped."""
 
     def __init__(
         self, bootstrap_servers: str, *, prefix: str, topics: Sequence[str], since: Places | None = None
@@ -75,28 +75,28 @@ class Topics:
         self._topics = (*topics, *self._internal)
         self._positions: Places = since or {}
         self.held: dict[Place, int] = {}
-        """Partitions that committed records could not be read to the end of the last time, and that end."""
+        """Partitions whose committed records could not be read to the end last time, each with that end."""
 
     def begin_again(self, topic: str) -> None:
-        """Read a topic from its beginning, as it has been deleted and made again."""
+        """Read a topic from its beginning next time, because it was deleted and created again."""
         self._positions = {place: position for place, position in self._positions.items() if place[0] != topic}
 
     def read(self) -> Iterator[AnyRecord]:
-        """Return the committed records from where the last time ended up to the ends as they are now.
+        """Yield the committed records from the last position up to the current ends.
 
-        If it fails, or is not read to its end, the next time gives the same again. Topics that are not there have
-        no records.
+        If it fails, or is not consumed to its end, the next call yields the same records again. A missing topic has no
+        records.
         """
-        found = _ends(self._bootstrap_servers, self._topics)
+        ends_now = _ends(self._bootstrap_servers, self._topics)
         held: dict[Place, int] = {}
         read = dict(self._positions)
-        for message in _read(self._bootstrap_servers, read, found, held):
+        for message in _read(self._bootstrap_servers, read, ends_now, held):
             kind = self._internal.get(message.topic() or "")
             record = _real(message) if kind is None else _internal(kind, message)
             if record is not None:
                 yield record
-        # A leader that has just been elected may name an end that lies before what was read.
-        reached = {place: max(end, read.get(place, 0)) for place, end in found.items() if place not in held}
+        # A newly elected leader may return an end before the position that was read already.
+        reached = {place: max(end, read.get(place, 0)) for place, end in ends_now.items() if place not in held}
         self._positions, self.held = {**read, **reached}, held
 
 
@@ -107,7 +107,7 @@ def _internal_topics(prefix: str) -> dict[str, str]:
 def _read(
     bootstrap_servers: str, positions: dict[Place, int], ends: Places, held: dict[Place, int]
 ) -> Iterator[Message]:
-    """Give what stands from the positions on, and move them; partitions of which no more comes go to `held`."""
+    """Yield the records from the positions on, and move these; partitions that make no progress are added to `held`."""
     missing = {place: end for place, end in ends.items() if end > positions.get(place, 0)}
     consumer = Consumer(
         {
@@ -123,14 +123,14 @@ def _read(
     )
     try:
         consumer.assign([TopicPartition(*place, positions.get(place, 0)) for place in missing])
-        heard = time.monotonic()
+        last_read_at = time.monotonic()
         while missing:
             for message in consumer.consume(1000, timeout=0.5):
                 place = (message.topic() or "", message.partition() or 0)
                 offset, error = message.offset() or 0, message.error()
-                # A leader that has just been elected may not know the offset yet: then the client begins once more.
+                # A newly elected leader may not know the offset yet; then the client starts again from the beginning.
                 if error is None and place in missing and positions.get(place, 0) <= offset < missing[place]:
-                    heard = time.monotonic()
+                    last_read_at = time.monotonic()
                     positions[place] = offset + 1
                     yield message
                 elif error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  named so
@@ -138,7 +138,7 @@ def _read(
                         del missing[place]
                 elif error is not None and not error.retriable() and error.code() not in _LEADER_MOVES:
                     raise KafkaException(error)
-            if time.monotonic() - heard > _SILENCE_S:
+            if time.monotonic() - last_read_at > _SILENCE_S:
                 held.update(missing)
                 return
     finally:
@@ -149,29 +149,27 @@ def _ends(bootstrap_servers: str, topics: Sequence[str]) -> dict[Place, int]:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     deadline = time.monotonic() + _SILENCE_S
     while True:
-        metadata = admin.list_topics(timeout=_ASK_WITHIN_S).topics
-        there = [topic for topic in topics if topic in metadata]
-        wanted = [TopicPartition(topic, number) for topic in there for number in metadata[topic].partitions]
-        asked: Any = dict.fromkeys(wanted, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        answers = admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_WITHIN_S
-        )
+        metadata = admin.list_topics(timeout=_REQUEST_S).topics
+        existing = [topic for topic in topics if topic in metadata]
+        partitions = [TopicPartition(topic, number) for topic in existing for number in metadata[topic].partitions]
+        specs: Any = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        answers = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S)
         try:
-            return {(one.topic, one.partition): answer.result(_ASK_WITHIN_S).offset for one, answer in answers.items()}
+            return {(key.topic, key.partition): answer.result(_REQUEST_S).offset for key, answer in answers.items()}
         except KafkaException as error:
             if error.args[0].code() not in _LEADER_MOVES or time.monotonic() > deadline:
                 raise
-        time.sleep(_ASK_AGAIN_S)
+        time.sleep(_RETRY_S)
 
 
 def _real(message: Message) -> Real:
     headers = _headers(message)
-    told = dict(headers)
-    number, _, total = _text(told.get("halfway-message")).partition("/")
+    by_name = dict(headers)
+    number, _, total = _text(by_name.get("halfway-message")).partition("/")
     return Real(
         shard=message.partition() or 0,
         offset=message.offset() or 0,
-        id=_text(told.get("halfway-transaction-id")),
+        id=_text(by_name.get("halfway-transaction-id")),
         content=content_of(message.topic() or "", _bytes(message.key()), _bytes(message.value()), headers),
         number=int(number) if number.isdecimal() else 0,
         total=int(total) if total.isdecimal() else 0,
@@ -195,7 +193,9 @@ def _internal(kind: str, message: Message) -> AnyRecord | None:
         kind=fields["kind"],
         cause=fields["cause"],
         group=fields["group"],
-        messages=tuple((one["topic"], _hex(one["key_hash"]), _hex(one["value_hash"])) for one in fields["messages"]),
+        messages=tuple(
+            (digest["topic"], _hex(digest["key_hash"]), _hex(digest["value_hash"])) for digest in fields["messages"]
+        ),
         half_offset=fields["half_offset"],
         checks=fields["checks"],
         at=_milliseconds(fields["at"]),
@@ -215,11 +215,11 @@ def _content(message: Mapping[str, Any]) -> Content:
 @cache
 def _writers(kind: str) -> dict[bytes, Any]:
     parsed = [parse_schema(version) for version in schemas.versions(kind)]
-    return {bytes.fromhex(fingerprint(to_parsing_canonical_form(one), "CRC-64-AVRO")): one for one in parsed}
+    return {bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")): schema for schema in parsed}
 
 
 def _decode(kind: str, value: bytes) -> dict[str, Any]:
-    """Read a record in Avro's single-object encoding, whatever version wrote it."""
+    """Decode a record in Avro's single-object encoding, of any schema version."""
     writers = _writers(kind)
     newest = next(iter(writers.values()))
     body = BytesIO(value[_FINGERPRINT.stop :])
@@ -233,10 +233,10 @@ def _milliseconds(moment: datetime) -> int:
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]]:
     try:
-        headers: Any = _read_headers(message) or ()  # a list of pairs, whatever the types say
+        headers: Any = _read_headers(message) or ()  # a list of pairs, although the types differ
     except SystemError:
-        # What Python makes of confluent_kafka's answer if a name is not UTF-8, whose
-        # broken headers end the process if they are read.
+        # Python raises this for confluent_kafka's broken result if a name is not UTF-8; reading these headers again
+        # would end the process.
         message.set_headers([])
         headers = ()
     return [(name, _bytes(value)) for name, value in headers]

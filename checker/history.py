@@ -1,8 +1,8 @@
-"""The history of a run: what callers asked, what they were told, and what was done to the system.
+"""The history of a run: the calls, their answers, and the faults.
 
-One JSON event a line, appended as it happens. What is asked is written *before* it is sent, a verdict before it is
-given: whatever can have an effect stands in the history, also where its answer never came. `at` and `sent_at` are
-milliseconds on one clock that never goes back.
+One JSON event per line, appended as it happens. A request is written *before* it is sent, and a verdict before it is
+returned, so the history contains everything that can have an effect, even without an answer. `at` and `sent_at` are
+milliseconds on one monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Outcome: TypeAlias = Literal["commit", "rollback"]
 Said: TypeAlias = Literal["commit", "rollback", "unknown", "nothing"]
 
 LIFE: Final = "#"
-"""Stands behind an id that is used again past the horizon, before the number of its use; no id on the wire has it."""
+"""Separates an id that is used again past the horizon from the number of its use; no id on the wire contains it."""
 
 
 def wire_id(name: str) -> str:
-    """Return the id as halfway knows it, of the name that the history gives to one use of it."""
+    """Return the id that halfway knows, from the name of one of its uses in the history."""
     return name.partition(LIFE)[0]
 
 
@@ -36,22 +36,22 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class Run(Event, frozen=True, kw_only=True):
-    """The run begins: its seed, and the real topics, which nobody else writes to."""
+    """The run begins: its seed, and the real topics, which only this run writes to."""
 
     seed: int
     topics: tuple[str, ...]
     policy_rolls_back: tuple[str, ...] = ()
-    """Groups whose policy rolls back what nobody decides."""
+    """Groups whose policy rolls back undecided transactions."""
     fetching: tuple[str, ...] = ()
-    """Groups that fetch their checks: the history has those that arrived, not all that were handed out."""
+    """Groups that fetch their checks; the history contains the checks that arrived, not all that were handed out."""
     horizon_s: float | None = None
-    """After so long an outcome may be forgotten, and its id used again; None if the run is shorter."""
+    """The time after which an outcome may be forgotten and its id used again; None if the run is shorter."""
     wall: int | None = None
-    """Milliseconds since the epoch at `at`: op markers carry the time of day."""
+    """Milliseconds since the epoch at `at`; op markers contain such times."""
 
 
 class Prepare(Event, frozen=True, kw_only=True):
-    """A prepare is about to be sent; `ref` names this content, `id` is the one that the client brings."""
+    """A prepare is about to be sent; `ref` identifies this content, `id` is the client's own id."""
 
     ref: str
     group: str
@@ -92,9 +92,9 @@ class Ended(Event, frozen=True, kw_only=True):
 
 
 class Checked(Event, frozen=True, kw_only=True):
-    """A check endpoint is about to answer: `said` is the verdict, "nothing" if the answer is none.
+    """A check endpoint is about to answer: `said` is the verdict, "nothing" if the answer is not a verdict.
 
-    `manner` says how: plainly, late, or what is wrong with the answer.
+    `manner` is how it answers: plainly, late, or what is wrong with the answer.
     """
 
     id: str
@@ -103,14 +103,14 @@ class Checked(Event, frozen=True, kw_only=True):
 
 
 class Taken(Event, frozen=True, kw_only=True):
-    """The asker has read the answer to a check: it has used the same connection again."""
+    """halfway has read the answer to a check: it has used the same connection again."""
 
     id: str
     said: Said
 
 
 class Looked(Event, frozen=True, kw_only=True):
-    """The answer to a question for a transaction (GET, or one line of a list)."""
+    """The answer to a look-up of a transaction (GET, or one entry of a list)."""
 
     id: str
     status: int
@@ -120,7 +120,7 @@ class Looked(Event, frozen=True, kw_only=True):
 
 
 class Fault(Event, frozen=True, kw_only=True):
-    """Something was done to the system, and is over; it counts if it took effect."""
+    """A fault that is over; it counts if it took effect."""
 
     kind: str
     target: str
@@ -128,37 +128,37 @@ class Fault(Event, frozen=True, kw_only=True):
     since: int | None = None
     """When it began, on the same clock as `at`."""
     stops_ms: int | None = None
-    """For how long from then on it explains that shards are not served; None: for as long as it lasts."""
+    """For how long after `since` it explains that shards are not served; None: as long as it lasts."""
     detail: dict[str, Any] = {}
 
 
 class Removed(Event, frozen=True, kw_only=True):
-    """A real topic has been deleted, with what stood in it."""
+    """A real topic was deleted with its records."""
 
     topic: str
 
 
 class Serving(Event, frozen=True, kw_only=True):
-    """A shard is served from now on, or is not, by what its callers are told."""
+    """A shard is served from now on, or is not, according to the answers of its callers."""
 
     shard: int
     serving: bool
     why: str = ""
-    """What they were told."""
+    """The answer that shows it."""
 
 
 class Held(Event, frozen=True, kw_only=True):
-    """A partition could not be read to its end by consumers of committed records, when all had come to rest."""
+    """When everything had come to rest, read_committed consumers could not read a partition to its end."""
 
     topic: str
     partition: int
     end: int
     why: str = ""
-    """What is known of the reason."""
+    """The reason, as far as it is known."""
 
 
 class Rest(Event, frozen=True, kw_only=True):
-    """The run is over: every part runs, every caller is done, and there was time for everything to be resolved."""
+    """The run is over: every part runs, every caller is done, and there was time to resolve everything."""
 
 
 AnyEvent: TypeAlias = (
@@ -169,10 +169,10 @@ _DECODER = msgspec.json.Decoder(AnyEvent)
 
 
 class HistoryWriter:
-    """Appends events to a file; each stands in it when `write` returns."""
+    """Appends events to a file; an event is in the file when `write` returns."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open the file, which must not hold another history."""
+        """Create the file, which must not exist."""
         self._file = path.open("xb", buffering=0)
         self._encode = msgspec.json.Encoder().encode
         self._clock = clock
@@ -186,16 +186,16 @@ class HistoryWriter:
         self._file.close()
 
     def now(self) -> int:
-        """Return the time that goes into `sent_at`."""
+        """Return the current time for `sent_at`."""
         return int(self._clock() * 1000)
 
     def write(self, event: AnyEvent) -> None:
-        """Append an event with the present time."""
+        """Append an event with the current time."""
         self._file.write(self._encode(msgspec.structs.replace(event, at=self.now())) + b"\n")
 
 
 def read_history(path: Path) -> Iterator[AnyEvent]:
-    """Return the events of a file in their order; msgspec.DecodeError with the line's number where one is none."""
+    """Yield the events of a file in order; msgspec.DecodeError with the line number if a line is not an event."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:

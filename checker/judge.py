@@ -1,4 +1,4 @@
-"""The verdict over a whole run: every rule over every transaction."""
+"""The verdict on a whole run: applies every rule to every transaction."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from checker.waits import Waits
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """The result of a run."""
 
     transactions: int
-    """Ids that an acknowledged prepare, a record or a message names."""
+    """Transactions with an acknowledged prepare, a record or a message."""
     committed: int
     rolled_back: int
     faults: dict[str, int]
     """Faults that took effect, by kind."""
     findings: tuple[Finding, ...]
     complete: bool
-    """Whether the history goes to its end: a verdict over a part of one is none."""
+    """Whether the history is complete; without its end there is no verdict."""
     seed: int | None
     waits: dict[str, object] = {}
-    """How long acknowledged calls took and each shard was away."""
+    """How long acknowledged calls took, and how long each shard was unserved."""
 
     @property
     def sound(self) -> bool:
@@ -36,7 +36,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.complete and not self.findings
 
     def summary(self) -> dict[str, object]:
-        """Return the result as it goes into a JSON line: per count, how many findings."""
+        """Return the result for the JSON line, with the number of findings for each count."""
         counts = Counter(finding.count for finding in self.findings)
         return {
             "transactions": self.transactions,
@@ -51,14 +51,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
-    """Judge the history of a run and what the topics hold after it; both are read once and not kept."""
+    """Judge the history of a run and the topics' contents after it; both are read once, as streams."""
     run = _Run()
     evidence = gather(run.of(events), records)
     findings = [finding for case in evidence.cases.values() for rule in RULES for finding in rule(case)]
     findings += map(foreign, evidence.strays)
     findings += run.waits.findings()
     known = [case for case in evidence.cases.values() if case.acknowledged or case.halves or case.ops or case.messages]
-    outcomes = Counter(outcome for case in known for outcome in case.decided_as)
+    outcomes = Counter(outcome for case in known for outcome in case.outcomes)
     return Verdict(
         transactions=len(known),
         committed=outcomes["committed"],
@@ -72,7 +72,7 @@ def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
 
 
 class _Run:
-    """What the history says of the run as a whole."""
+    """Facts about the run as a whole, from its history."""
 
     def __init__(self) -> None:
         self.first: AnyEvent | None = None
@@ -82,7 +82,7 @@ class _Run:
         self.waits = Waits()
 
     def of(self, events: Iterable[AnyEvent]) -> Iterator[AnyEvent]:
-        """Pass the events on."""
+        """Yield the events, and record facts from them."""
         for event in events:
             if self.first is None:
                 self.first = event

@@ -1,4 +1,4 @@
-"""What the topics hold, as the judge needs it; `checker.dump` reads it from Kafka."""
+"""The records of the topics as the judge needs them; `checker.dump` reads them from Kafka."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     shard: int
     offset: int
     id: str
-    """Of the transaction; empty if the record names none."""
+    """The transaction's id; empty if the record contains none."""
 
     @property
     def place(self) -> str:
-        """Where it stands, for a person."""
+        """The position of the record, for messages."""
         return f"{type(self).__name__.lower()}[{self.shard}]@{self.offset}"
 
 
 class Real(Record, frozen=True, kw_only=True):
-    """A message in a real topic, as a read_committed consumer gets it; number 0 if it says none."""
+    """A message in a real topic, as a read_committed consumer gets it; number 0 if it has no number."""
 
     content: Content
     number: int
@@ -34,7 +34,7 @@ class Real(Record, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Where it stands, for a person."""
+        """The position of the record, for messages."""
         return f"{self.content.topic}[{self.shard}]@{self.offset}"
 
 
@@ -54,17 +54,17 @@ class Op(Record, frozen=True, kw_only=True):
     messages: tuple[tuple[str, str | None, str | None], ...] = ()
     """Topic and the hashes of key and value."""
     half_offset: int = -1
-    """Where the half stands that it is about."""
+    """The offset of the half that it belongs to."""
     checks: int = 0
-    """Checks sent until then, as halfway has counted them."""
+    """The checks sent before, as halfway has counted them."""
     at: int = 0
-    """When it happened: milliseconds since the epoch, by the clock of its writer."""
+    """When it happened: milliseconds since the epoch, on the clock of its writer."""
     remark: str | None = None
-    """Why a policy gave up."""
+    """Why policy gave up."""
 
     @property
     def outcome(self) -> str | None:
-        """`committed` or `rolled_back` if it is one of them."""
+        """`committed` or `rolled_back` for a final kind, else None."""
         return {"COMMITTED": "committed", "ROLLED_BACK": "rolled_back"}.get(self.kind)
 
 
@@ -81,7 +81,7 @@ _DECODER = msgspec.json.Decoder(AnyRecord)
 
 
 def write_records(path: Path, records: Iterable[AnyRecord]) -> None:
-    """Write one JSON record a line."""
+    """Write one JSON record per line."""
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
         file.writelines(encode(record) + b"\n" for record in records)

@@ -1,4 +1,4 @@
-"""How long callers waited and shards were away, and whether faults explain it."""
+"""How long callers waited and shards were unserved, and whether faults explain it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from checker.history import AnyEvent, Ended, Fault, Held, Looked, Prepared, Serv
 from checker.rules import Finding
 
 SLACK_MS: Final = 90_000
-"""How much of a wait no fault needs to explain: sessions expire and shards are recovered, on a slow machine too."""
+"""Waits up to this long need no fault: sessions expire and shards are recovered, also on a slow machine."""
 _OK: Final = range(200, 300)
 
 
 class Waits:
-    """Takes the events of a run, and says afterwards what took how long."""
+    """Collects the events of a run, and then reports how long calls and moves of shards took."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         self._disturbances = Disturbances()
         self._took: list[int] = []
         self._long: list[tuple[int, int, int, str]] = []
@@ -30,7 +30,7 @@ class Waits:
         self._now = 0
 
     def take(self, event: AnyEvent) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self._line += 1
         self._now = max(self._now, event.at)
         match event:
@@ -53,7 +53,7 @@ class Waits:
                 pass
 
     def figures(self) -> dict[str, object]:
-        """Return what goes into the JSON line, in seconds."""
+        """Return the figures for the JSON line, in seconds."""
         took = sorted(self._took)
         away = {shard: [until - since for since, until in times] for shard, times in self._aways().items()}
         return {
@@ -71,7 +71,7 @@ class Waits:
         }
 
     def findings(self) -> Iterator[Finding]:
-        """Return the waits that no fault explains, and those that never ended."""
+        """Yield the waits that no fault explains, and those that never ended."""
         for held in self._held:
             place = f"{held.topic}[{held.partition}]"
             evidence = (
@@ -91,7 +91,7 @@ class Waits:
                     yield _late("shard_was_away_without_a_fault", "", f"shard {shard}", since, until, unexplained)
 
     def _aways(self) -> dict[int, list[tuple[int, int]]]:
-        """Return when each shard was away; what has not come back was away until the end."""
+        """Return when each shard was unserved; a shard that was not served again counts until the end."""
         still = {shard: [(since, self._now)] for shard, since in self._away_since.items()}
         return {shard: self._away.get(shard, []) + still.get(shard, []) for shard in {*self._away, *still}}
 

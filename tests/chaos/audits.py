@@ -114,4 +114,4 @@ def _only_emptied(row: Row, emptied: frozenset[str]) -> bool:
 
 
 def _outcomes(uses: Sequence[Case]) -> set[str]:
-    return {outcome for case in uses for outcome in case.decided_as}
+    return {outcome for case in uses for outcome in case.outcomes}
