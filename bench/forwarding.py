@@ -108,7 +108,7 @@ class RestPeers(HttpPeers):
         body = b'{"prepare":[%b],"end":[%b]}' % (joined[0], joined[1])
         async with self._open().post(url, data=body, headers=JSON, allow_redirects=False) as response:
             answers = _BATCH.decode(await response.read())
-        line.heard_at = asyncio.get_running_loop().time()
+        line.last_heard = asyncio.get_running_loop().time()
         for asked, item in zip((*prepares, *ends), (*answers.prepare, *answers.end), strict=True):
             if not asked.answer.done():
                 asked.answer.set_exception(_AnsweredError(item))
