@@ -55,6 +55,8 @@ class Acceptor:
         self._listeners: list[socket.socket] = []
         self._again: dict[socket.socket, asyncio.TimerHandle] = {}
         self._under_way: dict[asyncio.Protocol, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Protocol] = set()
+        """Connections to end as soon as they are made."""
 
     def __len__(self) -> int:
         """Return how many handshakes are under way."""
@@ -92,12 +94,15 @@ class Acceptor:
         for listener in self._listeners:
             loop.add_reader(listener, self._accept, listener)
 
-    def made(self, connection: asyncio.Protocol) -> None:
-        """Note that the handshake of a connection is done."""
+    def made(self, connection: asyncio.Protocol, transport: asyncio.Transport) -> None:
+        """Record that the handshake of a connection is done; abort the connection if it was ended before."""
         self._under_way.pop(connection, None)
+        if connection in self._ending:
+            self._ending.remove(connection)
+            transport.abort()
 
     async def close(self) -> None:
-        """Accept no more; handshakes that are under way end."""
+        """Accept no more connections. TLS handshakes that are under way end; accepted plain connections stay."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             loop.remove_reader(listener)
@@ -106,8 +111,9 @@ class Acceptor:
             listener.close()
         self._listeners.clear()
         if tasks := [*self._under_way.values()]:
-            for task in tasks:
-                task.cancel()
+            if self._context is not None:
+                for task in tasks:
+                    task.cancel()
             await asyncio.wait(tasks)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -131,13 +137,25 @@ class Acceptor:
         self._under_way[connection] = task
 
         def done(task: asyncio.Task[None]) -> None:
-            if self._under_way.pop(connection, None) is not None or task.cancelled():
-                accepted.close()  # nobody else does if the task was cancelled before it began
+            if self._under_way.pop(connection, None) is not None or connection in self._ending or task.cancelled():
+                self._ending.discard(connection)
+                accepted.close()  # no transport owns it
 
         task.add_done_callback(done)
         if not self._demand_room(connection) or len(self._under_way) > self._most:
-            eldest = next(iter(self._under_way))
-            self._under_way.pop(eldest).cancel()
+            self._end(next(iter(self._under_way)))
+
+    def _end(self, connection: asyncio.Protocol) -> None:
+        """End a connection that is not made yet.
+
+        A plain connection is made within two turns of the loop, and is aborted then: if its task were cancelled in
+        between, uvloop would close its handle without calling `connection_lost`.
+        """
+        task = self._under_way.pop(connection)
+        if self._context is None:
+            self._ending.add(connection)
+        else:
+            task.cancel()
 
     async def _shake(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()

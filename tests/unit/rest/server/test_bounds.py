@@ -68,6 +68,43 @@ def test_a_connection_that_comes_while_the_port_is_closed_is_closed_too(
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", range(8))
+def test_a_request_that_arrives_while_the_port_is_closed_is_answered_or_not_begun(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However far the loop has come with its connection: no answer is written to one that is closed already."""
+
+    async def answer(_request: web.BaseRequest) -> web.Response:
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return web.Response(text="here")
+
+    async def story() -> int:
+        handler = AsyncMock(side_effect=answer)
+        server = HttpServer(handler)
+        with socket.create_connection((HOST, await server.start(HOST, 0))) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            client.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close_port()
+            for _ in range(turns + 20):
+                await asyncio.sleep(0)
+            received = bytearray()
+            await server.stop()
+            with contextlib.suppress(ConnectionResetError):
+                async with asyncio.timeout(GENEROUS_S):
+                    while piece := await asyncio.get_running_loop().sock_recv(client, 1024):
+                        received += piece
+            assert received.endswith(b"here") == bool(handler.call_count)
+            return handler.call_count
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(story())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_connections_that_come_at_once_are_all_served(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """As many as there is room for: only handshakes of TLS are fewer."""
     room = 4
@@ -86,6 +123,46 @@ def test_connections_that_come_at_once_are_all_served(loop_factory: Callable[[],
                         assert await asyncio.get_running_loop().sock_recv(client, 1) == b"H"
             finally:
                 await server.stop()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(story())
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_too_many_is_ended_and_takes_no_place(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """If none of the others can be closed for it; the place of one that ends is free again."""
+
+    async def story() -> None:
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        async def answer(_request: web.BaseRequest) -> web.Response:
+            began.set()
+            await go_on.wait()
+            return web.Response(text="here")
+
+        server = HttpServer(answer, max_connections=1)
+        address = (HOST, await server.start(HOST, 0))
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            await began.wait()
+            for _ in range(3):
+                newcomer, its_writer = await asyncio.open_connection(*address)
+                async with asyncio.timeout(GENEROUS_S):
+                    with contextlib.suppress(ConnectionResetError):
+                        assert await newcomer.read() == b""
+                its_writer.close()
+            go_on.set()
+            assert (await reader.read()).endswith(b"here")
+            later, its_writer = await asyncio.open_connection(*address)
+            its_writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            assert (await later.read()).endswith(b"here")
+            its_writer.close()
+        finally:
+            writer.close()
+            await server.stop()
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(story())
