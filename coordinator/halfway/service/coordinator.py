@@ -138,7 +138,7 @@ class Coordinator:
             self._lookup,
             self._resolver,
             self._checks.verdicts,
-            self._checks.asks,
+            self._checks.is_checking,
             activity,
         )
         self._scan = Scan(limits, self._shards, self._groups, self._resolver, self._checks, cursors, clock, observer)
@@ -198,11 +198,11 @@ class Coordinator:
         answers: Answers[Prepared] = Answers(
             [None] * len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
         )
-        limited = self._group_limits.admitting(answers)
+        admit_by_limits = self._group_limits.admission(answers)
 
         def admit(index: int, request: Prepare) -> None:
             self.authority.require(principal, Permission.PREPARE, request.group)
-            limited(index, request)
+            admit_by_limits(index, request)
 
         self._preparer.begin(requests, answers, deadline=deadline, admit=admit)
         return answers
@@ -281,7 +281,7 @@ class Coordinator:
 
     async def check_secrets(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> Sequence[str]:
         """Return the secrets that sign a group's checks, the newest first; none if checks are not signed."""
-        work = self._groups.allowed(name, Permission.READ_CHECK_SECRETS, principal=principal, deadline=deadline)
+        work = self._groups.get_permitted(name, Permission.READ_CHECK_SECRETS, principal=principal, deadline=deadline)
         group = await self.auditor.audit(work, principal, Audited.READ_CHECK_SECRETS, name, group=name)
         return self._check_secrets.shown(group.name)
 

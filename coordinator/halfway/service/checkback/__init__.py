@@ -1,1 +1,1 @@
-"""Check-back: the scan of half against op, and the checks sent or fetched. May import resolve, query and shards."""
+"""Check-back: the scan of half against op, and pushed and fetched checks. May import resolve, query and shards."""

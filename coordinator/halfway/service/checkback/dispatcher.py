@@ -1,6 +1,6 @@
-"""Check-back: asks producer groups for the outcomes of their transactions (docs/protocol.md#scan-and-check-back).
+"""Sends checks to producer groups and applies their verdicts (docs/protocol.md#scan-and-check-back).
 
-Groups are isolated: each has its own places for checks in flight, its own bounded queue and its own circuit breaker.
+Groups are isolated: each has its own limit of checks in flight, its own bounded queue and its own circuit breaker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _LOST_MS = 60_000
-"""A check without a reply for this long, longer than any call may take, is looked at again."""
+"""After this long without a reply, longer than any call may take, the scan looks at a transaction again."""
 
 
 class CheckDispatcher:
@@ -58,7 +58,7 @@ class CheckDispatcher:
         clock: Clock,
         observer: Activity,
     ) -> None:
-        """Keep the parts; nothing is started."""
+        """Store the parts; nothing is started."""
         self._limits = limits
         self._shards = shards
         self._groups = groups
@@ -68,8 +68,8 @@ class CheckDispatcher:
         self._clock = clock
         self._observer = observer
         self._queues: dict[str, CheckQueue] = {}
-        self._asking_bytes = 0
-        """Bytes of payload of the checks that are under way."""
+        self._bytes_in_flight = 0
+        """Bytes of payload of the checks in flight."""
         self._rates = HostRateLimits(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,38 +84,39 @@ class CheckDispatcher:
         return queue
 
     def clock_was_set(self, now: int) -> None:
-        """Put no check off to a time of the former clock."""
+        """Drop the retry times of the former clock."""
         for queue in self._queues.values():
             queue.clock_was_set(now)
 
     # --- push
 
     def offer(self, shard: Shard, entry: Pending, *, first: bool = False) -> None:
-        """Take a check that is due: send it once its group has a free place, or look at it again later."""
+        """Queue a check that is due. If it cannot be queued, let a later scan look at the transaction again."""
         queue = self.queue(entry.group)
         now = self._clock.now_ms()
         group = self._groups.find(entry.group)
         if self.closed or (len(queue.due) >= self._limits.check_queue and not first):
             shard.agenda.put(entry.id, queue.defer(now + RETRY_MS))
         elif now < (leased_until := entry.leased_until or 0) <= now + round(self._limits.lease_s * 1000):
-            shard.agenda.put(entry.id, leased_until)  # a worker holds its lease
+            shard.agenda.put(entry.id, leased_until)  # a worker holds a lease of its check
         elif group is not None and group.mode is CheckMode.PULL:
-            # It is looked at again whatever the queue does: it may reach `max_age_s`, or its group may change its mode.
+            # The scan looks at it again in any case: it may reach `max_age_s`, or its group may change its mode.
             self._queue(queue, shard, entry, now, first=first)
         elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
             shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was checked just now
-        elif queue.breaker.open and now < (again := queue.breaker.retry_at(now)) and not first:
+        elif queue.breaker.is_open and now < (again := queue.breaker.retry_at(now)) and not first:
             shard.agenda.put(entry.id, queue.defer(again))
         else:
             self._queue(queue, shard, entry, now, first=first)
-            self._run(entry.group, queue)
+            self._start_due(entry.group, queue)
 
     async def check_now(
         self, transaction_id: str, *, prepared_at: int | None = None, deadline: float, principal: Principal
     ) -> TransactionView:
-        """Check a prepared transaction now, before its time; a conflict for any other state.
+        """Check a prepared transaction now, before its next check is due.
 
         Raises:
+            AlreadyEndedError, NotPendingError: the transaction is in another state.
             IdReplacedError: the id belongs to a transaction that was not prepared at `prepared_at`.
             InvalidRequestError: the operator allows none of the group's endpoints.
 
@@ -126,13 +127,13 @@ class CheckDispatcher:
         demand_same(entry, prepared_at)
         if (entry.state, Action.CHECK) not in TRANSITIONS:
             raise conflict(transaction_id, entry.state)
-        self._demand_destination(entry.group)
+        self._require_allowed_endpoint(entry.group)
         if isinstance(entry, Pending):
             shard.agenda.discard(transaction_id)
             self.offer(shard, entry, first=True)
         return view(self._groups, entry)
 
-    def _demand_destination(self, name: str) -> None:
+    def _require_allowed_endpoint(self, name: str) -> None:
         group = self._groups.find(name)
         refusals = [self._caller.refusal(url) for url in (() if group is None else group.urls)]
         if refusals and all(refusals):
@@ -141,7 +142,7 @@ class CheckDispatcher:
             )
 
     def _queue(self, queue: CheckQueue, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
-        """Queue a check, and let the scan look at its transaction again even if no reply comes."""
+        """Queue a check, and plan a look at its transaction in case no reply comes."""
         entry.offered_at = now
         if entry.offered_since is None or entry.offered_since > now:  # the clock was set back
             entry.offered_since = now
@@ -149,10 +150,10 @@ class CheckDispatcher:
         policy = self._groups.policy(entry.group)
         shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
 
-    def _run(self, name: str, queue: CheckQueue) -> None:
-        """Start checks while the group has both free places and checks that are due.
+    def _start_due(self, name: str, queue: CheckQueue) -> None:
+        """Start due checks up to the group's limit of checks in flight.
 
-        All checks under way have at most `check_bytes` of payload, but each group may always have one.
+        All checks in flight have at most `check_bytes` of payload, but each group may always have one check.
         """
         while queue.due and queue.running < self._limits.check_concurrency and not self.closed:
             number, transaction_id = queue.take()
@@ -161,7 +162,7 @@ class CheckDispatcher:
             if shard is None or entry is None or transaction_id in self._shards.claims:
                 continue
             now = self._clock.now_ms()
-            if queue.running and self._asking_bytes + entry.size > self._limits.check_bytes:
+            if queue.running and self._bytes_in_flight + entry.size > self._limits.check_bytes:
                 shard.agenda.put(transaction_id, queue.defer(now + RETRY_MS))
                 continue
             group = self._groups.find(name)
@@ -172,37 +173,37 @@ class CheckDispatcher:
                 shard.agenda.put(transaction_id, queue.defer(queue.breaker.retry_at(now)))
                 continue
             queue.running += 1
-            self._asking_bytes += entry.size
-            queue.asked.add(transaction_id)
+            self._bytes_in_flight += entry.size
+            queue.in_flight.add(transaction_id)
             self.spawn(self._check(name, queue, shard, entry))
 
     async def _check(self, name: str, queue: CheckQueue, shard: Shard, entry: Pending) -> None:
         reply: CheckReply | None = None
         try:
-            reply = await self._ask(queue, shard, entry)
+            reply = await self._send(queue, shard, entry)
         except HalfwayError as error:
             entry.last_error = f"{error.code}: {error.detail}"
         finally:
             now = self._clock.now_ms()
             queue.running -= 1
-            self._asking_bytes -= entry.size
+            self._bytes_in_flight -= entry.size
             if reply is None:
-                queue.breaker.not_tried()
+                queue.breaker.cancel()
             elif reply.reachable:
-                queue.breaker.reached()
+                queue.breaker.record_success()
             else:
-                queue.breaker.failed(now)
+                queue.breaker.record_failure(now)
             try:
-                self._run(name, queue)
+                self._start_due(name, queue)
                 if reply is not None:
                     self._observer.journal.add_check(entry.id, entry.checks + 1, reply, now)
-                    await self._judge(shard.number, entry, reply, now)
+                    await self._apply_reply(shard.number, entry, reply, now)
             finally:
-                queue.asked.discard(entry.id)
-                self._again(shard.number, entry.id)
+                queue.in_flight.discard(entry.id)
+                self._plan_next_look(shard.number, entry.id)
 
-    async def _ask(self, queue: CheckQueue, shard: Shard, entry: Pending) -> CheckReply | None:
-        """Send one check, to the group's endpoints in turn; None if it was overtaken before it could be sent."""
+    async def _send(self, queue: CheckQueue, shard: Shard, entry: Pending) -> CheckReply | None:
+        """Send one check to the group's endpoints in turn; return None if the transaction was resolved before that."""
         loop = asyncio.get_running_loop()
         half = await self._lookup.payload(shard, entry, deadline=loop.time() + WRITE_LIMIT_S)
         if not self.is_open(shard.number, entry.id):
@@ -220,52 +221,52 @@ class CheckDispatcher:
             attempt=attempt,
             messages=half.messages,
         )
-        began = loop.time()
+        started = loop.time()
         if group is None or not urls:
             reply = CheckReply(
                 outcome=Outcome.UNKNOWN,
                 sent=False,
                 answered=False,
                 reachable=True,
-                detail=f"group {entry.group!r} has no endpoint to ask: PUT it with check.urls",
+                detail=f"group {entry.group!r} has no endpoint to call: PUT it with check.urls",
             )
         else:
             reply = await self._caller.call(group, urls[start:] + urls[:start], request)
         if reply.outcome is Outcome.COMMIT:
             self.verdicts.keep(entry, shard.number, attempt)
         verdict = reply.outcome.value if reply.answered else "none"
-        self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - began)
+        self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - started)
         self._observer.note_check_reply(entry.group, reply)
         return reply
 
     def figures(self, group: str) -> tuple[int, int, int | None]:
-        """Return a group's checks in flight and due, and until when its circuit breaker is open; None if it is not."""
+        """Return a group's checks in flight, its due checks, and until when its breaker is open (None if closed)."""
         queue = self._queues.get(group)
         return (0, 0, None) if queue is None else (queue.running, len(queue.due), queue.breaker.until)
 
     def is_open(self, number: int, transaction_id: str) -> bool:
-        """Whether a transaction is prepared and not being resolved."""
+        """Return whether a transaction is prepared and not being resolved."""
         return self.pending(number, transaction_id) is not None and transaction_id not in self._shards.claims
 
     def pending(self, number: int, transaction_id: str) -> Pending | None:
-        """Return the entry of a transaction that is prepared in a shard served now, None otherwise."""
+        """Return the entry of a transaction that is prepared in a shard served here, None otherwise."""
         shard = self._shards.find(number)
         entry = None if shard is None else shard.state.unresolved(transaction_id)
         return entry if isinstance(entry, Pending) else None
 
-    async def _judge(self, number: int, asked: Pending, reply: CheckReply, now: int) -> None:
-        """Take a reply: a verdict goes through the lane; any other reply is counted if the check was sent.
+    async def _apply_reply(self, number: int, checked: Pending, reply: CheckReply, now: int) -> None:
+        """Apply a reply: a verdict goes through the lane; any other reply is counted if the check was sent.
 
-        The shard may have been recovered while the check was under way, so its current state counts. The id may belong
-        to another transaction by now, if its client reuses ids: the reply says nothing about that one.
+        The shard may have been recovered during the check, so its current state counts. If the client reuses ids, the
+        id may now belong to another transaction, which the reply does not concern.
         """
-        transaction_id = asked.id
+        transaction_id = checked.id
         try:
             await self._shards.serving(number, deadline=limit())
         except HalfwayError:
             return  # the next owner of the shard checks again
         entry = self.pending(number, transaction_id)
-        if entry is not None and self.verdicts.is_of_another(asked, entry):
+        if entry is not None and self.verdicts.is_of_another(checked, entry):
             log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
             return
         if entry is not None:
@@ -274,41 +275,41 @@ class CheckDispatcher:
             entry.asked_here = entry.asked_here or reply.sent
             entry.last_error = None if reply.answered else reply.detail
             if reply.sent and reply.outcome is Outcome.UNKNOWN:
-                await self.note(entry, entry.checks + 1, now, reply.remark)
+                await self.record_check(entry, entry.checks + 1, now, reply.remark)
         if reply.outcome is Outcome.UNKNOWN:
             return
         checks = None if entry is None else entry.checks + 1
         act = Act(action=ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
-        failed: HalfwayError | None = None
+        failure: HalfwayError | None = None
         try:
             await self._resolver.resolve(transaction_id, act, deadline=limit())
         except AlreadyEndedError as error:
-            failed = error
+            failure = error
             log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
         except HalfwayError as error:
-            failed = error
+            failure = error
             log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
         if reply.outcome is Outcome.COMMIT:
-            self.verdicts.take_commit_result(transaction_id, failed)
+            self.verdicts.take_commit_result(transaction_id, failure)
 
-    async def note(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
-        """Write the op CHECKED of a check that was sent; if it cannot be written, the check is not counted."""
+    async def record_check(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
+        """Write the op CHECKED of a check that was sent. If it cannot be written, the check is not counted."""
         act = Act(action=Action.CHECK, cause=Cause.CHECK, remark=remark, checks=checks, checked_at=now)
         try:
             await self._resolver.resolve(entry.id, act, deadline=limit())
         except HalfwayError as error:
             log.info("check_not_noted", id=entry.id, error=error.code)
 
-    def awaits(self, entry: Pending) -> bool:
-        """Whether a check is under way, or said commit and that is not written yet: policy must not decide."""
-        return self.verdicts.keeps(entry.id) or self.asks(entry)
+    def blocks_policy(self, entry: Pending) -> bool:
+        """Return whether the policy must not decide: a check is in flight, or its commit verdict is not written yet."""
+        return self.verdicts.keeps(entry.id) or self.is_checking(entry)
 
-    def asks(self, entry: Entry) -> bool:
-        """Whether a check of a transaction is under way."""
-        return entry.id in self.queue(entry.group).asked
+    def is_checking(self, entry: Entry) -> bool:
+        """Return whether a check of a transaction is in flight."""
+        return entry.id in self.queue(entry.group).in_flight
 
-    def _again(self, number: int, transaction_id: str) -> None:
-        """Put a transaction that is still pending back on the agenda of its shard."""
+    def _plan_next_look(self, number: int, transaction_id: str) -> None:
+        """Plan the next look at a transaction if it is still pending."""
         shard, entry = self._shards.find(number), self.pending(number, transaction_id)
         if shard is not None and entry is not None:
             shard.agenda.put(transaction_id, look_at(self._groups, entry, self._clock.now_ms()))
@@ -323,17 +324,17 @@ class CheckDispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run work that nobody waits for."""
+        """Run work in the background."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_done)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("check_failed", exc_info=error)
 
 
 def check_id(transaction_id: str, attempt: int) -> str:
-    """Return the id of a check: the same for every try to send the same one."""
+    """Return the id of a check, the same for every attempt to send it."""
     return f"{transaction_id}:{attempt}"

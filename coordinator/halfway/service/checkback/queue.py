@@ -1,4 +1,4 @@
-"""The checks of one group that are due, under way, or waited for."""
+"""The queue of one group's checks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ class CheckQueue:
     """The checks of one group: due, in flight, and (in pull mode) the polls that wait for them."""
 
     def __init__(self, limits: ServiceLimits) -> None:
-        """Start with nothing due."""
+        """Start with no check due."""
         self.due: deque[tuple[int, str]] = deque()
         self.queued: set[str] = set()
-        self.asked: set[str] = set()
+        self.in_flight: set[str] = set()
         """Ids with a check in flight: at most one for each id."""
         self.running = 0
+        """The number of places for checks that are taken."""
         self.next_url = 0
         self.polls = 0
+        """The number of waiting polls."""
         self.arrival = asyncio.Event()
         self.slot_at = 0
         self.slot_taken = 0
@@ -35,8 +37,8 @@ class CheckQueue:
         )
 
     def add(self, number: int, transaction_id: str, *, first: bool = False) -> None:
-        """Queue a check, unless it is queued or under way already; `first` puts it before all others."""
-        if transaction_id in self.queued or transaction_id in self.asked:
+        """Queue a check, unless it is queued or in flight already; `first` puts it before all others."""
+        if transaction_id in self.queued or transaction_id in self.in_flight:
             return
         self.queued.add(transaction_id)
         if first:
@@ -46,7 +48,7 @@ class CheckQueue:
         self.arrival.set()
 
     def defer(self, earliest: int) -> int:
-        """Return when to offer a check again: per second as many as may be queued, so that a backlog costs little."""
+        """Return when to offer a check again: as many per second as the queue holds, so that a backlog is cheap."""
         if self.slot_at < earliest:
             self.slot_at, self.slot_taken = earliest, 0
         self.slot_taken += 1
@@ -55,12 +57,12 @@ class CheckQueue:
         return self.slot_at
 
     def clock_was_set(self, now: int) -> None:
-        """Put nothing off to a time of the former clock."""
+        """Drop the times of the former clock."""
         self.slot_at = 0
         self.breaker.clock_was_set(now)
 
     def take(self) -> tuple[int, str]:
-        """Return the shard and the id of the next check that is due."""
+        """Remove and return (shard, id) of the next due check."""
         number, transaction_id = self.due.popleft()
         self.queued.discard(transaction_id)
         return number, transaction_id

@@ -1,4 +1,4 @@
-"""The scan: compares half with op for one shard and does what is due (docs/protocol.md#scan-and-check-back)."""
+"""The scan: compares half with op for one shard, and acts on the difference (docs/protocol.md#scan-and-check-back)."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _RETRY_MS = 1000
 _YIELD_EVERY = 200
 
 
-class Step(Protocol):
-    """A write for a transaction."""
+class Write(Protocol):
+    """A function that writes something for one transaction."""
 
     async def __call__(self, transaction_id: str, *, deadline: float) -> None:
-        """Write it, or raise."""
+        """Write it, or raise a HalfwayError."""
 
 
 class Scan:
-    """One scan at a time for each shard; the scheduler calls it."""
+    """Scans shards. The scheduler calls it, for each shard one scan at a time."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Scan:
         clock: Clock,
         observer: Observer,
     ) -> None:
-        """Keep the parts; nothing is started."""
+        """Store the parts; nothing is started."""
         self._limits = limits
         self._shards = shards
         self._groups = groups
@@ -70,9 +70,9 @@ class Scan:
         self._clock_set_at = 0
 
     def clock_was_set(self) -> None:
-        """Look at everything again by the new time; forget nothing by age for one outcome horizon.
+        """Look at every transaction again at the new time; forget no outcome by age for one outcome horizon.
 
-        If the clock was set ahead, or if outcomes were written while it was behind, recent outcomes seem old.
+        If the clock was set ahead, or if outcomes were written while it was behind, recent outcomes look old.
         """
         self._remember_until = asyncio.get_running_loop().time() + self._limits.outcome_horizon_s
         self._clock_set_at = self._clock.now_ms()
@@ -91,15 +91,15 @@ class Scan:
         5. Old outcomes are forgotten.
         6. The cursors are committed.
 
-        Each write is a task of its own: a write that waits holds up no other transaction.
+        Each write is a task of its own, so a write that waits delays no other transaction.
         """
         shard = self._shards.find(number)
         if shard is None or shard.leaving:
             return
         self._correct_strays(shard)
         self._checks.verdicts.record(number)
-        await self._due(shard, now)
-        self._behind(shard, now)
+        await self._process_due(shard, now)
+        self._reanchor_oldest(shard, now)
         await self._forget(shard, now)
         if self._shards.find(number) is shard:
             await self._commit_cursors(shard)
@@ -110,22 +110,22 @@ class Scan:
             self._carry_out(shard, transaction_id, self._resolver.correct)
 
     async def _commit_cursors(self, shard: Shard) -> None:
-        """Step 6: commit the cursors; the store leaves alone what has not moved."""
+        """Step 6: commit the cursors. The store skips cursors that have not moved."""
         await self._cursors.commit({shard.number: Cursors(half=shard.state.half_cursor, op=shard.state.op_cursor)})
 
-    def _carry_out(self, shard: Shard, transaction_id: str, step: Step) -> None:
-        """Start a write for a transaction, unless one is under way already."""
+    def _carry_out(self, shard: Shard, transaction_id: str, write: Write) -> None:
+        """Start a write for a transaction, unless one is already in progress."""
         if transaction_id in self._writing or len(self._writing) >= self._limits.scan_batch:
             shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
             return
         self._writing.add(transaction_id)
-        task = asyncio.create_task(self._step(shard.number, transaction_id, step))
+        task = asyncio.create_task(self._run(shard.number, transaction_id, write))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _step(self, number: int, transaction_id: str, step: Step) -> None:
+    async def _run(self, number: int, transaction_id: str, write: Write) -> None:
         try:
-            await step(transaction_id, deadline=asyncio.get_running_loop().time() + WRITE_LIMIT_S)
+            await write(transaction_id, deadline=asyncio.get_running_loop().time() + WRITE_LIMIT_S)
         except OvertakenError:
             log.info("policy_overtaken", shard=number, id=transaction_id)
         except HalfwayError as error:
@@ -150,7 +150,7 @@ class Scan:
         )
 
     def _answer_by(self, entry: Pending, now: int) -> int:
-        """Return until when the last check may be answered: a lease keeps its time even if the clock was set."""
+        """Return until when the last check may be answered. A lease keeps its duration even if the clock was set."""
         if not entry.attempts or entry.checked_at is None or entry.leased_until == 0:  # 0: it was answered
             return 0
         group = self._groups.find(entry.group)
@@ -159,14 +159,14 @@ class Scan:
         leased_at = 0 if is_of_wrong_clock(entry, now) else entry.checked_at
         return max(leased_at, self._clock_set_at) + round(self._limits.lease_s * 1000)
 
-    async def _due(self, shard: Shard, now: int) -> None:
-        """Step 3: look at everything that is due now."""
-        looked = 0
+    async def _process_due(self, shard: Shard, now: int) -> None:
+        """Step 3: decide on every transaction that is due."""
+        count = 0
         while (name := shard.agenda.pop_up_to(now)) is not None:
-            looked += 1
-            if looked % _YIELD_EVERY == 0:
+            count += 1
+            if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-                now = min(now, self._clock.now_ms())  # what a clock that was set back puts off is not due again
+                now = min(now, self._clock.now_ms())  # if the clock was set back, what is put off is not due again
             entry = shard.state.unresolved(name)
             if not isinstance(entry, Pending):
                 continue
@@ -183,8 +183,8 @@ class Scan:
             else:
                 shard.agenda.put(name, decision.until)
 
-    def _behind(self, shard: Shard, now: int) -> None:
-        """Step 4: re-anchor the halves that hold the cursor back by more than `reanchor_after`, due or not."""
+    def _reanchor_oldest(self, shard: Shard, now: int) -> None:
+        """Step 4: re-anchor the halves that hold the cursor back too far, even if they are not due."""
         oldest = shard.state.oldest()
         if oldest is None or not isinstance(self._decide(shard, oldest, now), ReAnchor):
             return
@@ -194,36 +194,36 @@ class Scan:
             self._carry_out(shard, entry.id, self._resolver.reanchor)
 
     async def _give_up(self, group: str, decision: Park | RollBack, transaction_id: str, *, deadline: float) -> None:
-        """Park or roll back, if the policy still decides so when it is written."""
+        """Park or roll back a transaction, if the policy still decides so at the time of the write."""
         action = Action.PARK if isinstance(decision, Park) else Action.ROLLBACK
-        still = partial(self._still, decision)
+        still = partial(self._still_decides, decision)
         act = Act(action=action, cause=Cause.POLICY, remark=decision.reason, still=still)
-        ended = await self._resolver.resolve(transaction_id, act, deadline=deadline)
-        if ended.changed:
+        result = await self._resolver.resolve(transaction_id, act, deadline=deadline)
+        if result.changed:
             log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
 
-    def _still(self, decision: Decision, entry: Unresolved) -> bool:
-        """Whether the policy decides the same as before: a verdict, a check under way or an end may have come first."""
+    def _still_decides(self, decision: Decision, entry: Unresolved) -> bool:
+        """Return whether the policy still decides the same: a verdict, a new check or an end may have come first."""
         shard = self._shards.find(self._shards.number_of(entry.id))
-        if shard is None or not isinstance(entry, Pending) or self._checks.awaits(entry):
+        if shard is None or not isinstance(entry, Pending) or self._checks.blocks_policy(entry):
             return False
         return self._decide(shard, entry, self._clock.now_ms()) == decision
 
     async def _forget_all(self, shard: Shard, before: int, at_most: int | None) -> int:
-        """Forget a slice at a time, yielding to the event loop in between."""
+        """Forget outcomes in slices, and let the event loop run in between; return how many."""
         total = 0
-        while gone := shard.state.forget(before, at_most=at_most, limit=_FORGOTTEN_AT_ONCE):
-            total += gone
+        while forgotten := shard.state.forget(before, at_most=at_most, limit=_FORGOTTEN_AT_ONCE):
+            total += forgotten
             await asyncio.sleep(0)
         return total
 
     async def _forget(self, shard: Shard, now: int) -> None:
-        """Step 5: forget the outcomes that are older than the horizon, or too many."""
+        """Step 5: forget the outcomes that are older than the horizon, and the oldest if there are too many."""
         before = now - round(self._limits.outcome_horizon_s * 1000)
         _, _, ended = shard.state.counts
         if asyncio.get_running_loop().time() >= self._remember_until:
             await self._forget_all(shard, before, None)
-        gone = await self._forget_all(shard, 0, self._limits.max_outcomes_per_shard)
-        if gone:
-            self._observer.horizon_shortened(shard.number, gone)
-            log.warning("outcome_horizon_shortened", shard=shard.number, forgotten=gone, remembered=ended)
+        forgotten = await self._forget_all(shard, 0, self._limits.max_outcomes_per_shard)
+        if forgotten:
+            self._observer.horizon_shortened(shard.number, forgotten)
+            log.warning("outcome_horizon_shortened", shard=shard.number, forgotten=forgotten, remembered=ended)

@@ -120,7 +120,7 @@ class FanOut:
         checks = await self._lease_now(group, at_most, principal, is_connected)
         if checks or not wait_s:
             return checks
-        with self._leases.polling(group):
+        with self._leases.count_poll(group):
             while (
                 not checks and is_connected() and not self._leases.closed and asyncio.get_running_loop().time() < until
             ):
@@ -154,7 +154,7 @@ class FanOut:
     async def _wait_until_due(self, group: str, until: float, principal: Principal) -> None:
         """Wait until a check may be due at any owner, or until `until`; HalfwayError if the caller loses its rights."""
         loop = asyncio.get_running_loop()
-        here = asyncio.create_task(self._leases.due(group, until=until))
+        here = asyncio.create_task(self._leases.wait_until_due(group, until=until))
         try:
             while (left := until - loop.time()) > 0 and not self._leases.closed:
                 others = [self._due_at(owner, group, principal) for owner in self._forwarder.others()]
@@ -163,7 +163,7 @@ class FanOut:
                 )
                 if here in done or any(not task.cancelled() and task.result() for task in done):
                     break
-                await self._leases.fetching(group, principal, until=until)
+                await self._leases.require_pull_group(group, principal, until=until)
             await asyncio.sleep(min(_PAUSE_S, max(0.0, until - loop.time())))
         finally:
             here.cancel()

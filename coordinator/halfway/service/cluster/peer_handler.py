@@ -101,7 +101,7 @@ class PeerHandler:
             case PrepareCall():
                 prepared: Answers[Prepared] = Answers([None])
                 self._authority.require(principal, Permission.PREPARE, call.request.group)
-                admit = self._group_limits.admitting(prepared, forwarded=True)
+                admit = self._group_limits.admission(prepared, forwarded=True)
                 self._preparer.begin([call.request], prepared, deadline=deadline, admit=admit)
                 answer: msgspec.Struct = await prepared.only()
             case EndCall():
@@ -121,9 +121,11 @@ class PeerHandler:
                     principal=principal,
                 )
             case DueCall():
-                await self._groups.allowed(call.group, Permission.FETCH_CHECKS, principal=principal, deadline=deadline)
+                await self._groups.get_permitted(
+                    call.group, Permission.FETCH_CHECKS, principal=principal, deadline=deadline
+                )
                 until = min(deadline, asyncio.get_running_loop().time() + min(call.wait_s, _LONGEST_WAIT_S))
-                answer = DueResult(due=await self._leases.due(call.group, until=until))
+                answer = DueResult(due=await self._leases.wait_until_due(call.group, until=until))
             case LeaseCall():
                 checks = await self._leases.lease(call.group, at_most=call.at_most, wait_s=0, principal=principal)
                 answer = LeaseResult(checks=tuple(checks))
@@ -145,7 +147,9 @@ class PeerHandler:
                     call.query, call.shards, most=call.most, deadline=deadline, principal=principal
                 )
             case CountCall():
-                await self._groups.allowed(call.group, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
+                await self._groups.get_permitted(
+                    call.group, Permission.DELETE_GROUP, principal=principal, deadline=deadline
+                )
                 answer = self._groups.count(call.group, call.shards, hold_s=call.hold_s)
             case _:
                 assert_never(call)

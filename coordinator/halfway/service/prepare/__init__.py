@@ -1,1 +1,1 @@
-"""Prepare: the rules, the shard, the half message. May import query and shards."""
+"""Prepare: checks the rules, chooses the shard, stores the half message. May import query and shards."""

@@ -1,4 +1,4 @@
-"""Limits for each group, so that one that floods does not take what others need.
+"""Limits for each group, so that one busy group leaves capacity for the others.
 
 See docs/operating.md#limits-for-each-group.
 """
@@ -25,7 +25,7 @@ _BYTES_RETRY_S = 1.0
 
 
 class _Bucket:
-    """Tokens that come at a rate, up to those of one second."""
+    """A token bucket: tokens are added at a rate, up to those of one second."""
 
     __slots__ = ("at", "tokens")
 
@@ -35,13 +35,13 @@ class _Bucket:
 
 
 class GroupLimits:
-    """Decides whether a group may prepare now. Rate and bytes are of this instance.
+    """Decides whether a group may prepare now. Rate and bytes are counted for this instance.
 
-    What is pending or parked is bounded over all instances: each takes the share of the shards that it serves.
+    Pending and parked transactions are limited over all instances: each instance has the share of its shards.
     """
 
     def __init__(self, limits: ServiceLimits, shards: ShardTable, groups: Groups) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._pending = limits.group_max_pending
         self._rate = limits.group_prepares_per_s
         self._bytes = limits.group_bytes_in_flight
@@ -50,74 +50,75 @@ class GroupLimits:
         self._buckets: dict[str, _Bucket] = {}
         self._in_flight: Counter[str] = Counter()
 
-    def admitting(self, answers: Answers[Prepared], *, forwarded: bool = False) -> Callable[[int, Prepare], None]:
-        """Return what admits the prepares of a list by their indexes; what one takes is given back with its answer.
+    def admission(self, answers: Answers[Prepared], *, forwarded: bool = False) -> Callable[[int, Prepare], None]:
+        """Return a function that admits a prepare of a list by its index; its bytes are released with its answer.
 
-        One that another instance forwards has its token. It raises GroupLimitedError if the group has reached a limit.
+        The function raises GroupLimitedError if the group has reached a limit. A forwarded prepare takes no token: it
+        has taken one at the instance that forwards it.
         """
-        held: dict[int, tuple[str, int]] = {}
+        reserved: dict[int, tuple[str, int]] = {}
 
         def release(index: int, _: object) -> None:
-            if index in held:
-                self._release(*held.pop(index))
+            if index in reserved:
+                self._release(*reserved.pop(index))
 
         def admit(index: int, request: Prepare) -> None:
             size = self._admit(request, forwarded=forwarded)
             if size:
-                held[index] = request.group, size
+                reserved[index] = request.group, size
 
         if self._bytes is not None:
             answers.watch(release)
         return admit
 
     def _admit(self, request: Prepare, *, forwarded: bool) -> int:
-        """Take what a prepare needs, and return the bytes to give back."""
+        """Admit a prepare, and return the bytes to release later."""
         group = request.group
         if self._pending is not None:
-            self._demand_room(group, self._pending)
+            self._require_room(group, self._pending)
         size = 0
         if self._bytes is not None:
             size = size_of(request.messages)
-            held = self._in_flight[group]
-            if held and held + size > self._bytes:
+            in_flight = self._in_flight[group]
+            if in_flight and in_flight + size > self._bytes:
                 raise GroupLimitedError(group, "bytes_in_flight", self._bytes, retry_after_s=_BYTES_RETRY_S)
         if self._rate is not None and not forwarded:
-            self._demand_token(group, self._rate)
+            self._take_token(group, self._rate)
         if size:
             self._in_flight[group] += size
         return size
 
     def _release(self, group: str, size: int) -> None:
-        """Give back the bytes of a prepare that is answered."""
+        """Release the bytes of an answered prepare."""
         self._in_flight[group] -= size
         if self._in_flight[group] <= 0:
             del self._in_flight[group]
 
-    def _demand_room(self, group: str, most: int) -> None:
+    def _require_room(self, group: str, limit: int) -> None:
         served = [number for number in self._shards.served if self._shards.serves(number)]
         if not served:
-            return  # another instance takes it, and counts it
-        share = max(1, most * len(served) // self._shards.count)
+            return  # another instance stores and counts it
+        share = max(1, limit * len(served) // self._shards.count)
         if sum(self._shards.counts_of(group, served)) >= share:
-            raise GroupLimitedError(group, "pending", most, retry_after_s=_PENDING_RETRY_S)
+            raise GroupLimitedError(group, "pending", limit, retry_after_s=_PENDING_RETRY_S)
 
-    def _demand_token(self, group: str, rate: float) -> None:
+    def _take_token(self, group: str, rate: float) -> None:
         now = asyncio.get_running_loop().time()
-        most = max(1.0, rate)
+        capacity = max(1.0, rate)
         bucket = self._buckets.get(group)
         if bucket is None:
             if self._groups.find(group) is None:
-                return  # it is refused anyway, and names that nobody has registered are without number
+                return  # it is refused anyway, and a bucket for every unknown name would fill the memory
             self._forget_full(now, rate)
-            bucket = self._buckets[group] = _Bucket(most, now)
-        bucket.tokens = min(most, bucket.tokens + (now - bucket.at) * rate)
+            bucket = self._buckets[group] = _Bucket(capacity, now)
+        bucket.tokens = min(capacity, bucket.tokens + (now - bucket.at) * rate)
         bucket.at = now
         if bucket.tokens < 1:
             raise GroupLimitedError(group, "prepares_per_s", rate, retry_after_s=(1 - bucket.tokens) / rate)
         bucket.tokens -= 1
 
     def _forget_full(self, now: float, rate: float) -> None:
-        """Drop the groups that have sent nothing for long; a deleted one is among them."""
+        """Drop the buckets of groups that have sent nothing for so long that they are full, and of deleted groups."""
         idle_s = max(1.0, rate) / rate
         for group in [group for group, bucket in self._buckets.items() if now - bucket.at > idle_s]:
             del self._buckets[group]

@@ -1,6 +1,6 @@
-"""The rules that a prepare must keep, in the order in which they are asked (docs/protocol.md#prepare).
+"""The rules for a prepare, in the order in which they are applied (docs/protocol.md#prepare).
 
-Each refuses a prepare that would fail later, and names the field, its value, and the values that are allowed.
+Each refuses a prepare that would fail later, and names the field, its value, and the allowed values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from halfway.service.requests import Prepare, ServiceLimits
 
 MIN_TOPIC_MESSAGE_BYTES: Final = 65_536
-"""The lane's batches are this large: a topic that takes less would refuse them."""
+"""The size of the lane's batches: a topic that accepts less would refuse them."""
 RECORD_OVERHEAD_BYTES: Final = 512
-"""What halfway's headers and Kafka's framing add to a message, at most."""
+"""The most that halfway's headers and Kafka's framing add to a message."""
 HEADER_OVERHEAD_BYTES: Final = 10
-"""What Kafka's framing adds to each header, at most."""
+"""The most that Kafka's framing adds to each header."""
 
 
 def require_prepares_enabled(limits: ServiceLimits) -> None:
@@ -40,16 +40,16 @@ def require_prepares_enabled(limits: ServiceLimits) -> None:
 
 
 def require_legal_id(transaction_id: str | None) -> None:
-    """Raise InvalidRequestError if a caller's own id has a wrong form."""
+    """Raise InvalidRequestError if an id that the caller chose has a wrong form."""
     if transaction_id is None:
         return
     if CLIENT_ID.match(transaction_id) is None:
         raise InvalidRequestError(
-            f"id {transaction_id[:140]!r} is not legal: 1 to 128 of letters, digits, and . _ ~ -", field="id"
+            f"id {transaction_id[:140]!r} is not valid: use 1 to 128 of letters, digits, and . _ ~ -", field="id"
         )
     if server_made(transaction_id) is not None:
         raise InvalidRequestError(
-            f"id {transaction_id!r} has the shape of an id that the server makes: choose another", field="id"
+            f"id {transaction_id!r} has the form of an id that the server makes: choose another", field="id"
         )
 
 
@@ -57,12 +57,12 @@ def require_messages_within_limits(request: Prepare, limits: ServiceLimits) -> N
     """Raise InvalidRequestError for too many messages or none, MessageTooLargeError for too many bytes."""
     if not 0 < len(request.messages) <= limits.max_messages:
         raise InvalidRequestError(
-            f"messages has {len(request.messages)} items: from 1 to {limits.max_messages}", field="messages"
+            f"messages has {len(request.messages)} items: send from 1 to {limits.max_messages}", field="messages"
         )
     size = size_of(request.messages)
     if size > limits.max_prepare_bytes:
         raise MessageTooLargeError(
-            f"messages are {size} bytes together, more than the limit of {limits.max_prepare_bytes}: send less, "
+            f"messages have {size} bytes together, more than the limit of {limits.max_prepare_bytes}: send less, "
             "or raise HALFWAY_MAX_PREPARE_BYTES",
             size=size,
             limit=limits.max_prepare_bytes,
@@ -70,7 +70,7 @@ def require_messages_within_limits(request: Prepare, limits: ServiceLimits) -> N
 
 
 def require_check_before_max_age(request: Prepare, max_age_s: float) -> None:
-    """Raise InvalidRequestError if the first check would come after policy has given up."""
+    """Raise InvalidRequestError if the first check would come after the policy gives up."""
     latest = round(max_age_s * 1000)
     if request.check_after_ms is not None and request.check_after_ms >= latest:
         raise InvalidRequestError(
@@ -80,7 +80,7 @@ def require_check_before_max_age(request: Prepare, max_age_s: float) -> None:
 
 
 def require_topics_of_group(request: Prepare, group: Group) -> None:
-    """Raise TopicNotAllowedError for a message to a topic that the group does not name."""
+    """Raise TopicNotAllowedError for a message to a topic that the group does not have."""
     for number, message in enumerate(request.messages):
         if message.topic not in group.topics:
             raise TopicNotAllowedError(
@@ -97,9 +97,9 @@ def require_topics_take_messages(request: Prepare, facts: Mapping[str, TopicFact
 
 
 def require_room(unresolved: int, limits: ServiceLimits) -> None:
-    """Raise OverloadedError if as many transactions are pending or parked as this instance may hold."""
+    """Raise OverloadedError if this instance already holds its maximum of pending and parked transactions."""
     if unresolved >= limits.max_pending:
-        raise OverloadedError(f"{limits.max_pending} transactions are pending or parked here already: end some first")
+        raise OverloadedError(f"{limits.max_pending} transactions are already pending or parked here: end some first")
 
 
 def _require_topic_takes(number: int, message: Message, facts: TopicFacts | None) -> None:
@@ -116,17 +116,17 @@ def _require_topic_takes(number: int, message: Message, facts: TopicFacts | None
         )
     if facts.compacted and message.key is None:
         raise InvalidRequestError(
-            f"topic {message.topic!r} is compacted, which needs a key, and key is null", field=f"{field}.key"
+            f"topic {message.topic!r} is compacted and needs a key, but key is null", field=f"{field}.key"
         )
     if message.partition is not None and message.partition >= facts.partitions:
         raise InvalidRequestError(
-            f"topic {message.topic!r} has {facts.partitions} partitions, and partition is {message.partition}",
+            f"topic {message.topic!r} has {facts.partitions} partitions, but partition is {message.partition}",
             field=f"{field}.partition",
         )
     size = message.size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(message.headers)
     if size > facts.max_message_bytes:
         raise MessageTooLargeError(
-            f"{field} is {size} bytes with its headers, more than the max.message.bytes {facts.max_message_bytes} of "
+            f"{field} has {size} bytes with its headers, more than the max.message.bytes {facts.max_message_bytes} of "
             f"topic {message.topic!r}",
             errors=[{"field": field, "detail": f"{size} bytes"}],
         )

@@ -94,7 +94,7 @@ class Queries:
         """
         query = self.restrict(query, principal)
         if query.group is not None:
-            await self._groups.at_the_end_of_the_log(query.group, deadline=deadline)
+            await self._groups.get_latest(query.group, deadline=deadline)
         best: list[Entry] = []
         async for matches in self._slices(query, shards, deadline):
             chunk = matches

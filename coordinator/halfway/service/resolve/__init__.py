@@ -1,1 +1,1 @@
-"""Ends, parks and resumes: claim an id, write through the lane, apply the write. May import query and shards."""
+"""Ends, parks and resumes: claims an id, writes through the lane, applies the write. May import query and shards."""

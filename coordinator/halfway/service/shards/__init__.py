@@ -1,1 +1,1 @@
-"""What this instance knows: its shards, their payloads, the groups, when each check is due. Imports no neighbour."""
+"""The state of this instance: its shards, their payloads, the groups, and the next checks. Imports no neighbour."""

@@ -1,4 +1,4 @@
-"""When each pending transaction is looked at next."""
+"""Computes when each pending transaction is looked at next."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def jitter(entry: Pending) -> float:
-    """Return this attempt's place in the jitter, in [0, 1): the same for every look, so that a due time holds.
+    """Return the jitter of this attempt, in [0, 1). It is the same at every look, so that a due time does not change.
 
-    The first check has none.
+    The first check has no jitter.
     """
     if not entry.attempts:
         return 0.0
@@ -23,9 +23,9 @@ def jitter(entry: Pending) -> float:
 
 
 def look_at(groups: Groups, entry: Pending, now: int) -> int:
-    """Return when the policy next has something to say about a transaction, in ms since the epoch.
+    """Return when the policy must next decide on a transaction, in ms since the epoch.
 
-    That is now if the transaction was written by a clock that has since been corrected.
+    It is 0, which means now, if the transaction was written by a wrong clock that has been corrected since.
     """
     if is_of_wrong_clock(entry, now):
         return 0

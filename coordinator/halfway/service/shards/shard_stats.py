@@ -1,4 +1,4 @@
-"""What metrics show of a shard."""
+"""The figures of a shard for metrics."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
     half_lag: int
     op_lag: int
     due: int
-    """How many a scan will look at, sooner or later: all that are pending."""
+    """The number of transactions that a scan will look at some time: all pending ones."""
     strays: int
 
 
 def stats_of(shard: Shard, now: int) -> ShardStats:
-    """Return the figures of a shard; `now` in ms since the epoch."""
+    """Return the figures of a shard; `now` is in ms since the epoch."""
     state = shard.state
     pending, parked, ended = state.counts
     oldest = state.oldest()
