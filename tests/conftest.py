@@ -1,10 +1,11 @@
 """What holds for all tests.
 
 A test that needs Kafka asks for the fixture `kafka` (or, among the acceptance tests, for `coordinator`, `rest`, `topic`
-and `group`): one broker and one coordinator for all tests of a worker, which keep apart by the names of their topics,
-groups and prefixes. A broker or a coordinator of one's own (`new_coordinator`, `guarded_kafka`, `proxied_kafka`,
-`EmbeddedKafka`) costs seconds of CPU: take it only if the test stops it or needs other settings. Tests that share a
-fixture which starts servers carry one `xdist_group`, or each worker starts them again.
+and `group`): one broker for all tests of a run and one coordinator for all tests of a worker. Tests keep apart by the
+names of their topics, groups and prefixes, so each of these names is made of a new UUID. A broker or a coordinator of
+one's own (`new_coordinator`, `guarded_kafka`, `proxied_kafka`, `EmbeddedKafka`) costs seconds of CPU: take it only if
+the test stops it or needs other settings. Tests that share a fixture which starts servers carry one `xdist_group`, or
+each worker starts them again.
 """
 
 import gc

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import aiohttp
 import pytest
@@ -22,7 +23,7 @@ FORGOTTEN_BY_S = 2.0
 @pytest.fixture
 def instance(kafka: Kafka, tmp_path: Path) -> Iterator[Instance]:
     port = int(kafka.bootstrap_servers.partition(",")[0].rpartition(":")[2])
-    instance = Instance(1, [port], tmp_path, f"_clock{tmp_path.name}.", SETTINGS)
+    instance = Instance(1, [port], tmp_path, f"_clock-{uuid4().hex[:10]}.", SETTINGS)
     instance.start()
     yield instance
     instance.close()

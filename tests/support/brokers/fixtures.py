@@ -1,9 +1,10 @@
 """The Kafka that the tests run against, chosen by HALFWAY_TEST_KAFKA.
 
-`embedded` (default): a broker of our own, one for each worker of pytest-xdist.
-`testcontainers`: the image `apache/kafka` in the Docker engine, one for each worker.
-Anything else: the bootstrap servers of a broker that runs already and is shared by all workers.
+`embedded` (default): a broker of our own.
+`testcontainers`: the image `apache/kafka` in the Docker engine.
+Anything else: the bootstrap servers of a broker that runs already.
 
+All workers of pytest-xdist share it.
 What is missing (Java, the network, a Docker engine) fails the tests with the remedy; nothing is skipped.
 """
 
@@ -16,6 +17,7 @@ import pytest
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
+from tests.support.brokers.keeper import kept_kafka
 
 VARIABLE = "HALFWAY_TEST_KAFKA"
 
@@ -67,7 +69,11 @@ def run_kafka(choice: str) -> Iterator[Kafka]:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[Kafka]:
-    """Give a broker for the whole run; tests keep apart by the names of their topics and groups."""
-    with run_kafka(os.environ.get(VARIABLE) or "embedded") as broker:
-        yield broker
+def kafka(testrun_uid: str) -> Iterator[Kafka]:
+    """Give the broker of the whole run; tests keep apart by the names of their topics and groups."""
+    choice = os.environ.get(VARIABLE) or "embedded"
+    if choice in {"embedded", "testcontainers"}:
+        with kept_kafka(choice, testrun_uid) as bootstrap_servers:
+            yield GivenKafka(bootstrap_servers)
+    else:
+        yield GivenKafka(choice)
