@@ -1,1 +1,1 @@
-"""The benchmark of one coordinator on one broker, all on one machine: `make bench`; docs/benchmarks.md tells more."""
+"""Benchmarks of coordinators and a broker on one machine: `make bench` (docs/benchmarks.md)."""

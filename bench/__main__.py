@@ -1,6 +1,6 @@
-"""`python -m bench`: measures, prints a table and writes build/bench.json; more runs: see `python -m bench --help`.
+"""`python -m bench`: measures, prints a table and writes build/bench.json. `--help` lists other runs.
 
-Exit status 1 when the checker finds anything, or when a request failed.
+The exit status is 1 if the checker finds anything, or if a request failed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from bench.runs import beside, checks, client, console, fleets, limits, overload
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line asks for and return the exit status."""
-    given = _parser().parse_args(arguments)
+    """Run the benchmark that the command line selects, and return the exit status."""
+    options = _parser().parse_args(arguments)
     try:
-        return int(given.run(given))
+        return int(options.run(options))
     except RigError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

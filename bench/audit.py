@@ -1,4 +1,4 @@
-"""What callers asked and were told, against what the topics hold: judged by the checker (docs/checker.md)."""
+"""The audit of a load: the checker judges the journals against the topics (docs/checker.md)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _SHOWN: Final = 5
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """How many findings the checker had.
+    """The number of the checker's findings by kind.
 
-    `missing`: acknowledged and not there, or not all of it, or with other bytes. `doubled`: there more than once.
-    `extra`: of no transaction that was prepared and whose commit was sent. `contradicted`: two outcomes. `stuck`:
-    without an outcome.
+    `missing`: acknowledged, but missing, incomplete, or with other bytes. `doubled`: written more than once. `extra`:
+    of no prepared transaction whose commit was sent. `contradicted`: two outcomes. `stuck`: no outcome.
     """
 
     missing: int
@@ -34,34 +33,34 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of each kind."""
+        """The number of findings of each kind."""
         return {kind: getattr(self, kind) for kind in Findings.__struct_fields__}
 
     @property
     def found(self) -> int:
-        """The number of all kinds together."""
+        """The number of findings of all kinds."""
         return sum(self.counts.values())
 
     @property
     def clean(self) -> bool:
-        """Whether everything stands exactly as it was acknowledged."""
+        """Whether the topics contain exactly what was acknowledged."""
         return not self.found
 
     @property
     def shown(self) -> str:
-        """The number of each kind, for a person."""
+        """The number of findings of each kind, as text."""
         return ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
 
 
 class Audit(Findings, frozen=True, kw_only=True):
-    """What the checker found, of how many transactions."""
+    """The checker's findings, and the number of judged transactions."""
 
     transactions: int
     first: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, verdict: Verdict) -> Self:
-        """Sort the checker's findings."""
+        """Count the checker's findings."""
         counts = Counter(finding.count for finding in verdict.findings)
         return cls(
             transactions=verdict.transactions,
@@ -71,28 +70,29 @@ class Audit(Findings, frozen=True, kw_only=True):
             contradicted=counts["contradicted"],
             stuck=counts["stuck"],
             first=tuple(
-                f"{one.count} {one.rule} {one.id}: {'; '.join(one.evidence)}" for one in verdict.findings[:_SHOWN]
+                f"{finding.count} {finding.rule} {finding.id}: {'; '.join(finding.evidence)}"
+                for finding in verdict.findings[:_SHOWN]
             ),
         )
 
 
 class Auditor:
-    """Judges what is written from when it is made on; nobody else may write to the topic."""
+    """Judges everything that is written after its creation; only the load may write to the topic."""
 
     def __init__(self, bootstrap_servers: str, *, prefix: str, topic: str) -> None:
-        """Remember where the topics end."""
+        """Record the end offsets of the topics."""
         self._servers = bootstrap_servers
         self._prefix = prefix
         self._topic = topic
-        self._began = ends(bootstrap_servers, prefix=prefix, topics=[topic])
+        self._start_offsets = ends(bootstrap_servers, prefix=prefix, topics=[topic])
 
     def audit(self, journals: Sequence[Path]) -> Audit:
-        """Judge the topics by what the load wrote down."""
+        """Judge the topics by the journals of the load."""
         contents = [content(self._topic, key, value) for key, value in payloads()]
-        records = read_topics(self._servers, prefix=self._prefix, topics=[self._topic], since=self._began)
+        records = read_topics(self._servers, prefix=self._prefix, topics=[self._topic], since=self._start_offsets)
         return Audit.of(judge(history(journals, self._topic, contents), records))
 
 
 def content(topic: str, key: str, value: str) -> Content:
-    """Return what the checker knows of a message."""
+    """Return the hashes of a message, as the checker computes them."""
     return content_of(topic, key.encode(), value.encode())

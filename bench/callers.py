@@ -1,4 +1,4 @@
-"""Callers of the coordinator, each with a connection of its own and one transaction, or one batch, at a time."""
+"""Callers of the coordinator, each with its own connection and one transaction or batch at a time."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from bench.wire import Contents, Requests, WireError, id_in, items_in, split
 _SHOWN = 300
 
 
-class BeginsAndCloses(Protocol):
-    """A caller, as its desk knows it."""
+class BenchCaller(Protocol):
+    """The part of a caller that its desk uses."""
 
     def begin(self, now: float) -> None:
         """Begin a transaction, or a batch; latency counts from `now`."""
 
     def close(self) -> None:
-        """End; what is still under way is not confirmed."""
+        """Close; transactions under way are recorded as unconfirmed."""
 
 
 class Desk(Protocol):
-    """Where callers report, and which tells them to begin."""
+    """Starts the callers, and receives their results."""
 
-    def ready(self, caller: BeginsAndCloses) -> None:
-        """Hear that a caller has nothing to do."""
+    def ready(self, caller: BenchCaller) -> None:
+        """Record that a caller is idle."""
 
-    def confirmed(self, began: float, made: Sequence[Made]) -> None:
-        """Note transactions whose commit is confirmed; `began` is what `begin` was given."""
+    def confirmed(self, started: float, made: Sequence[Made]) -> None:
+        """Record transactions whose commit was confirmed; `started` is the time that was passed to `begin`."""
 
     def unconfirmed(self, made: Sequence[Made]) -> None:
-        """Note transactions whose commit was sent and not confirmed: they may stand or not."""
+        """Record transactions whose commit was sent and not confirmed: they may be committed or not."""
 
     def unanswered(self, contents: Contents) -> None:
-        """Note prepares that were sent and not answered as they must be: they may be stored or not."""
+        """Record prepares that were sent and not answered as expected: they may be stored or not."""
 
     def failed(self, what: str) -> None:
-        """Note an answer that is not what it must be."""
+        """Record an unexpected answer."""
 
 
 class Caller(asyncio.Protocol):
-    """Prepares, and commits what was prepared; as few steps as there can be, since it must not be what is measured."""
+    """Prepares and commits transactions, in as few steps as possible, because its own cost must not be measured."""
 
     def __init__(self, requests: Requests, desk: Desk, *, batch: bool) -> None:
-        """Take the requests; `batch` tells whether each is for many transactions."""
+        """Keep the requests; `batch`: each request contains many transactions."""
         self._requests = requests
         self._desk = desk
-        self._answered: Callable[[int, bytes], None] = self._batch_prepared if batch else self._prepared
-        self._first = self._answered
+        self._on_answer: Callable[[int, bytes], None] = self._batch_prepared if batch else self._prepared
+        self._first = self._on_answer
         self._committed = self._batch_committed if batch else self._one_committed
         self._received = b""
-        self._began = 0.0
+        self._started = 0.0
         self._busy = False
-        self._asked: Contents = ()
+        self._unanswered: Contents = ()
         self._made: Sequence[Made] = ()
         self._transport: asyncio.Transport | None = None
 
@@ -66,25 +66,25 @@ class Caller(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
             self._transport, self._busy = None, False
-            self._note()
+            self._record_unknown()
             self._desk.failed(f"a connection was lost: {exc!r}")
 
     def close(self) -> None:
-        """Close the connection; what is still under way is not confirmed."""
+        """Close the connection; transactions under way are recorded as unconfirmed."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
         if self._busy:
-            self._note()
+            self._record_unknown()
             self._desk.failed("no answer came in time")
 
     def begin(self, now: float) -> None:
         """Begin a transaction, or a batch; latency counts from `now`."""
-        self._began = now
+        self._started = now
         self._busy = True
         self._made = ()
-        self._answered = self._first
-        self._asked, request = self._requests.next_prepare()
+        self._on_answer = self._first
+        self._unanswered, request = self._requests.next_prepare()
         self._send(request)
 
     def data_received(self, data: bytes) -> None:
@@ -96,11 +96,11 @@ class Caller(asyncio.Protocol):
             return
         status, body, self._received = answer
         try:
-            self._answered(status, body)
+            self._on_answer(status, body)
         except WireError as error:
-            self._give_up(str(error))
+            self._fail(str(error))
 
-    def _rest(self) -> None:
+    def _become_idle(self) -> None:
         self._busy = False
         self._desk.ready(self)
 
@@ -110,54 +110,54 @@ class Caller(asyncio.Protocol):
 
     def _prepared(self, status: int, body: bytes) -> None:
         if status != HTTPStatus.CREATED:
-            self._give_up(f"a prepare was answered {status}: {body[:_SHOWN]!r}")
+            self._fail(f"a prepare was answered {status}: {body[:_SHOWN]!r}")
             return
         transaction_id = id_in(body)
-        self._made, self._asked = ((self._asked[0], transaction_id),), ()
-        self._answered = self._committed
+        self._made, self._unanswered = ((self._unanswered[0], transaction_id),), ()
+        self._on_answer = self._committed
         self._send(self._requests.end(transaction_id))
 
     def _one_committed(self, status: int, body: bytes) -> None:
         if status == HTTPStatus.OK and b'"committed"' in body:
             self._confirmed()
         else:
-            self._give_up(f"a commit was answered {status}: {body[:_SHOWN]!r}")
+            self._fail(f"a commit was answered {status}: {body[:_SHOWN]!r}")
 
     def _batch_prepared(self, status: int, body: bytes) -> None:
         if status != HTTPStatus.OK:
-            self._give_up(f"a batch of prepares was answered {status}: {body[:_SHOWN]!r}")
+            self._fail(f"a batch of prepares was answered {status}: {body[:_SHOWN]!r}")
             return
-        answers = list(zip(self._asked, items_in(body)[0], strict=True))
-        self._made = [(content, found) for content, (one, found) in answers if one == HTTPStatus.CREATED]
-        self._asked = [content for content, (one, _) in answers if one != HTTPStatus.CREATED]
-        if self._asked:
-            self._desk.unanswered(self._asked)
-            self._desk.failed(f"of a batch of prepares {len(self._asked)} failed: {body[:_SHOWN]!r}")
-            self._asked = ()
+        answers = list(zip(self._unanswered, items_in(body)[0], strict=True))
+        self._made = [(content, name) for content, (code, name) in answers if code == HTTPStatus.CREATED]
+        self._unanswered = [content for content, (code, _) in answers if code != HTTPStatus.CREATED]
+        if self._unanswered:
+            self._desk.unanswered(self._unanswered)
+            self._desk.failed(f"of a batch of prepares {len(self._unanswered)} failed: {body[:_SHOWN]!r}")
+            self._unanswered = ()
         if not self._made:
-            self._rest()
+            self._become_idle()
             return
-        self._answered = self._committed
-        self._send(self._requests.ends([one for _, one in self._made]))
+        self._on_answer = self._committed
+        self._send(self._requests.ends([name for _, name in self._made]))
 
     def _batch_committed(self, status: int, body: bytes) -> None:
         ends = items_in(body)[1] if status == HTTPStatus.OK else []
-        if [found for one, found in ends if one == HTTPStatus.OK] == [one for _, one in self._made]:
+        if [name for code, name in ends if code == HTTPStatus.OK] == [name for _, name in self._made]:
             self._confirmed()
         else:
-            self._give_up(f"a batch of commits was answered {status}: {body[:_SHOWN]!r}")
+            self._fail(f"a batch of commits was answered {status}: {body[:_SHOWN]!r}")
 
     def _confirmed(self) -> None:
-        self._desk.confirmed(self._began, self._made)
-        self._rest()
+        self._desk.confirmed(self._started, self._made)
+        self._become_idle()
 
-    def _give_up(self, what: str) -> None:
-        self._note()
+    def _fail(self, what: str) -> None:
+        self._record_unknown()
         self._desk.failed(what)
-        self._rest()
+        self._become_idle()
 
-    def _note(self) -> None:
-        """Note what was asked and is not known to be done."""
-        self._desk.unanswered(self._asked)
+    def _record_unknown(self) -> None:
+        """Record the transactions whose result is unknown."""
+        self._desk.unanswered(self._unanswered)
         self._desk.unconfirmed(self._made)
-        self._asked, self._made = (), ()
+        self._unanswered, self._made = (), ()

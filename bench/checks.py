@@ -1,7 +1,7 @@
-"""How many checks a second a coordinator sends to a fast endpoint, and what each costs it.
+"""Measures how many checks per second a coordinator sends to a fast endpoint, and the cost of each.
 
-Transactions of one group are prepared and left alone. They come due faster than they can be checked, and the endpoint
-answers at once, so the dispatcher is what is measured: with what a verdict writes, which differs by verdict.
+Transactions of one group are prepared and left pending. They become due faster than they can be checked, and the
+endpoint answers at once. So this measures the dispatcher, and the writes of a verdict, which differ by verdict.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from halfway.embedded.process import SupervisedProcess
 
 VERDICTS: Final = ("commit", "unknown")
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 _PATIENCE_S: Final = 120.0
 _FIRST, _LAST = 0.1, 0.9
-"""Of all checks, the shares between which they count."""
+"""The measured part of the checks, as shares of all."""
 _POLICY: Final = {"first_check_after_s": 10.0, "check_interval_s": 600.0, "max_interval_s": 600.0}
-"""Each is checked once."""
+"""Each transaction is checked once."""
 
 
-class Checking(msgspec.Struct, frozen=True, kw_only=True):
-    """How many transactions are checked for each verdict, and how many checks may be in flight."""
+class ChecksOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The transactions to check for each verdict, and the most checks in flight."""
 
     transactions: int = 60_000
     concurrency: int = 48
@@ -41,7 +41,7 @@ class Checking(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The coordinator's: by default a host gets 1,000 checks a second, and a group has 16 in flight."""
+        """The coordinator's settings; by default a host gets 1,000 checks a second and a group has 16 in flight."""
         return {
             "HALFWAY_CHECK_CONCURRENCY": str(self.concurrency),
             "HALFWAY_CHECK_HOST_RATE": "100000",
@@ -51,7 +51,7 @@ class Checking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChecksLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What one verdict showed; microseconds of CPU are for one check."""
+    """The result for one verdict; CPU is in microseconds for one check."""
 
     verdict: str
     checks: int
@@ -60,11 +60,13 @@ class ChecksLine(msgspec.Struct, frozen=True, kw_only=True):
     broker_cpu_us: float | None
     endpoint_cpu_us: float
     pending: int
-    """How many are pending after the last check: none after a commit, all after unknown."""
+    """Pending transactions after the last check: none after commit, all after unknown."""
 
 
-def checks(wanted: Checking, *, say: Callable[[str], None], bootstrap_servers: str | None = None) -> list[ChecksLine]:
-    """Measure each verdict, with a coordinator of its own."""
+def checks(
+    options: ChecksOptions, *, say: Callable[[str], None], bootstrap_servers: str | None = None
+) -> list[ChecksLine]:
+    """Measure each verdict with its own coordinator."""
     lines = []
     with ExitStack() as stack:
         broker: Rig | None = None
@@ -74,36 +76,36 @@ def checks(wanted: Checking, *, say: Callable[[str], None], bootstrap_servers: s
                     say=say,
                     bootstrap_servers=bootstrap_servers if broker is None else broker.bootstrap_servers,
                     name=f"checks-{verdict}",
-                    settings=wanted.settings,
+                    settings=options.settings,
                 )
             )
             if broker is None:
                 broker = rig
-                warm_up(rig, wanted.warm_up_s, say=say)
+                warm_up(rig, options.warm_up_s, say=say)
             rig.broker_pid = broker.broker_pid
-            lines.append(_measured(rig, verdict, wanted, say))
+            lines.append(_measure(rig, verdict, options, say))
     return lines
 
 
-def _measured(rig: Rig, verdict: str, wanted: Checking, say: Callable[[str], None]) -> ChecksLine:
+def _measure(rig: Rig, verdict: str, options: ChecksOptions, say: Callable[[str], None]) -> ChecksLine:
     port = pick_port()
     command = [sys.executable, "-m", "bench.verdicts", str(port), verdict]
     endpoint = SupervisedProcess(command, cwd=_ROOT, log_path=rig.directory / "endpoint.log")
     try:
         rig.register("checked", check={"urls": [f"http://{HOST}:{port}/check"]}, policy=_POLICY)
-        say(f"{verdict}: {wanted.transactions:,} transactions are prepared")
-        fill(rig, "checked", wanted.transactions)
+        say(f"{verdict}: {options.transactions:,} transactions are prepared")
+        fill(rig, "checked", options.transactions)
         pids = {**rig.pids, "endpoint": endpoint.pid}
-        before, began, begun = _when(rig, pids, _FIRST * wanted.transactions)
-        after, ended, done = _when(rig, pids, _LAST * wanted.transactions)
-        _when(rig, pids, wanted.transactions)
-        count = done - begun
+        before, started, done_before = _wait_for_checks(rig, pids, _FIRST * options.transactions)
+        after, ended, done = _wait_for_checks(rig, pids, _LAST * options.transactions)
+        _wait_for_checks(rig, pids, options.transactions)
+        count = done - done_before
         used = {name: (after[name] - before[name]) / count for name in pids}
         [pending] = rig.metrics("halfway_pending")
         return ChecksLine(
             verdict=verdict,
             checks=count,
-            checks_per_s=count / (ended - began),
+            checks_per_s=count / (ended - started),
             coordinator_cpu_us=used["coordinator"],
             broker_cpu_us=used.get("broker"),
             endpoint_cpu_us=used["endpoint"],
@@ -113,8 +115,8 @@ def _measured(rig: Rig, verdict: str, wanted: Checking, say: Callable[[str], Non
         endpoint.kill()
 
 
-def _when(rig: Rig, pids: dict[str, int], checked: float) -> tuple[dict[str, float], float, int]:
-    """Wait until so many checks are done; return the CPU time used until then, the time, and how many are done."""
+def _wait_for_checks(rig: Rig, pids: dict[str, int], checked: float) -> tuple[dict[str, float], float, int]:
+    """Wait until `checked` checks are done; return the CPU time used so far, the time, and the number of checks."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         [done] = rig.metrics("halfway_checks_total")
@@ -122,4 +124,4 @@ def _when(rig: Rig, pids: dict[str, int], checked: float) -> tuple[dict[str, flo
             return {name: cpu_us(pid) for name, pid in pids.items()}, time.monotonic(), round(done)
         if time.monotonic() > deadline:
             raise RigError(f"only {done:,.0f} of {checked:,.0f} checks were done")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

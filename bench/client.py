@@ -1,4 +1,4 @@
-"""The Python client beside bare REST, in one run: what it adds for one caller, and what it saves for many."""
+"""Compares the Python client with plain REST: what it adds for one caller, and what it saves for many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from bench.plan import Scenario
 from bench.rig import Rig
-from bench.scenarios import WARM_UP, Lengths, load_plan, loaded, run_load
+from bench.scenarios import WARM_UP, Lengths, load_plan, run_audited_load, run_load
 
 COMPARED: Final = (
     Scenario(name="rest-1", callers=1),
@@ -21,7 +21,7 @@ COMPARED: Final = (
 
 
 class ClientLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of one way to call, as medians of its slices; microseconds of CPU are for one transaction."""
+    """The result for one way to call, as medians of its slices; CPU is in microseconds for one transaction."""
 
     scenario: str
     tx_per_s: float
@@ -31,32 +31,32 @@ class ClientLine(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     first_failure: str
     found: Mapping[str, int]
-    """What the checker found: missing, doubled, extra, contradicted, stuck."""
+    """The checker's findings: missing, doubled, extra, contradicted, stuck."""
     audited: int
 
     @property
     def clean(self) -> bool:
-        """Whether every transaction was answered, and stands exactly as it was."""
+        """Whether every transaction was answered, and the topics contain exactly what was acknowledged."""
         return not (self.failed or any(self.found.values()))
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines, and what they come to."""
+    """The lines, and the comparison."""
 
     lines: list[ClientLine]
     client_adds_ms: float
-    """To the p50 of one caller."""
+    """Added to the p50 of one caller."""
     coordinator_cpu_ratio: float
-    """Of 64 callers: the coordinator's CPU for a transaction through one client, by that of bare REST."""
+    """For 64 callers: the coordinator's CPU for a transaction through one client, relative to plain REST."""
 
     @property
     def clean(self) -> bool:
-        """Whether all lines are."""
+        """Whether all lines are clean."""
         return all(line.clean for line in self.lines)
 
 
 def compare(rig: Rig, lengths: Lengths, *, say: Callable[[str], None]) -> Compared:
-    """Warm the broker's JVM, then measure the ways in turn: a machine's pace changes within minutes."""
+    """Warm up the broker's JVM, then measure the ways in turn, because a machine's speed changes within minutes."""
     for scenario in WARM_UP if lengths.warm_up_s else ():
         say(f"warm-up: {scenario.name}")
         run_load(rig, load_plan(rig, scenario, lead_s=0, window_s=lengths.warm_up_s / len(WARM_UP)))
@@ -64,8 +64,8 @@ def compare(rig: Rig, lengths: Lengths, *, say: Callable[[str], None]) -> Compar
     for turn in range(lengths.slices):
         for scenario in COMPARED[:: -1 if turn % 2 else 1]:
             say(f"{scenario.name}: {lengths.lead_s + lengths.run_s / lengths.slices:g} s, then the audit")
-            measured[scenario.name].append(_measured(rig, scenario, lengths))
-    lines = {name: _together(of_slices) for name, of_slices in measured.items()}
+            measured[scenario.name].append(_measure(rig, scenario, lengths))
+    lines = {name: _merge(of_slices) for name, of_slices in measured.items()}
     cpu = {name: line.cpu_us["coordinator"] for name, line in lines.items()}
     return Compared(
         lines=list(lines.values()),
@@ -74,8 +74,8 @@ def compare(rig: Rig, lengths: Lengths, *, say: Callable[[str], None]) -> Compar
     )
 
 
-def _together(lines: Sequence[ClientLine]) -> ClientLine:
-    """Return the medians of the slices, and the sums of what failed and was found."""
+def _merge(lines: Sequence[ClientLine]) -> ClientLine:
+    """Return the medians of the slices, and the sums of failures and findings."""
     first = lines[0]
     return ClientLine(
         scenario=first.scenario,
@@ -90,17 +90,19 @@ def _together(lines: Sequence[ClientLine]) -> ClientLine:
     )
 
 
-def _measured(rig: Rig, scenario: Scenario, lengths: Lengths) -> ClientLine:
-    done = loaded(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=lengths.run_s / lengths.slices))
-    window, audit = done.result.windows[-1], done.audit
+def _measure(rig: Rig, scenario: Scenario, lengths: Lengths) -> ClientLine:
+    load = run_audited_load(
+        rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=lengths.run_s / lengths.slices)
+    )
+    window, audit = load.result.windows[-1], load.audit
     return ClientLine(
         scenario=scenario.name,
         tx_per_s=round(window.transactions / window.seconds, 1),
         p50_ms=round(window.p50_ms, 2),
         p99_ms=round(window.p99_ms, 2),
         cpu_us={name: round(used / max(1, window.transactions), 1) for name, used in window.cpu_us.items()},
-        failed=done.result.failed,
-        first_failure=done.result.first_failure,
+        failed=load.result.failed,
+        first_failure=load.result.first_failure,
         found=audit.counts,
         audited=audit.transactions,
     )

@@ -15,16 +15,16 @@ _SHOWN: Final = 300
 
 
 class Messages:
-    """The messages of a load, one after the other, with their places in `payloads()`."""
+    """The messages of a load in turn, each with its index in `payloads()`."""
 
     def __init__(self, topic: str) -> None:
-        """Build them once."""
+        """Build the messages once."""
         self._ready = cycle(
             [(number, Message(topic=topic, key=key, value=value)) for number, (key, value) in enumerate(payloads())]
         )
 
     def next(self) -> tuple[int, Message]:
-        """Return the next one."""
+        """Return the next message."""
         return next(self._ready)
 
 
@@ -32,7 +32,7 @@ class ClientCaller:
     """Prepares and commits one transaction at a time."""
 
     def __init__(self, client: Halfway, messages: Messages, desk: Desk) -> None:
-        """Take what is shared, and say that there is nothing to do yet."""
+        """Keep the shared parts, and report to the desk as idle."""
         self._client = client
         self._messages = messages
         self._desk = desk
@@ -44,11 +44,11 @@ class ClientCaller:
         self._under_way = asyncio.get_running_loop().create_task(self._send(now))
 
     def close(self) -> None:
-        """Cut off what is under way."""
+        """Cancel the transaction under way."""
         if self._under_way is not None:
             self._under_way.cancel()
 
-    async def _send(self, began: float) -> None:
+    async def _send(self, started: float) -> None:
         number, message = self._messages.next()
         transaction_id = uuid4().hex
         made = ((number, transaction_id.encode()),)
@@ -62,7 +62,7 @@ class ClientCaller:
             self._desk.failed(f"{type(error).__name__}: {error}"[:_SHOWN])
         finally:
             if committed:
-                self._desk.confirmed(began, made)
+                self._desk.confirmed(started, made)
             elif prepared:
                 self._desk.unconfirmed(made)
             else:

@@ -1,4 +1,4 @@
-"""What open consoles cost: many streams of events beside callers, in slices in turn with and without."""
+"""Measures the cost of open consoles: event streams beside callers, in alternating slices with and without."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from halfway.embedded.ports import HOST
 
 _READY_S: Final = 60.0
 _LEAD_S: Final = 1.0
-"""Of each slice, not counted."""
+"""The unmeasured beginning of each slice."""
 _EVENT: Final = b"event: statistics"
 
 
-class Watching(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of everything."""
+class ConsoleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of the load."""
 
     callers: int = 64
     consoles: int = 100
     groups: int = 21
-    """That the figures show, beside the one that works."""
+    """Groups in the statistics, besides the one with the load."""
     seconds: float = 6.0
-    """Of each slice."""
+    """The length of a slice."""
     slices: int = 8
-    """Of each kind."""
+    """The slices of each kind."""
     warm_up_s: float = 45.0
 
 
 class Slices(msgspec.Struct, frozen=True, kw_only=True):
-    """What all slices of one kind showed."""
+    """The result of all slices of one kind."""
 
     name: str
     consoles: int
     per_s: list[float]
-    """Transactions a second, by slice."""
+    """Transactions per second of each slice."""
     p50_ms: float
     p99_ms: float
     cpu_us: float
-    """Of the coordinator, for each transaction."""
+    """CPU of the coordinator per transaction, in microseconds."""
     events: int
     event_bytes: int
 
@@ -60,7 +60,7 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
-    """What consoles cost a coordinator that does nothing else: this depends least on what else the machine does."""
+    """The cost of consoles for an otherwise idle coordinator, the figure that depends least on the machine's load."""
 
     consoles: int
     cpu_ms_per_s: float
@@ -76,7 +76,7 @@ class _Kind:
         self.events = 0
         self.event_bytes = 0
 
-    def told(self) -> Slices:
+    def result(self) -> Slices:
         times = sorted(self.times)
         return Slices(
             name=self.name,
@@ -90,8 +90,8 @@ class _Kind:
         )
 
 
-def console(wanted: Watching, say: Callable[[str], None]) -> tuple[list[Slices], list[Idle]]:
-    """Return what callers got without and with open consoles, and what those cost while nobody calls."""
+def console(options: ConsoleOptions, say: Callable[[str], None]) -> tuple[list[Slices], list[Idle]]:
+    """Return the results of callers without and with open consoles, and the cost of consoles without callers."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-bench-")))
         bootstrap = stack.enter_context(EmbeddedKafka(EmbeddedConfig(heap="1g", progress=say))).bootstrap_servers
@@ -100,34 +100,34 @@ def console(wanted: Watching, say: Callable[[str], None]) -> tuple[list[Slices],
         settings = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": bootstrap, "HALFWAY_SHARDS": "4"}
         instance = stack.enter_context(Instance(directory, settings))
         instance.ready(_READY_S)
-        groups = ["shop", *(f"group-{number}" for number in range(wanted.groups))]
-        return asyncio.run(_measured(wanted, Side(instance, None, groups), say))
+        groups = ["shop", *(f"group-{number}" for number in range(options.groups))]
+        return asyncio.run(_measure(options, Side(instance, None, groups), say))
 
 
-async def _measured(wanted: Watching, side: Side, say: Callable[[str], None]) -> tuple[list[Slices], list[Idle]]:
+async def _measure(options: ConsoleOptions, side: Side, say: Callable[[str], None]) -> tuple[list[Slices], list[Idle]]:
     await side.register()
-    callers = [Service(side.instance.port, "shop", None) for _ in range(wanted.callers)]
-    kinds = [_Kind("no console", 0), _Kind(f"{wanted.consoles} consoles", wanted.consoles)]
+    callers = [Service(side.instance.port, "shop", None) for _ in range(options.callers)]
+    kinds = [_Kind("no console", 0), _Kind(f"{options.consoles} consoles", options.consoles)]
     say("warming up")
-    await _slice(side, callers, _Kind("", wanted.consoles), wanted.warm_up_s)
-    for turn in range(wanted.slices):
-        say(f"slices {turn + 1} of {wanted.slices}")
+    await _slice(side, callers, _Kind("", options.consoles), options.warm_up_s)
+    for turn in range(options.slices):
+        say(f"slices {turn + 1} of {options.slices}")
         for kind in kinds if turn % 2 else kinds[::-1]:
-            await _slice(side, callers, kind, wanted.seconds)
+            await _slice(side, callers, kind, options.seconds)
     for caller in callers:
         caller.close()
-    say("nobody calls")
-    idle = [await _idle(side, consoles, wanted.seconds) for consoles in (0, wanted.consoles)]
-    return [kind.told() for kind in kinds], idle
+    say("no callers")
+    idle = [await _idle(side, consoles, options.seconds) for consoles in (0, options.consoles)]
+    return [kind.result() for kind in kinds], idle
 
 
 async def _idle(side: Side, consoles: int, seconds: float) -> Idle:
     kind = _Kind("", consoles)
     watching = [asyncio.create_task(_watch(side.instance.port, kind)) for _ in range(consoles)]
     await asyncio.sleep(_LEAD_S)
-    before, began = cpu_us(side.instance.pid), time.monotonic()
+    before, started = cpu_us(side.instance.pid), time.monotonic()
     await asyncio.sleep(seconds)
-    spent, passed = cpu_us(side.instance.pid) - before, time.monotonic() - began
+    spent, passed = cpu_us(side.instance.pid) - before, time.monotonic() - started
     for task in watching:
         task.cancel()
     await asyncio.gather(*watching, return_exceptions=True)
@@ -135,10 +135,10 @@ async def _idle(side: Side, consoles: int, seconds: float) -> Idle:
 
 
 async def _slice(side: Side, callers: list[Service], kind: _Kind, seconds: float) -> None:
-    """Load for a time, with its consoles open from its beginning on."""
+    """Load for a time, with the consoles open from the beginning."""
     watching = [asyncio.create_task(_watch(side.instance.port, kind)) for _ in range(kind.consoles)]
-    began = time.monotonic() + _LEAD_S
-    until = began + seconds
+    started = time.monotonic() + _LEAD_S
+    until = started + seconds
     before: list[float] = []
 
     async def counted() -> None:
@@ -146,7 +146,7 @@ async def _slice(side: Side, callers: list[Service], kind: _Kind, seconds: float
         before.append(cpu_us(side.instance.pid))
 
     times: list[float] = []
-    await asyncio.gather(counted(), *(_load(one, began, until, times) for one in callers))
+    await asyncio.gather(counted(), *(_load(caller, started, until, times) for caller in callers))
     kind.cpu_us += cpu_us(side.instance.pid) - before[0]
     kind.times += times
     kind.per_s.append(len(times) / seconds)
@@ -157,12 +157,12 @@ async def _slice(side: Side, callers: list[Service], kind: _Kind, seconds: float
             raise result
 
 
-async def _load(caller: Service, began: float, until: float, times: list[float]) -> None:
+async def _load(caller: Service, started: float, until: float, times: list[float]) -> None:
     while (now := time.monotonic()) < until:
         if not await caller.transaction():
             raise RuntimeError("a prepare was refused")
         done = time.monotonic()
-        if now >= began and done <= until:
+        if now >= started and done <= until:
             times.append(done - now)
 
 

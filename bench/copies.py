@@ -1,4 +1,4 @@
-"""What was acknowledged against what stands in the real topic, as a `read_committed` consumer sees it."""
+"""Compares the acknowledged transactions with the real topic, as a `read_committed` consumer sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 COMMITTED: Final = b"+"
 """Marks an id whose commit was answered 200."""
 UNCONFIRMED: Final = b"?"
-"""Marks an id whose commit was sent and not answered so: it may stand or not, but not twice."""
+"""Marks an id whose commit was sent and not confirmed: its message may be written or not, but not twice."""
 ONLY_MESSAGE: Final = b"1/1"
 """The header `halfway-message` of a transaction of one message."""
 
@@ -23,9 +23,9 @@ Copies = Counter[tuple[bytes | None, bytes | None]]
 Ends = Mapping[int, int]
 
 _READ_S: Final = 120.0
-_ASK_S: Final = 30.0
-_AT_ONCE: Final = 5_000
-_LOOK_S: Final = 0.1
+_REQUEST_S: Final = 30.0
+_BATCH: Final = 5_000
+_POLL_S: Final = 0.1
 
 
 class AuditError(Exception):
@@ -40,7 +40,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> Sent:
-        """Read what the load wrote down."""
+        """Read the file of a load."""
         lines = path.read_bytes().splitlines()
         return cls(
             committed=frozenset(line[1:] for line in lines if line.startswith(COMMITTED)),
@@ -49,10 +49,10 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit found, in messages.
+    """The result of an audit, in messages.
 
-    `missing`: acknowledged, and not there. `doubled`: there more than once. `extra`: of no transaction whose commit was
-    sent, or not one that the transaction has.
+    `missing`: acknowledged, but missing. `doubled`: written more than once. `extra`: of no transaction whose commit was
+    sent, or not a message of its transaction.
     """
 
     read: int
@@ -62,18 +62,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether everything stands exactly as it was acknowledged."""
+        """Whether the topic contains exactly what was acknowledged."""
         return not (self.missing or self.doubled or self.extra)
 
 
 def judge(sent: Sent, copies: Copies) -> Verdict:
-    """Compare what was sent, one message a transaction, with what was read."""
-    maybe = sent.committed | sent.unconfirmed
+    """Compare the sent transactions, with one message each, with the messages that were read."""
+    sent_ids = sent.committed | sent.unconfirmed
     return Verdict(
         read=copies.total(),
-        missing=sum((one, ONLY_MESSAGE) not in copies for one in sent.committed),
+        missing=sum((transaction_id, ONLY_MESSAGE) not in copies for transaction_id in sent.committed),
         doubled=sum(count > 1 for count in copies.values()),
-        extra=sum(message != ONLY_MESSAGE or one not in maybe for one, message in copies),
+        extra=sum(message != ONLY_MESSAGE or transaction_id not in sent_ids for transaction_id, message in copies),
     )
 
 
@@ -81,32 +81,32 @@ class Auditor:
     """Reads the real topic."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        """Keep where it is; each call connects anew."""
+        """Keep the address; each call makes a new connection."""
         self._servers = bootstrap_servers
         self._topic = topic
 
     def ends(self) -> dict[int, int]:
-        """Return the end of each partition, records of Kafka transactions that are still open included."""
+        """Return the end offset of each partition, including records of open Kafka transactions."""
         with _Reader(self._servers, "read_uncommitted") as consumer:
-            partitions = consumer.list_topics(self._topic, timeout=_ASK_S).topics[self._topic].partitions
+            partitions = consumer.list_topics(self._topic, timeout=_REQUEST_S).topics[self._topic].partitions
             return {
-                number: consumer.get_watermark_offsets(TopicPartition(self._topic, number), timeout=_ASK_S)[1]
+                number: consumer.get_watermark_offsets(TopicPartition(self._topic, number), timeout=_REQUEST_S)[1]
                 for number in partitions
             }
 
-    def copies(self, began: Ends) -> Copies:
-        """Count the committed messages from where each partition ended before to where it ends now.
+    def copies(self, start_offsets: Ends) -> Copies:
+        """Count the committed messages between the earlier and the current end of each partition.
 
         Raises:
-            AuditError: its end was not reached in time.
+            AuditError: the end was not reached in time.
 
         """
         ends = self.ends()
-        left = {number for number, end in ends.items() if end > began.get(number, 0)}
+        left = {number for number, end in ends.items() if end > start_offsets.get(number, 0)}
         found: Copies = Counter()
         deadline = time.monotonic() + _READ_S
         with _Reader(self._servers, "read_committed") as consumer:
-            consumer.assign([TopicPartition(self._topic, number, began.get(number, 0)) for number in left])
+            consumer.assign([TopicPartition(self._topic, number, start_offsets.get(number, 0)) for number in left])
             while left:
                 if time.monotonic() > deadline:
                     raise AuditError(f"{self._topic} was not read to its end within {_READ_S:g} s: {left} are left")
@@ -115,7 +115,7 @@ class Auditor:
 
 
 class _Reader:
-    """A consumer that is closed in any case."""
+    """A context manager for a consumer, which it always closes."""
 
     def __init__(self, bootstrap_servers: str, isolation: str) -> None:
         self._consumer = Consumer(
@@ -138,8 +138,8 @@ class _Reader:
 
 
 def _records(consumer: Consumer, ends: Ends, left: set[int]) -> Iterable[Message]:
-    """Give what was read; a partition whose end was reached is taken out of `left`."""
-    for message in consumer.consume(_AT_ONCE, _LOOK_S):
+    """Yield the records; remove a partition from `left` when its end is reached."""
+    for message in consumer.consume(_BATCH, _POLL_S):
         error = message.error()
         if error is None:
             yield message
@@ -147,14 +147,14 @@ def _records(consumer: Consumer, ends: Ends, left: set[int]) -> Iterable[Message
             raise KafkaException(error)
         else:
             partition, offset = message.partition(), message.offset()
-            # A read_committed consumer takes the last stable offset for the end, which may be behind for a moment.
+            # To a read_committed consumer the LSO is the end, which may be lower for a moment.
             if partition is not None and offset is not None and offset >= ends[partition]:
                 left.discard(partition)
 
 
 def _headers(message: Message) -> tuple[bytes | None, bytes | None]:
-    found: dict[str, object] = dict(message.headers() or ())
-    return _bytes(found.get("halfway-transaction-id")), _bytes(found.get("halfway-message"))
+    headers: dict[str, object] = dict(message.headers() or ())
+    return _bytes(headers.get("halfway-transaction-id")), _bytes(headers.get("halfway-message"))
 
 
 def _bytes(value: object) -> bytes | None:

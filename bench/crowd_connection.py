@@ -1,4 +1,4 @@
-"""A connection that the callers of a crowd share, one request after the other, and the transaction it carries."""
+"""A connection that the callers of a crowd share for one request at a time, and its current transaction."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ class Order:
 
 
 class Callers(Protocol):
-    """Who shares the pool, and hears what happens to each connection."""
+    """The owner of the pool, which is notified about each connection."""
 
     def connected(self, connection: Connection) -> None:
-        """Hear that a connection is there."""
+        """Handle a new connection."""
 
     def lost(self, connection: Connection, error: Exception | None) -> None:
-        """Hear that the other side closed a connection."""
+        """Handle a connection that the peer closed."""
 
     def broken(self, connection: Connection, what: str) -> None:
-        """Hear that what came is no answer."""
+        """Handle bytes that are not an answer."""
 
     def answered(self, connection: Connection, status: int, answer: bytes) -> None:
-        """Take an answer."""
+        """Handle an answer."""
 
 
 class Connection(asyncio.Protocol):
-    """A connection of the pool: at most one request at a time."""
+    """A connection of the pool, with at most one request at a time."""
 
     def __init__(self, callers: Callers) -> None:
-        """Wait to be connected."""
+        """Start without a transport."""
         self._callers = callers
         self._received = b""
         self.transport: asyncio.Transport | None = None
         self.order: Order | None = None
         self.ending = False
-        self.asked = 0
-        """How many requests it has carried: a time-out is of one of them."""
+        self.requests = 0
+        """The number of requests so far, which identifies the request of a time-out."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -58,15 +58,15 @@ class Connection(asyncio.Protocol):
             self.transport = None
             self._callers.lost(self, exc)
 
-    def ask(self, order: Order, request: bytes, *, ending: bool) -> None:
-        """Send a request for a transaction; its answer goes to the callers."""
+    def send(self, order: Order, request: bytes, *, ending: bool) -> None:
+        """Send a request of a transaction; `callers` get its answer."""
         self.order, self.ending = order, ending
-        self.asked += 1
+        self.requests += 1
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(request)
 
     def close(self) -> None:
-        """End it at once; the callers do not hear of it."""
+        """Abort the connection without notifying `callers`."""
         transport, self.transport = self.transport, None
         if transport is not None:
             transport.abort()

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, on uvloop if it is there."""
+    """Run a coroutine to its end, on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:  # not on every platform

@@ -1,4 +1,4 @@
-"""Percentiles, and what the kernel tells of a process."""
+"""Percentiles, metrics, and the kernel's figures of a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _THREADS, _RSS = 17, 21
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process holds at a moment."""
+    """The resources of a process at a moment."""
 
     rss_mib: float
     threads: int
@@ -24,7 +24,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of all do not exceed; 0 where there is none."""
+    """Return the smallest value that at least this share of the values does not exceed; 0 if there are no values."""
     if not ordered:
         return 0.0
     rank = -(-len(ordered) * share // 1)
@@ -32,19 +32,19 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def metric(text: str, name: str) -> float:
-    """Return a metric of a text that Prometheus would read, summed over its labels."""
+    """Return a metric from a text in Prometheus format, summed over its labels."""
     lines = text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
 
 
 def cpu_us(pid: int) -> float:
-    """Return the CPU time of a process so far, in user and in system mode, all threads; microseconds."""
+    """Return the CPU time of a process so far, user and system, of all threads, in microseconds."""
     fields = _stat(pid)
     return (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_US
 
 
 def standing(pid: int) -> Standing:
-    """Return what a process holds now."""
+    """Return the current resources of a process."""
     fields = _stat(pid)
     return Standing(
         rss_mib=int(fields[_RSS]) * _PAGE_BYTES / 1024**2,
@@ -54,13 +54,13 @@ def standing(pid: int) -> Standing:
 
 
 def memory_mib(pid: int) -> tuple[float, float]:
-    """Return the resident memory of a process now, and the most that it ever had."""
+    """Return the current and the peak resident memory of a process, in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if " kB" in rest}
     return kib["VmRSS"] / 1024, kib["VmHWM"] / 1024
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat that follow the process's name, which may hold spaces itself."""
+    """Return the fields of /proc/<pid>/stat after the process name, which may contain spaces."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return text[text.rindex(")") + 2 :].split()

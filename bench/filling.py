@@ -1,4 +1,4 @@
-"""Prepares many transactions that nobody ends."""
+"""Prepares many transactions and leaves them pending."""
 
 from __future__ import annotations
 

@@ -27,16 +27,16 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "HALFWAY_LEASE_S": "30",
     "HALFWAY_CHECK_TIMEOUT_S": "10",
 }
-"""What the tests' coordinators have otherwise, as it is where nothing is set."""
+"""The product's defaults, which the tests' coordinators override otherwise."""
 EVEN_S: Final = 180.0
-_LOOK_S: Final = 0.05
-_ASK_S: Final = 10.0
+_POLL_S: Final = 0.05
+_REQUEST_S: Final = 10.0
 
 T = TypeVar("T")
 
 
 class FleetRig(Rig):
-    """A broker with the topic; coordinators are started as they are needed."""
+    """A broker with the topic; coordinators are started on demand."""
 
     def _create_topic(self) -> None:
         super()._create_topic()
@@ -57,7 +57,7 @@ class FleetRig(Rig):
 
     @contextmanager
     def fleet(self, count: int, settings: Mapping[str, str] | None = None) -> Iterator[Fleet]:
-        """Run coordinators that are a cluster of their own, with the group of the load; they end with the block."""
+        """Run coordinators as a separate cluster, with the group of the load; they end with the block."""
         directory = self.directory / f"fleet-{next(self._jobs)}"
         fleet = Fleet(self.bootstrap_servers, directory, {**DEFAULTS, **(settings or {})})
         try:
@@ -70,25 +70,25 @@ class FleetRig(Rig):
             fleet.close()
 
     def pids_of(self, members: Sequence[CoordinatorProcess]) -> dict[str, int]:
-        """The processes whose CPU time counts."""
+        """Return the processes whose CPU time is measured."""
         broker = {} if self.broker_pid is None else {"broker": self.broker_pid}
         return {**{str(number): member.pid for number, member in enumerate(members)}, **broker}
 
 
 def register(member: CoordinatorProcess, topic: str) -> None:
-    """Register the group whose transactions the load begins."""
+    """Register the group of the load."""
     body = msgspec.json.encode({"check": {"mode": "pull"}, "topics": [topic]})
     request = urllib.request.Request(  # noqa: S310 - our own process
         f"{member.url}/v1/groups/{GROUP}", data=body, method="PUT", headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=_ASK_S) as answer:  # noqa: S310 - the same
+    with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:  # noqa: S310 - the same
         answer.read()
 
 
 def metrics(member: CoordinatorProcess) -> dict[str, float]:
-    """Return every sample of an instance by its name and labels; none where it does not answer."""
+    """Return all samples of an instance by name and labels; empty if it does not answer."""
     try:
-        with urllib.request.urlopen(f"{member.health_url}/metrics", timeout=_ASK_S) as answer:  # noqa: S310 - our own
+        with urllib.request.urlopen(f"{member.health_url}/metrics", timeout=_REQUEST_S) as answer:  # noqa: S310 - our own
             lines = answer.read().decode().splitlines()
     except (urllib.error.URLError, OSError):
         return {}
@@ -97,7 +97,7 @@ def metrics(member: CoordinatorProcess) -> dict[str, float]:
 
 
 def summed(members: Sequence[CoordinatorProcess]) -> Counter[str]:
-    """Return the samples of all instances together."""
+    """Return the samples of all instances, summed."""
     total: Counter[str] = Counter()
     for member in members:
         total.update(metrics(member))
@@ -110,29 +110,29 @@ def served(member: CoordinatorProcess) -> set[int]:
 
 
 def until_even(members: Sequence[CoordinatorProcess]) -> list[set[int]]:
-    """Wait until each serves its share, and return what each serves."""
+    """Wait until every instance serves its share, and return the shards of each."""
     return until(
         lambda: [served(member) for member in members],
-        lambda found: _whole(found) and max(map(len, found)) - min(map(len, found)) <= 1,
-        "the shards are not shared out evenly",
+        lambda found: _is_complete(found) and max(map(len, found)) - min(map(len, found)) <= 1,
+        "the shards are not distributed evenly",
     )
 
 
 def owners(members: Sequence[CoordinatorProcess]) -> list[CoordinatorProcess]:
     """Return the owner of each shard."""
-    of = {shard: member for member, shards in zip(members, until_even(members), strict=True) for shard in shards}
-    return [of[shard] for shard in range(SHARDS)]
+    by_shard = {shard: member for member, shards in zip(members, until_even(members), strict=True) for shard in shards}
+    return [by_shard[shard] for shard in range(SHARDS)]
 
 
 def until(probe: Callable[[], T], good: Callable[[T], object], otherwise: str, within_s: float = EVEN_S) -> T:
-    """Return what `probe` gives as soon as it is good; RigError with what it gives otherwise."""
+    """Return the result of `probe` as soon as it is `good`; RigError with the last result after `within_s`."""
     deadline = time.monotonic() + within_s
     while not good(found := probe()):
         if time.monotonic() > deadline:
             raise RigError(f"{otherwise}: {found}")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return found
 
 
-def _whole(found: Collection[set[int]]) -> bool:
+def _is_complete(found: Collection[set[int]]) -> bool:
     return sum(map(len, found)) == SHARDS and set().union(*found) == set(range(SHARDS))

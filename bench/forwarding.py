@@ -1,8 +1,8 @@
-"""What a forwarded call costs: calls between instances as they are, beside the REST calls themselves in batches.
+"""Measures the cost of a forwarded call: the calls between instances, compared with REST calls in batches.
 
-Both ways are real code over ports in memory, since what Kafka costs is the same either way. One process owns every
-shard; another owns none and forwards all that it is asked; this one sends the load. A round measures the owner asked
-directly, and then each way to forward. CPU is of both instances, for one call: a prepare or a commit.
+Both ways run real code over ports in memory, because the cost of Kafka is the same for both. One process owns every
+shard; another owns none and forwards every call; this one sends the load. A round measures direct calls to the owner,
+and then each way to forward. CPU is that of both instances, for one call: a prepare or a commit.
 
 `python -m bench.forwarding` takes about two minutes; see docs/protocol.md#any-instance-may-be-asked.
 """
@@ -50,7 +50,7 @@ OWNER: Final = "owner"
 GROUP: Final = b'{"check":{"mode":"pull"},"topics":["orders"]}'
 VALUE: Final = b"v" * 512
 WAYS: Final = (OWNER, "calls", "rest")
-"""The owner asked directly, calls between instances, and the REST calls themselves."""
+"""Direct calls to the owner, calls between instances, and REST calls."""
 JSON: Final = {"Content-Type": "application/json"}
 _BODY: ContextVar[bytes] = ContextVar("_BODY")
 
@@ -70,7 +70,7 @@ _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
 class _AnsweredError(Exception):
-    """The owner's answer, to be passed on as it is."""
+    """Carries the owner's answer, which is returned unchanged."""
 
     def __init__(self, item: _Item) -> None:
         super().__init__(item.status)
@@ -96,22 +96,22 @@ class _OneOwner:
 
 
 class RestPeers(HttpPeers):
-    """Sends what goes to one owner at one moment as one `POST /v1/batch`, with the bodies as they came."""
+    """Sends the waiting calls to an owner as one `POST /v1/batch`, with the original bodies."""
 
-    async def _exchange(self, line: Any, batch: list[Any]) -> None:
-        prepares = [asked for asked in batch if not isinstance(asked.call, EndCall)]
-        ends = [asked for asked in batch if isinstance(asked.call, EndCall)]
-        joined = [b",".join([asked.body for asked in part]) for part in (prepares, ends)]
-        for asked in batch:
-            asked.sent = True
-        url = URL(line.owner.url + "/v1/batch")
+    async def _exchange(self, queue: Any, batch: list[Any]) -> None:
+        prepares = [pending for pending in batch if not isinstance(pending.call, EndCall)]
+        ends = [pending for pending in batch if isinstance(pending.call, EndCall)]
+        joined = [b",".join([pending.body for pending in part]) for part in (prepares, ends)]
+        for pending in batch:
+            pending.sent = True
+        url = URL(queue.owner.url + "/v1/batch")
         body = b'{"prepare":[%b],"end":[%b]}' % (joined[0], joined[1])
         async with self._open().post(url, data=body, headers=JSON, allow_redirects=False) as response:
             answers = _BATCH.decode(await response.read())
-        line.last_heard = asyncio.get_running_loop().time()
-        for asked, item in zip((*prepares, *ends), (*answers.prepare, *answers.end), strict=True):
-            if not asked.answer.done():
-                asked.answer.set_exception(_AnsweredError(item))
+        queue.last_heard = asyncio.get_running_loop().time()
+        for pending, item in zip((*prepares, *ends), (*answers.prepare, *answers.end), strict=True):
+            if not pending.answer.done():
+                pending.answer.set_exception(_AnsweredError(item))
 
 
 def _item_of(call: Any, **_: Any) -> bytes:
@@ -120,7 +120,7 @@ def _item_of(call: Any, **_: Any) -> bytes:
     return b'{"id":"%b",%b' % (call.request.id.encode(), body[1:]) if isinstance(call, EndCall) else body
 
 
-def _passing_on(handler: Handler) -> Handler:
+def _forwarding_handler(handler: Handler) -> Handler:
     async def handle(call: Call) -> Answer:
         _BODY.set(bytes(call.body or b""))
         try:
@@ -132,15 +132,15 @@ def _passing_on(handler: Handler) -> Handler:
 
 
 class _RestRoutes(Routes):
-    """The routes of an instance that forwards REST calls: it answers what the owner answered."""
+    """The routes of an instance that forwards REST calls and returns the owner's answers."""
 
     def find(self, method: str, path: str) -> tuple[Operation, str]:
         operation, parameter = super().find(method, path)
-        return replace(operation, handler=_passing_on(operation.handler)), parameter
+        return replace(operation, handler=_forwarding_handler(operation.handler)), parameter
 
 
 async def serve(way: str, owner: str) -> None:
-    """Serve as the owner of every shard, or as an instance that forwards to it; say the port."""
+    """Serve as the owner of every shard, or as an instance that forwards to it; print the port."""
     memory = Memory(shards=SHARDS, topics={"orders": 3}, owns=None if way == OWNER else ())
     ports: dict[str, Any] = dict(memory.ports)
     if way != OWNER:
@@ -170,7 +170,7 @@ async def serve(way: str, owner: str) -> None:
 
 
 class _Load:
-    """Callers that prepare and commit, one call at a time, until the time is over."""
+    """The load: callers that prepare and commit, one call at a time, until the time is up."""
 
     def __init__(self, seconds: float) -> None:
         self.calls = 0
@@ -198,10 +198,10 @@ class _Caller(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        found = split(self._received)
-        if found is None:
+        answer = split(self._received)
+        if answer is None:
             return
-        status, body, self._received = found
+        status, body, self._received = answer
         if status != (HTTPStatus.OK if self._committing else HTTPStatus.CREATED):
             self._done.set_exception(RuntimeError(f"{status}: {body!r}"))
             return
@@ -216,18 +216,18 @@ class _Caller(asyncio.Protocol):
 
 
 async def load(port: int, seconds: float, callers: int, name: str) -> int:
-    """Send the load and return how many calls were answered."""
-    loop, made = asyncio.get_running_loop(), _Load(seconds)
+    """Send the load and return the number of answered calls."""
+    loop, shared = asyncio.get_running_loop(), _Load(seconds)
     waiting: list[asyncio.Future[None]] = []
     for number in range(callers):
         done: asyncio.Future[None] = loop.create_future()
         waiting.append(done)
-        await loop.create_connection(partial(_Caller, made, f"{name}-{number}-", done), HOST, port)
+        await loop.create_connection(partial(_Caller, shared, f"{name}-{number}-", done), HOST, port)
     await asyncio.gather(*waiting)
-    return made.calls
+    return shared.calls
 
 
-def _started(way: str, owner: str) -> tuple[subprocess.Popen[str], int]:
+def _start(way: str, owner: str) -> tuple[subprocess.Popen[str], int]:
     command = [sys.executable, "-m", "bench.forwarding", "--serve", way, "--owner", owner]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - this very module
     for line in process.stdout or ():
@@ -236,45 +236,47 @@ def _started(way: str, owner: str) -> tuple[subprocess.Popen[str], int]:
     raise RuntimeError(f"the instance did not start: {way}")
 
 
-def measured(way: str, seconds: float, callers: int) -> list[float]:
-    """Return the CPU of each instance for one call, in microseconds."""
+def measure(way: str, seconds: float, callers: int) -> list[float]:
+    """Return the CPU of each instance per call, in microseconds."""
     running: list[subprocess.Popen[str]] = []
     try:
-        process, port = _started(OWNER, "")
+        process, port = _start(OWNER, "")
         running.append(process)
         if way != OWNER:
-            process, port = _started(way, f"http://{HOST}:{port}")
+            process, port = _start(way, f"http://{HOST}:{port}")
             running.append(process)
         uvloop.run(load(port, 1, callers, "warm-up"))
-        before = [cpu_us(one.pid) for one in running]
+        before = [cpu_us(instance.pid) for instance in running]
         calls = uvloop.run(load(port, seconds, callers, "measured"))
-        return [(cpu_us(one.pid) - was) / calls for one, was in zip(running, before, strict=True)]
+        return [
+            (cpu_us(instance.pid) - used_before) / calls for instance, used_before in zip(running, before, strict=True)
+        ]
     finally:
-        for one in running:
-            one.kill()
-            one.wait()
+        for instance in running:
+            instance.kill()
+            instance.wait()
 
 
 @click.command()
 @click.option("--serve", "way", type=click.Choice(WAYS), hidden=True)
 @click.option("--owner", default="", hidden=True)
-@click.option("--seconds", default=5.0, show_default=True, help="Of each measurement.")
+@click.option("--seconds", default=5.0, show_default=True, help="Length of each measurement.")
 @click.option("--callers", default=64, show_default=True, help="Connections, one call at a time on each.")
-@click.option("--rounds", default=3, show_default=True, help="The median of these is shown.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds, whose median is shown.")
 def main(*, way: str | None, owner: str, seconds: float, callers: int, rounds: int) -> None:
-    """Compare what a forwarded call costs."""
+    """Compare the costs of a forwarded call."""
     if way is not None:
         uvloop.run(serve(way, owner))
         return
-    found: dict[str, list[list[float]]] = {one: [] for one in WAYS}
+    results: dict[str, list[list[float]]] = {name: [] for name in WAYS}
     for _ in range(rounds):
-        for one in WAYS:
-            found[one].append(measured(one, seconds, callers))
-    direct = median(sum(used) for used in found[OWNER])
-    for one in WAYS:
-        each = [round(median(column)) for column in zip(*found[one], strict=True)]
-        total = median(sum(used) for used in found[one])
-        click.echo(f"{one}: {each} us in each instance, {total:.0f} together, {total - direct:.0f} for forwarding")
+        for name in WAYS:
+            results[name].append(measure(name, seconds, callers))
+    direct = median(sum(used) for used in results[OWNER])
+    for name in WAYS:
+        each = [round(median(column)) for column in zip(*results[name], strict=True)]
+        total = median(sum(used) for used in results[name])
+        click.echo(f"{name}: {each} us in each instance, {total:.0f} together, {total - direct:.0f} for forwarding")
 
 
 if __name__ == "__main__":

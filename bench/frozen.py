@@ -1,8 +1,8 @@
-"""`python -m bench frozen`: how long an instance that is frozen in a Kafka transaction holds consumers back.
+"""`python -m bench frozen`: how long an instance that is paused in a Kafka transaction holds back consumers.
 
-The instance stops (SIGSTOP) between producing the real message and the commit. A `read_committed` consumer of that
-partition is then given nothing, also not what a plain producer goes on writing there, until the transaction is aborted:
-by the instance that takes over, or where there is none by the broker.
+The instance is paused (SIGSTOP) between producing the real message and the commit. A `read_committed` consumer of that
+partition then gets no records, not even those of a plain producer, until the transaction is aborted: by the instance
+that takes over, or by the broker if there is none.
 """
 
 from __future__ import annotations
@@ -31,61 +31,59 @@ from tests.support.coordinator.fleet import SHARDS
 from tests.support.coordinator.process import CoordinatorProcess
 
 AT: Final = "lane.4.tombstones.after"
-"""All is produced, and the commit not yet asked for."""
+"""Everything is produced, and the commit is not sent yet."""
 LONGEST_S: Final = 180.0
 EVERY_S: Final = 0.02
 HELD_RECORDS: Final = 25
 PARTITION: Final = 0
-_ASK_S: Final = 20.0
+_REQUEST_S: Final = 20.0
 
 
-class Freezing(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings to try: sessions with another instance there, time-outs of transactions without one."""
+class FrozenOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings to try: session time-outs with another instance, transaction time-outs without one."""
 
     sessions_s: tuple[float, ...] = (10.0, 6.0)
     timeouts_s: tuple[float, ...] = (45.0, 15.0)
 
 
 class FrozenLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One freeze; seconds from then until the consumer was given anything, and until all shards were served."""
+    """One pause; seconds from it until the consumer got a record, and until all shards were served."""
 
     instances: int
     session_s: float
     transaction_timeout_s: float
     held_back_s: float
     served_again_s: float | None
-    """None where nobody else could."""
+    """None without another instance."""
     copies: int
-    """Of the message, after its commit was asked for once more: 1."""
+    """Copies of the message after the commit was sent again; it must be 1."""
 
 
-def measure_frozen(rig: FleetRig, freezing: Freezing, *, say: Callable[[str], None]) -> list[FrozenLine]:
-    """Freeze one of two with each session, then one that is alone with each time-out."""
+def measure_frozen(rig: FleetRig, options: FrozenOptions, *, say: Callable[[str], None]) -> list[FrozenLine]:
+    """Pause one of two instances with each session time-out, then a single one with each transaction time-out."""
     lines = []
-    for session_s in freezing.sessions_s:
+    for session_s in options.sessions_s:
         say(f"one of two is frozen, session {session_s:g} s")
-        lines.append(_freeze(rig, 2, session_s, 45.0, say))
-    for timeout_s in freezing.timeouts_s:
+        lines.append(_pause(rig, 2, session_s, 45.0, say))
+    for timeout_s in options.timeouts_s:
         say(f"the only one is frozen, transaction time-out {timeout_s:g} s")
-        lines.append(_freeze(rig, 1, 10.0, timeout_s, say))
+        lines.append(_pause(rig, 1, 10.0, timeout_s, say))
     return lines
 
 
-def _freeze(
-    rig: FleetRig, instances: int, session_s: float, timeout_s: float, say: Callable[[str], None]
-) -> FrozenLine:
+def _pause(rig: FleetRig, instances: int, session_s: float, timeout_s: float, say: Callable[[str], None]) -> FrozenLine:
     settings = {
         "HALFWAY_SESSION_TIMEOUT_S": f"{session_s:g}",
         "HALFWAY_TRANSACTION_TIMEOUT_S": f"{timeout_s:g}",
     }
     auditor = Auditor(rig.bootstrap_servers, rig.topic)
-    began = auditor.ends()
+    start_offsets = auditor.ends()
     with rig.fleet(instances - 1, settings) as fleet, ExitStack() as stack:
         victim = fleet.add_faulty()
         victim.start()
         register(victim, rig.topic)
         own = until_even(fleet.members)[-1]
-        name = next(made for made in iter(lambda: uuid4().hex, "") if shard_of(made, SHARDS) in own)
+        name = next(candidate for candidate in iter(lambda: uuid4().hex, "") if shard_of(candidate, SHARDS) in own)
         watch = stack.enter_context(_Watch(rig.bootstrap_servers, rig.topic))
         _open_transaction(victim, name, rig.topic, watch)
         victim.pause()
@@ -94,7 +92,7 @@ def _freeze(
             others = fleet.members[:-1]
             served_again_s = None
             if others:
-                until(lambda: served(others[0]), lambda found: len(found) == SHARDS, "not taken over", LONGEST_S)
+                until(lambda: served(others[0]), lambda arrival: len(arrival) == SHARDS, "not taken over", LONGEST_S)
                 served_again_s = round(time.monotonic() - frozen_at, 2)
             held_back_s = watch.next_after(frozen_at) - frozen_at
             say(f"  held back for {held_back_s:.1f} s")
@@ -104,19 +102,19 @@ def _freeze(
         until(
             lambda: _commit(fleet.members[0], name), lambda status: status == HTTPStatus.OK, "not committed", LONGEST_S
         )
-    copies = auditor.copies(began)
+    copies = auditor.copies(start_offsets)
     return FrozenLine(
         instances=instances,
         session_s=session_s,
         transaction_timeout_s=timeout_s,
         held_back_s=round(held_back_s, 2),
         served_again_s=served_again_s,
-        copies=sum(count for (one, _), count in copies.items() if one == name.encode()),
+        copies=sum(count for (transaction_id, _), count in copies.items() if transaction_id == name.encode()),
     )
 
 
 def _open_transaction(victim: FaultyCoordinator, name: str, topic: str, watch: _Watch) -> None:
-    """Have a commit come to where its Kafka transaction is open and holds the consumer back."""
+    """Commit up to the point at which the Kafka transaction is open and holds the consumer back."""
     message = {"topic": topic, "partition": PARTITION, "value": "held back"}
     status = _post(victim, "/transactions", {"group": GROUP, "id": name, "messages": [message]})
     if status != HTTPStatus.CREATED:
@@ -132,12 +130,12 @@ def _commit(member: CoordinatorProcess, name: str) -> int:
 
 
 def _post(member: CoordinatorProcess, path: str, body: object) -> int:
-    """Return the status, 0 where there was no answer."""
+    """Return the status, 0 if there was no answer."""
     request = urllib.request.Request(  # noqa: S310 - our own process
         f"{member.url}/v1{path}", data=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=_ASK_S) as answer:  # noqa: S310 - the same
+        with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:  # noqa: S310 - the same
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -146,11 +144,11 @@ def _post(member: CoordinatorProcess, path: str, body: object) -> int:
 
 
 class _Watch:
-    """A plain producer and a `read_committed` consumer of one partition, each on a thread of its own."""
+    """A plain producer and a `read_committed` consumer of one partition, each on its own thread."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self._servers, self._topic = bootstrap_servers, topic
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._delivered = 0
         self._arrivals: list[float] = []
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._produce, self._consume)]
@@ -162,20 +160,20 @@ class _Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         for thread in self._threads:
             thread.join()
 
     def behind(self) -> int:
-        """Return how many records were delivered and not yet consumed."""
+        """Return the number of records that were delivered and not yet consumed."""
         return self._delivered - len(self._arrivals)
 
     def next_after(self, moment: float) -> float:
-        """Wait for the first record that is consumed after a moment, and return when that was."""
-        found = until(
+        """Wait for the first record that is consumed after a moment, and return its time."""
+        arrival = until(
             lambda: next((at for at in self._arrivals if at > moment), None), bool, "it is held back", LONGEST_S
         )
-        return moment if found is None else found
+        return moment if arrival is None else arrival
 
     def _produce(self) -> None:
         producer = Producer({"bootstrap.servers": self._servers, "linger.ms": 0})
@@ -183,10 +181,10 @@ class _Watch:
         def report(error: object, _: object) -> None:
             self._delivered += error is None
 
-        while not self._over.wait(EVERY_S):
+        while not self._stopped.wait(EVERY_S):
             producer.produce(self._topic, b"plain", partition=PARTITION, on_delivery=report)
             producer.poll(0)
-        producer.flush(_ASK_S)
+        producer.flush(_REQUEST_S)
 
     def _consume(self) -> None:
         consumer = Consumer(
@@ -200,7 +198,7 @@ class _Watch:
         )
         consumer.assign([TopicPartition(self._topic, PARTITION, OFFSET_END)])
         try:
-            while not self._over.is_set():
+            while not self._stopped.is_set():
                 message = consumer.poll(0.1)
                 if message is not None and message.error() is None and message.value() == b"plain":
                     self._arrivals.append(time.monotonic())

@@ -1,9 +1,9 @@
-"""Writes the log that a coordinator would have written, in a fraction of the time.
+"""Writes the log of a long run of a coordinator, in a fraction of the time.
 
-Halves that stay pending come first, then others that are prepared and committed. Whatever stands in half and op is made
-by the coordinator's own code: records, headers, encoding, what a commit and a re-anchor write, and as many ends in a
-Kafka transaction as it takes. Only the times are chosen here, and the real messages are left out, which no recovery
-reads. `python -m bench.history <plan> <result>` writes a part of the shards.
+Halves that stay pending come first, then others that are prepared and committed. The coordinator's own code makes all
+records in half and op: headers, encoding, the writes of a commit and a re-anchor, and the same number of ends in a
+Kafka transaction. Only the times are chosen here, and the real messages are left out, because no recovery reads them.
+`python -m bench.history <plan> <result>` writes a part of the shards.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written: `pending` transactions, and behind them `ended` ones, the last of which ended at `until_ms`."""
+    """The log to write: `pending` transactions, then `ended` ones, of which the last ended at `until_ms`."""
 
     bootstrap_servers: str
     prefix: str
     shards: int
-    mine: tuple[int, ...]
-    """The shards that this part writes; the numbers below are of these alone."""
+    own: tuple[int, ...]
+    """The shards of this part; the numbers below are for these shards only."""
     topic: str
     value_bytes: int
     pending: int
@@ -56,11 +56,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reanchor_after: int
     group: str = GROUP
     wave: int = 1_000
-    """Transactions in flight at once, and ends in a Kafka transaction: what a lane takes at most."""
+    """Transactions in flight, and ends in a Kafka transaction: the maximum of a lane."""
 
     @property
     def config(self) -> KafkaConfig:
-        """How the coordinator would reach Kafka."""
+        """The coordinator's configuration for Kafka."""
         return KafkaConfig(
             properties={"bootstrap.servers": self.bootstrap_servers},
             prefix=self.prefix,
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the log: where each shard's cursors would be, and its ends."""
+    """The written log: the cursors that each shard would have, and its end offsets."""
 
     half_cursors: dict[int, int]
     half_ends: dict[int, int]
@@ -80,7 +80,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def payloads(topic: str, value_bytes: int) -> Sequence[tuple[Message, ...]]:
-    """Return what the transactions carry, in turn."""
+    """Return the payloads of the transactions, used in turn."""
     return [
         (
             Message(
@@ -94,7 +94,7 @@ def payloads(topic: str, value_bytes: int) -> Sequence[tuple[Message, ...]]:
 
 
 class _Shard:
-    """What the writer knows of a shard."""
+    """The writer's state of a shard."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -103,32 +103,32 @@ class _Shard:
 
 
 Prepared = tuple[_Shard, Half, list[int]]
-"""A half that was produced; its offset comes into the list."""
+"""A half that was produced; its offset is added to the list."""
 Report = Callable[[Any, Any], None]
 
 
 class Writer:
-    """One coordinator's two kinds of producers: prepares go past the lane, ends go through it."""
+    """The two kinds of producers of a coordinator: for prepares, and for ends, which go through the lane."""
 
     def __init__(self, plan: Plan) -> None:
-        """Connect, and make the lane's producers."""
+        """Connect, and create the lane's producers."""
         self._plan = plan
         self._config = plan.config
-        self._shards = [_Shard(number) for number in plan.mine]
+        self._shards = [_Shard(number) for number in plan.own]
         self._prepares = Producer(self._config.producer(**{"linger.ms": 5, "queue.buffering.max.messages": 100_000}))
         self._lane: deque[TransactionalProducer] = deque(
             lane_producers(self._config, new_incarnation_id(), lambda: False)[:2]
         )
         made = payloads(plan.topic, plan.value_bytes)
         self._payloads = [(messages, fingerprint(plan.group, messages, None)) for messages in made]
-        self._made = 0
+        self._prepared_count = 0
         self._failed: list[Any] = []
         self.reanchored = 0
         total = plan.pending + plan.ended
         self._clock = plan.until_ms - round(1000 * total / plan.rate_per_s) - _END_AFTER_MS
 
     def write(self) -> History:
-        """Write everything and tell where it stands."""
+        """Write everything and return the offsets."""
         plan, last = self._plan, None
         for count in _waves(plan.pending, plan.wave):
             wave = self._prepare(count)
@@ -159,10 +159,10 @@ class Writer:
         )
 
     def _prepare(self, count: int) -> list[Prepared]:
-        """Produce half records as a prepare does; each one's offset comes into its list."""
+        """Produce half records as a prepare does; the offset of each is added to its list."""
         plan, topic = self._plan, self._config.half_topic
         wave: list[Prepared] = []
-        start = self._made
+        start = self._prepared_count
         for number in range(start, start + count):
             at = self._clock + round((number - start) * 1000 / plan.rate_per_s)
             shard = self._shards[number % len(self._shards)]
@@ -186,7 +186,7 @@ class Writer:
                 headers=half_headers(half, State.PREPARED.value),
             )
             wave.append((shard, half, offset))
-        self._made += count
+        self._prepared_count += count
         self._clock += round(count * 1000 / plan.rate_per_s)
         self._prepares.poll(0)
         return wave
@@ -203,37 +203,38 @@ class Writer:
     def _flush(self) -> None:
         if self._prepares.flush(_PATIENCE_S):
             raise RuntimeError("not everything was delivered in time")
-        self._demand_delivered()
+        self._require_delivered()
 
-    def _demand_delivered(self) -> None:
+    def _require_delivered(self) -> None:
         if self._failed:
             raise RuntimeError(f"not everything was delivered: {self._failed[0]}")
 
     def _end(self, wave: Sequence[Prepared]) -> None:
-        """Commit a wave in one Kafka transaction, with what is to be written again by now."""
+        """Commit a wave in one Kafka transaction, together with the halves to re-anchor by now."""
         ended: list[tuple[_Shard, Encoded, int]] = []
         for shard, half, (offset,) in wave:
             shard.end = max(shard.end, offset + 1)
             at = half.prepared_at + _END_AFTER_MS
-            told = changes.OpFields(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
-            write = changes.committed(shard.number, Pending.of(offset, half), half, told)
+            fields = changes.OpFields(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
+            write = changes.committed(shard.number, Pending.of(offset, half), half, fields)
             ended.append((shard, encode(write, self._config), at))
-        again = [one for shard in self._shards for one in self._far_behind(shard)]
+        reanchored = [encoded for shard in self._shards for encoded in self._far_behind(shard)]
         producer = self._lane[0]
         self._lane.rotate()
         producer.begin()
-        for shard, one, at in ended:
-            self._produce(producer, self._config.op_topic, shard, one.key, one.op, at)
-        for shard, one, at in ended:
-            self._produce(producer, self._config.half_topic, shard, one.key, one.half, at)
+        for shard, encoded, at in ended:
+            self._produce(producer, self._config.op_topic, shard, encoded.key, encoded.op, at)
+        for shard, encoded, at in ended:
+            self._produce(producer, self._config.half_topic, shard, encoded.key, encoded.half, at)
             shard.end += 1
-        for shard, _, one, place in again:
-            self._produce(producer, self._config.half_topic, shard, one.key, one.half, self._clock, self._report(place))
+        for shard, _, encoded, new_offset in reanchored:
+            report = self._report(new_offset)
+            self._produce(producer, self._config.half_topic, shard, encoded.key, encoded.half, self._clock, report)
             shard.end += 1
         producer.commit(_PATIENCE_S)
-        self._demand_delivered()
-        for shard, half, _, place in again:
-            shard.pending.append((place[0], half))
+        self._require_delivered()
+        for shard, half, _, new_offset in reanchored:
+            shard.pending.append((new_offset[0], half))
         for shard in self._shards:
             shard.end += 1  # the marker of the Kafka transaction
 
@@ -253,20 +254,20 @@ class Writer:
             )
 
     def _far_behind(self, shard: _Shard) -> Iterable[tuple[_Shard, Half, Encoded, list[int]]]:
-        """Take the halves that hold the cursor back too far, which a scan would have written again by now."""
+        """Take the halves that hold the cursor back too far, which a scan would have re-anchored by now."""
         limit = reanchor_distance(self._plan.reanchor_after, len(shard.pending))
-        again: list[tuple[_Shard, Half, Encoded, list[int]]] = []
-        while shard.pending and shard.end - shard.pending[0][0] > limit and len(again) < self._plan.wave:
+        reanchored: list[tuple[_Shard, Half, Encoded, list[int]]] = []
+        while shard.pending and shard.end - shard.pending[0][0] > limit and len(reanchored) < self._plan.wave:
             offset, half = shard.pending.popleft()
             write = changes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
-            place: list[int] = []
+            new_offset: list[int] = []
             encoded = encode(write, self._plan.config)
-            again.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, place))
-        self.reanchored += len(again)
-        return again
+            reanchored.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, new_offset))
+        self.reanchored += len(reanchored)
+        return reanchored
 
     def _ends(self, topic: str) -> dict[int, int]:
-        """Return where the partitions end, the markers of the last Kafka transaction included."""
+        """Return the end offsets of the partitions, including the markers of the last Kafka transaction."""
         consumer = Consumer(self._config.consumer())
         try:
             deadline = time.monotonic() + _PATIENCE_S

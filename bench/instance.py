@@ -1,4 +1,4 @@
-"""A coordinator as a process, and those who ask it again and again while something else happens."""
+"""A coordinator as a process, and probes that call it repeatedly in the background."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bench.rig import STOP_S, RigError
 from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
 
-_ASK_S: Final = 30.0
-_LOOK_S: Final = 0.02
+_REQUEST_S: Final = 30.0
+_POLL_S: Final = 0.02
 _SHOWN: Final = 4_000
 _CREDENTIAL: Final = "bench-bench-bench"
 
 
-class Meanwhile(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody who asked again and again was told: milliseconds, and how many were not answered."""
+class CallResults(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of repeated calls: latencies in milliseconds, and how many calls failed."""
 
     asked: int = 0
     failed: int = 0
@@ -38,18 +38,18 @@ class Meanwhile(msgspec.Struct, frozen=True, kw_only=True):
     worst_ms: float = 0.0
 
     @classmethod
-    def of(cls, times: Sequence[float], failed: int) -> Meanwhile:
-        """Sum up latencies in seconds."""
+    def of(cls, times: Sequence[float], failed: int) -> CallResults:
+        """Summarise latencies in seconds."""
         ordered = sorted(times)
         at = {share: percentile(ordered, share) * 1000 for share in (0.5, 0.99, 1.0)}
         return cls(asked=len(ordered), failed=failed, p50_ms=at[0.5], p99_ms=at[0.99], worst_ms=at[1.0])
 
 
 class Instance:
-    """`halfway serve` as a process, asked over HTTP; killed in any case at the end."""
+    """`halfway serve` as a process, called over HTTP; it is always killed at the end."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str], python: Path = Path(sys.executable)) -> None:
-        """Start it; `python` is the interpreter whose `halfway` it is."""
+        """Start it; `python` is the interpreter that runs `halfway`."""
         self.port = pick_port()
         self.health_port = pick_port({self.port})
         self.log = directory / f"coordinator-{self.port}.log"
@@ -64,10 +64,10 @@ class Instance:
             **settings,
         }
         cleared = [word for name in os.environ if name.startswith("HALFWAY_") for word in ("-u", name)]
-        given = [f"{name}={value}" for name, value in own.items()]
-        self.began = time.monotonic()
+        variables = [f"{name}={value}" for name, value in own.items()]
+        self.started = time.monotonic()
         self._process = SupervisedProcess(
-            ["env", *cleared, *given, str(python), "-m", "halfway.runtime.cli", "serve"],
+            ["env", *cleared, *variables, str(python), "-m", "halfway.runtime.cli", "serve"],
             cwd=directory,
             log_path=self.log,
         )
@@ -80,27 +80,29 @@ class Instance:
         self._process.kill()
 
     def ready(self, within_s: float) -> float:
-        """Wait until it is ready; seconds since its start."""
+        """Wait until it is ready; return the seconds since its start."""
         while True:
             with suppress(OSError, HTTPException):
                 if ask(self.health_port, "GET", "/health/ready")[0] == HTTPStatus.OK:
-                    return time.monotonic() - self.began
-            if self._process.poll() is not None or time.monotonic() - self.began > within_s:
-                raise RigError(f"the coordinator did not get ready:\n{self.log.read_text(errors='replace')[-_SHOWN:]}")
-            time.sleep(_LOOK_S)
+                    return time.monotonic() - self.started
+            if self._process.poll() is not None or time.monotonic() - self.started > within_s:
+                raise RigError(
+                    f"the coordinator did not become ready:\n{self.log.read_text(errors='replace')[-_SHOWN:]}"
+                )
+            time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Stop it in good order."""
+        """Shut it down."""
         self._process.terminate()
         if self._process.wait(STOP_S) is None:
             raise RigError("the coordinator does not stop")
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it, as a crash does."""
         self._process.kill()
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of its log with an event."""
+        """Return the log entries of an event."""
         lines = self.log.read_bytes().splitlines()
         return [line for line in map(_decoded, lines) if line.get("event") == name]
 
@@ -116,8 +118,8 @@ def _decoded(line: bytes) -> dict[str, Any]:
         return {}
 
 
-def ask(port: int, method: str, path: str, body: Any = None, *, timeout_s: float = _ASK_S) -> tuple[int, bytes]:
-    """Ask once over a connection of its own; status and body."""
+def ask(port: int, method: str, path: str, body: Any = None, *, timeout_s: float = _REQUEST_S) -> tuple[int, bytes]:
+    """Send one request on a new connection; return status and body."""
     connection = HTTPConnection(HOST, port, timeout=timeout_s)
     try:
         headers = {} if body is None else {"Content-Type": "application/json"}
@@ -129,30 +131,30 @@ def ask(port: int, method: str, path: str, body: Any = None, *, timeout_s: float
 
 
 @contextmanager
-def asking(once: Callable[[], bool | None], every_s: float) -> Iterator[Callable[[], Meanwhile]]:
-    """Do something again and again on a thread: it says whether it was answered, None where it does not count yet."""
+def repeating(once: Callable[[], bool | None], every_s: float) -> Iterator[Callable[[], CallResults]]:
+    """Call `once` repeatedly on a thread; it returns whether it was answered, None if the call does not count."""
     stopped, failed = Event(), [0]
     times: list[float] = []
 
     def run() -> None:
         while not stopped.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             try:
-                told = once()
+                answered = once()
             except (OSError, HTTPException):
-                told = False
-            if told is not None:
-                times.append(time.monotonic() - began)
-                failed[0] += not told
+                answered = False
+            if answered is not None:
+                times.append(time.monotonic() - started)
+                failed[0] += not answered
             stopped.wait(every_s)
 
     thread = Thread(target=run, daemon=True)
     thread.start()
 
-    def ended() -> Meanwhile:
+    def ended() -> CallResults:
         stopped.set()
         thread.join()
-        return Meanwhile.of(times, failed[0])
+        return CallResults.of(times, failed[0])
 
     try:
         yield ended
@@ -161,8 +163,8 @@ def asking(once: Callable[[], bool | None], every_s: float) -> Iterator[Callable
         thread.join()
 
 
-def live(instance: Instance, opened: list[bool]) -> Callable[[], bool | None]:
-    """Ask whether it lives; until its port is open for the first time this does not count."""
+def liveness_probe(instance: Instance, opened: list[bool]) -> Callable[[], bool | None]:
+    """Return a probe of liveness; calls before the port is first open do not count."""
 
     def once() -> bool | None:
         try:
@@ -176,19 +178,19 @@ def live(instance: Instance, opened: list[bool]) -> Callable[[], bool | None]:
 
 
 def served(instance: Instance) -> set[int]:
-    """Return the shards that an instance serves, as its log tells."""
-    found: set[int] = set()
+    """Return the shards that an instance serves, according to its log."""
+    shards: set[int] = set()
     for line in map(_decoded, instance.log.read_bytes().splitlines()):
         if line.get("event") == "shard_acquired":
-            found.add(line["shard"])
+            shards.add(line["shard"])
         elif line.get("event") == "shard_dropped":
-            found.discard(line["shard"])
-    return found
+            shards.discard(line["shard"])
+    return shards
 
 
 @contextmanager
-def unknowing() -> Iterator[tuple[str, Callable[[], int]]]:
-    """Run an endpoint for checks that always answers unknown: its URL, and how often it was asked."""
+def unknown_endpoint() -> Iterator[tuple[str, Callable[[], int]]]:
+    """Run a check endpoint that always answers unknown; yield its URL, and a function that counts its requests."""
     port, count, ended = pick_port(), [0], Event()
     ready = Event()
 
@@ -206,7 +208,7 @@ def unknowing() -> Iterator[tuple[str, Callable[[], int]]]:
 
     thread = Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
-    ready.wait(_ASK_S)
+    ready.wait(_REQUEST_S)
     try:
         yield f"http://{HOST}:{port}/check", lambda: count[0]
     finally:

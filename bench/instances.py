@@ -1,4 +1,4 @@
-"""`python -m bench instances`: the same load on one, two and three coordinators, and what a forwarded call costs."""
+"""`python -m bench instances`: the same load on one, two and three coordinators, and the cost of forwarding."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COUNTS: Final = (1, 2, 3)
 CALLERS: Final = 64
 ASKED: Final[Sequence[tuple[Aim, str]]] = (("owner", "the owner"), ("turn", "in turn"))
 SPARE_S: Final = 90.0
-"""What a process may take beyond its plan: start, connections, and what is under way at its end."""
+"""Time that a process may need besides its plan: start, connections, and the transactions under way at its end."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How long each part takes; seconds. The warm-up is once, the others are for each line."""
+class InstancesOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The lengths of the parts in seconds: the warm-up once, the others for each line."""
 
     warm_up_s: float = 40.0
     lead_s: float = 3.0
@@ -32,7 +32,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstancesLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of one load; microseconds of CPU are for one transaction, of each instance in turn and of all."""
+    """The result of one load; CPU is in microseconds per transaction, of each instance and of all."""
 
     instances: int
     asked: str
@@ -54,15 +54,15 @@ class InstancesLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether every transaction was answered, and stands exactly as it was."""
+        """Whether every transaction was answered, and the topic contains exactly what was acknowledged."""
         return not (self.missing or self.doubled or self.extra or self.failed)
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds of CPU for one call, a prepare or an end: all of them for shards of one instance.
+    """CPU in microseconds for one call, a prepare or an end, all for shards of one instance.
 
-    `asker`: of the instance that forwards it. `owner`: of the one that does it. `direct`: of the one that does it where
-    the caller asks it itself. `costs`: what is more where it is forwarded.
+    `asker`: of the instance that forwards the call. `owner`: of the owner. `direct`: of the owner if the caller calls
+    it directly. `costs`: the additional CPU of forwarding.
     """
 
     asker_cpu_us: float
@@ -72,7 +72,7 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instances(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run showed."""
+    """The result of the run."""
 
     partitions: int = PARTITIONS
     callers: int
@@ -81,36 +81,36 @@ class Instances(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether all was answered, and stands."""
+        """Whether all lines are clean."""
         return all(line.clean for line in self.lines)
 
 
-def measure_instances(rig: FleetRig, spread: Spread, *, say: Callable[[str], None]) -> Instances:
-    """Measure each count of instances, then what goes to one of two for the other's shards."""
+def measure_instances(rig: FleetRig, options: InstancesOptions, *, say: Callable[[str], None]) -> Instances:
+    """Measure each number of instances, then calls to one of two for the other's shards."""
     lines: list[InstancesLine] = []
     forwarded = None
-    with rig.fleet(spread.counts[0]) as fleet:
+    with rig.fleet(options.counts[0]) as fleet:
         members = fleet.members
-        if spread.warm_up_s:
+        if options.warm_up_s:
             say("warm-up")
-            _load(rig, members, spread, "owner", lead_s=0, window_s=spread.warm_up_s)
-        for count in spread.counts:
+            _load(rig, members, options, "owner", lead_s=0, window_s=options.warm_up_s)
+        for count in options.counts:
             if count > len(members):
                 fleet.start(count - len(members))
             for aim, asked in ASKED[: 2 if count > 1 else 1]:
                 say(f"{count} instances, asked: {asked}")
-                lines.append(_line(rig, members, spread, aim, asked))
-            if count == 2:  # noqa: PLR2004 - one that asks and one that is asked
+                lines.append(_line(rig, members, options, aim, asked))
+            if count == 2:  # noqa: PLR2004 - one that forwards, and the owner
                 say("2 instances, transactions of one of them")
-                direct = _line(rig, members, spread, "owner", "the one owner", of=members[1], at=members[1])
-                via = _line(rig, members, spread, "turn", "the other one", of=members[1], at=members[0])
+                direct = _line(rig, members, options, "owner", "the one owner", of=members[1], at=members[1])
+                via = _line(rig, members, options, "turn", "the other one", of=members[1], at=members[0])
                 lines += [direct, via]
                 forwarded = _cost(direct, via)
-    return Instances(callers=spread.callers, lines=lines, forwarded=forwarded)
+    return Instances(callers=options.callers, lines=lines, forwarded=forwarded)
 
 
 def _cost(direct: InstancesLine, via: InstancesLine) -> Forwarded:
-    """A transaction is two calls; what either instance does by itself is hardly anything, and left in."""
+    """Return the cost of forwarding. A transaction is two calls; the instances' small base load is not subtracted."""
     asker, owner = (used / 2 for used in via.each_cpu_us)
     alone = sum(direct.each_cpu_us) / 2
     return Forwarded(
@@ -124,7 +124,7 @@ def _cost(direct: InstancesLine, via: InstancesLine) -> Forwarded:
 def _load(
     rig: FleetRig,
     members: Sequence[CoordinatorProcess],
-    spread: Spread,
+    options: InstancesOptions,
     aim: Aim,
     *,
     lead_s: float,
@@ -132,7 +132,7 @@ def _load(
     of: CoordinatorProcess | None = None,
     at: CoordinatorProcess | None = None,
 ) -> tuple[SpreadResult, Sent]:
-    """Run the load with transactions of all shards, or those `of` one instance, asking all of them or one."""
+    """Run the load for all shards, or those `of` one instance; call all instances, or the one `at`."""
     own = owners(members)
     plan = SpreadPlan(
         ports=[member.port for member in members] if at is None else [at.port],
@@ -140,7 +140,7 @@ def _load(
         shards=[shard for shard, member in enumerate(own) if of is None or member is of],
         aim=aim,
         topic=rig.topic,
-        callers=spread.callers,
+        callers=options.callers,
         lead_s=lead_s,
         window_s=window_s,
         pids=rig.pids_of(members),
@@ -156,7 +156,7 @@ def _load(
 def _line(
     rig: FleetRig,
     members: Sequence[CoordinatorProcess],
-    spread: Spread,
+    options: InstancesOptions,
     aim: Aim,
     asked: str,
     *,
@@ -164,11 +164,11 @@ def _line(
     at: CoordinatorProcess | None = None,
 ) -> InstancesLine:
     auditor = Auditor(rig.bootstrap_servers, rig.topic)
-    began, before = auditor.ends(), summed(members)
-    result, sent = _load(rig, members, spread, aim, lead_s=spread.lead_s, window_s=spread.run_s, of=of, at=at)
+    start_offsets, before = auditor.ends(), summed(members)
+    result, sent = _load(rig, members, options, aim, lead_s=options.lead_s, window_s=options.run_s, of=of, at=at)
     grown = summed(members)
     grown.subtract(before)
-    verdict = judge(sent, auditor.copies(began))
+    verdict = judge(sent, auditor.copies(start_offsets))
     each = [round(result.cpu_us[str(number)] / max(1, result.transactions), 1) for number in range(len(members))]
     broker = result.cpu_us.get("broker")
     forwarded = sum(count for name, count in grown.items() if name.startswith("halfway_forwarded_total{"))

@@ -1,8 +1,8 @@
-"""What a load asked and was told, in few bytes, and the checker's history that it stands for.
+"""A compact journal of a load, and its conversion to the checker's history.
 
-One line a transaction, written when its fate is known to the caller; the content is a number, as the load sends a few
-messages again and again. A transaction of which nothing is written was never sent, or was refused (429): where anything
-of it stands, the checker finds a message or a half that nobody prepared.
+One line per transaction, written when its result is known to the caller. The content is a number, because the load
+repeats a few messages. A transaction without a line was never sent, or was refused (429): if it is in a topic, the
+checker finds a message or a half that nobody prepared.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ Made = tuple[int, bytes]
 
 
 class Journal:
-    """Writes down the fates of transactions."""
+    """Records the results of transactions."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        """Take a file that is buffered."""
+        """Write to a buffered file."""
         self._write = file.write
 
     def committed(self, made: Iterable[Made]) -> None:
-        """Note transactions whose commit was confirmed."""
-        for one in made:
-            self._write(b"+%d %b\n" % one)
+        """Record transactions whose commit was confirmed."""
+        for transaction in made:
+            self._write(b"+%d %b\n" % transaction)
 
     def unconfirmed(self, made: Iterable[Made]) -> None:
-        """Note transactions that were prepared, and whose commit may have been sent and was not confirmed."""
-        for one in made:
-            self._write(b"?%d %b\n" % one)
+        """Record prepared transactions whose commit may have been sent and was not confirmed."""
+        for transaction in made:
+            self._write(b"?%d %b\n" % transaction)
 
     def unanswered(self, contents: Iterable[int], *, brought: bytes = b"") -> None:
-        """Note prepares that may be stored or not; `brought` is the id where the caller chose it."""
+        """Record prepares that may be stored or not; `brought` is the id if the caller chose it."""
         for content in contents:
             self._write(b"!%d %b\n" % (content, brought))
 
     def rolled_back(self, ids: Iterable[bytes]) -> None:
-        """Note transactions that are about to be rolled back, as nobody knows them or waits for them any more."""
-        for one in ids:
-            self._write(b"-0 %b\n" % one)
+        """Record transactions that are about to be rolled back, because no caller waits for them any more."""
+        for transaction_id in ids:
+            self._write(b"-0 %b\n" % transaction_id)
 
 
 def history(paths: Sequence[Path], topic: str, contents: Sequence[Content]) -> Iterator[AnyEvent]:
-    """Return the events that journals stand for, from `run` to `rest`.
+    """Yield the events of journals, from `run` to `rest`.
 
-    The times are not those of a clock: each transaction has a span of its own, in which each step follows the other.
+    The times are artificial: each transaction has its own period, in which its steps follow each other.
     """
     yield Run(seed=0, topics=(topic,))
     number = 0
@@ -74,15 +74,15 @@ def history(paths: Sequence[Path], topic: str, contents: Sequence[Content]) -> I
 def _events(line: str, number: int, contents: Sequence[Content]) -> Iterator[AnyEvent]:
     mark, content, transaction_id = line[0].encode(), *line[1:].rstrip("\n").split(" ")
     ref, at = str(number), number * _STEPS
-    asked = (contents[int(content)],)
+    requested = (contents[int(content)],)
     if mark == ROLLED_BACK:
         yield End(at=at, id=transaction_id, outcome="rollback", by="operator")
         return
     if mark == UNANSWERED:
-        yield Prepare(at=at, ref=ref, group=GROUP, contents=asked, id=transaction_id or None)
+        yield Prepare(at=at, ref=ref, group=GROUP, contents=requested, id=transaction_id or None)
         yield Prepared(at=at + 1, sent_at=at, ref=ref, status=0)
         return
-    yield Prepare(at=at, ref=ref, group=GROUP, contents=asked)
+    yield Prepare(at=at, ref=ref, group=GROUP, contents=requested)
     yield Prepared(at=at + 1, sent_at=at, ref=ref, status=_CREATED, id=transaction_id, state="prepared")
     yield End(at=at + 2, id=transaction_id, outcome="commit")
     confirmed = mark == COMMITTED

@@ -1,8 +1,8 @@
-"""One group floods, others work: what the flood costs the others, with and without limits, and what keys cost.
+"""Measures the cost of a flooding group for other groups, with and without limits, and the cost of keys.
 
-All coordinators run over one broker, and are asked in turns, so that a machine whose speed changes changes all. What
-keys cost is asked of one coordinator, since two of one kind differ by more: it knows keys and is open, so it looks at
-a key that a caller shows as it does when it asks everybody for one.
+All coordinators run on one broker and are called in turn, so that a change of the machine's speed affects all of them.
+The cost of keys is measured on one coordinator, because two equal ones differ by more. It has keys and open access, so
+it verifies a caller's key in the same way as with access control.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from halfway.service.access import KeyedAccess
 TOPIC: Final = "limits"
 FLOOD: Final = "flood"
 LEAD_S: Final = 2.0
-"""Of each turn, not counted: a group that was idle may send a burst."""
+"""The unmeasured beginning of each turn: an idle group may send a burst."""
 KEYS: Final = (("no key is shown", False), ("a key is shown", True))
 _SLICES: Final = 4
-"""Of each kind, in each turn."""
+"""The slices of each kind in each turn."""
 _READY_S: Final = 60.0
 _REFUSED: Final = 429
 _CREATED: Final = 201
 _OK: Final = 200
 _SHARE: Final = 0.95
-"""Of the limit, sent by a group that stays below it."""
+"""The share of the limit that a group below it sends."""
 _ROUNDS: Final = 500
 _CALLS: Final = 200
 
 
-class Flooding(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of everything."""
+class LimitsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of the load."""
 
     groups: int = 10
-    """That work."""
+    """Working groups."""
     callers: int = 20
-    """Of all groups that work, each with one transaction at a time, at a pace."""
+    """Callers of the working groups, each with one transaction at a time, at a fixed rate."""
     rate_per_s: float = 150.0
-    """Of all of them together."""
+    """Transactions per second of all working groups together."""
     flood: int = 64
-    """Callers of the group that floods, each with the next transaction as soon as it is answered."""
+    """Callers of the flooding group, which start the next transaction as soon as the last is answered."""
     limit_per_s: float = 20.0
-    """Prepares a second that a group may send."""
+    """Prepares per second that a group may send."""
     seconds: float = 8.0
-    """Of each turn; a slice with or without keys takes a quarter of it."""
+    """The length of a turn; a slice with or without keys takes a quarter of it."""
     turns: int = 8
     warm_up_s: float = 30.0
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one way of running showed, over all its turns."""
+    """The result of one case, over all its turns."""
 
     name: str
     transactions: int
@@ -79,7 +79,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     """Prepares of the flooding group that were refused."""
     cpu_us: float
-    """Of the coordinator, for each transaction of all groups."""
+    """CPU of the coordinator per transaction of any group, in microseconds."""
 
 
 class Tally:
@@ -103,7 +103,7 @@ class Tally:
 
 
 class Service:
-    """One caller of a group over a connection of its own."""
+    """One caller of a group, on its own connection."""
 
     def __init__(self, port: int, group: str, key: str | None) -> None:
         self._port = port
@@ -195,7 +195,7 @@ class Side:
 
     async def turn(
         self,
-        wanted: Flooding,
+        options: LimitsOptions,
         flood: int,
         seconds: float,
         tally: Tally,
@@ -204,56 +204,58 @@ class Side:
         keys: bool = True,
         share: bool = False,
     ) -> None:
-        """Load it for a time.
+        """Load the coordinator for a time.
 
-        Without a pace every caller floods, without keys none of them shows one; with a share the group that could
-        flood sends what its limit allows, at a pace.
+        `paced`: callers use a fixed rate, else they flood. `keys`: callers send their keys. `share`: the flooding group
+        sends what its limit allows, at a fixed rate.
         """
-        port, began = self.instance.port, cpu_us(self.instance.pid)
+        port, cpu_before = self.instance.port, cpu_us(self.instance.pid)
         working = [group for group in self._keys if group != FLOOD]
-        groups = [working[number % len(working)] for number in range(wanted.callers)]
+        groups = [working[number % len(working)] for number in range(options.callers)]
         shop = [Service(port, group, self._keys[group] if keys else None) for group in groups]
         others = [Service(port, FLOOD, self._keys[FLOOD]) for _ in range(flood)]
         until = time.monotonic() + seconds
-        every_s = wanted.callers / wanted.rate_per_s
+        every_s = options.callers / options.rate_per_s
         loads = [
-            _paced(one, every_s, every_s * number / len(shop), until, tally) if paced else flooding(one, until, tally)
-            for number, one in enumerate(shop)
+            _paced(caller, every_s, every_s * number / len(shop), until, tally)
+            if paced
+            else flooding(caller, until, tally)
+            for number, caller in enumerate(shop)
         ]
         if share:
-            allowed, polite = _SHARE * wanted.limit_per_s, Tally()
-            others = [Service(port, FLOOD, self._keys[FLOOD]) for _ in range(wanted.callers)]
+            allowed, polite = _SHARE * options.limit_per_s, Tally()
+            others = [Service(port, FLOOD, self._keys[FLOOD]) for _ in range(options.callers)]
             every_s = len(others) / allowed
-            loads += [_paced(one, every_s, number / allowed, until, polite) for number, one in enumerate(others)]
+            loads += [_paced(caller, every_s, number / allowed, until, polite) for number, caller in enumerate(others)]
         else:
-            loads += [flooding(one, until, tally) for one in others]
+            loads += [flooding(caller, until, tally) for caller in others]
         await asyncio.gather(*loads)
-        tally.cpu_us += cpu_us(self.instance.pid) - began
-        for one in (*shop, *others):
-            one.close()
+        tally.cpu_us += cpu_us(self.instance.pid) - cpu_before
+        for caller in (*shop, *others):
+            caller.close()
 
 
 def verifying_us() -> tuple[float, float]:
-    """Return the CPU time of knowing a caller by its key and deciding what it may do: the first time, and again."""
+    """Return the CPU time of authenticating a key and authorising its call, in microseconds: first, and repeated."""
     secret, table = MasterSecret(os.urandom(32)), KeyTable()
     text = key_text(PrincipalKind.GROUP, os.urandom(RANDOM_BYTES))
     key = Key(id=public_id(text), kind=PrincipalKind.GROUP, name="shop", created_at=0, digest=secret.digest(text))
     table.apply(key.id, secret.sealed(key))
-    first, again = [], []
+    first, repeated = [], []
     for _ in range(_ROUNDS):
         access = KeyedAccess(table, [secret], SystemClock())
-        began = time.thread_time()
+        started = time.thread_time()
         access.require(access.authenticate(text), Permission.PREPARE, "shop")
-        looked = time.thread_time()
+        first_done = time.thread_time()
         for _ in range(_CALLS):
             access.require(access.authenticate(text), Permission.PREPARE, "shop")
-        first.append((looked - began) * 1e6)
-        again.append((time.thread_time() - looked) / _CALLS * 1e6)
-    return median(first), median(again)
+        first.append((first_done - started) * 1e6)
+        repeated.append((time.thread_time() - first_done) / _CALLS * 1e6)
+    return median(first), median(repeated)
 
 
-def limits(wanted: Flooding, say: Callable[[str], None]) -> tuple[list[Cost], list[Cost]]:
-    """Return what the flood cost the other groups (alone, limited, unlimited), and what keys cost."""
+def limits(options: LimitsOptions, say: Callable[[str], None]) -> tuple[list[Cost], list[Cost]]:
+    """Return the cost of the flood for the other groups (alone, limited, unlimited), and the cost of keys."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-bench-")))
         bootstrap = stack.enter_context(EmbeddedKafka(EmbeddedConfig(heap="1g", progress=say))).bootstrap_servers
@@ -261,7 +263,7 @@ def limits(wanted: Flooding, say: Callable[[str], None]) -> tuple[list[Cost], li
         admin.create_topics([NewTopic(TOPIC, 6, 1)])[TOPIC].result(_READY_S)
         operator = key_text(PrincipalKind.OPERATOR, os.urandom(RANDOM_BYTES))
         keyed = {"HALFWAY_MASTER_SECRET": os.urandom(32).hex(), "HALFWAY_OPERATOR_KEY": operator}
-        limited = {"HALFWAY_GROUP_PREPARES_PER_S": f"{wanted.limit_per_s:g}"}
+        limited = {"HALFWAY_GROUP_PREPARES_PER_S": f"{options.limit_per_s:g}"}
         sides = []
         for name, settings in (
             ("limited", keyed | limited),
@@ -275,37 +277,37 @@ def limits(wanted: Flooding, say: Callable[[str], None]) -> tuple[list[Cost], li
             }
             instance = stack.enter_context(Instance(directory, shared | settings))
             instance.ready(_READY_S)
-            working = [f"shop-{number}" for number in range(wanted.groups)]
+            working = [f"shop-{number}" for number in range(options.groups)]
             sides.append(Side(instance, operator, [*working, FLOOD]))
-        return asyncio.run(_measured(wanted, sides, say))
+        return asyncio.run(_measure(options, sides, say))
 
 
-async def _measured(
-    wanted: Flooding, sides: Sequence[Side], say: Callable[[str], None]
+async def _measure(
+    options: LimitsOptions, sides: Sequence[Side], say: Callable[[str], None]
 ) -> tuple[list[Cost], list[Cost]]:
     limited, flooded, unguarded = sides
     for side in sides:
         await side.register()
     gc.collect()
-    gc.freeze()  # a pause of the load process is none of the coordinator's
+    gc.freeze()  # the garbage collector must not pause the load process
     say("warming up")
     for side in sides:
-        await side.turn(wanted, 0, wanted.warm_up_s / len(sides), Tally(), paced=side is limited)
-    # The groups that work stay below their own limits on the limited side: it is the flood that is to be held.
+        await side.turn(options, 0, options.warm_up_s / len(sides), Tally(), paced=side is limited)
+    # With limits the working groups stay below their own; only the flood must be limited.
     kinds = (
         ("alone", limited, 0, False),
         ("beside a group that stays below its limit", limited, 0, True),
-        ("beside a flood that is limited", limited, wanted.flood, False),
-        ("beside a flood without limits", flooded, wanted.flood, False),
+        ("beside a flood that is limited", limited, options.flood, False),
+        ("beside a flood without limits", flooded, options.flood, False),
     )
     named = {name: Tally() for name, *_ in kinds}
     costs = {name: Tally() for name, _ in KEYS}
-    for turn in range(wanted.turns):
-        say(f"turn {turn + 1} of {wanted.turns}")
+    for turn in range(options.turns):
+        say(f"turn {turn + 1} of {options.turns}")
         for name, side, flood, share in kinds if turn % 2 else kinds[::-1]:
-            await side.turn(wanted, flood, wanted.seconds, named[name], share=share)
+            await side.turn(options, flood, options.seconds, named[name], share=share)
         for number in range(_SLICES):
             for name, shown in KEYS if number % 2 else KEYS[::-1]:
-                await unguarded.turn(wanted, 0, wanted.seconds / 4, costs[name], paced=False, keys=shown)
-    gc.unfreeze()  # else extension modules complain at the exit
-    return [one.cost(name) for name, one in named.items()], [one.cost(name) for name, one in costs.items()]
+                await unguarded.turn(options, 0, options.seconds / 4, costs[name], paced=False, keys=shown)
+    gc.unfreeze()  # otherwise extension modules report errors at the exit
+    return [tally.cost(name) for name, tally in named.items()], [tally.cost(name) for name, tally in costs.items()]

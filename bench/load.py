@@ -1,7 +1,7 @@
 """The load process: `python -m bench.load PLAN RESULT`, two files of JSON (`plan.LoadPlan`, `plan.LoadResult`).
 
-Closed loop: each caller begins its next transaction when the last one is confirmed. Open loop (`rate_per_s`): they
-begin by the clock, whether earlier ones are done or not, and latency counts from when one was due.
+Closed loop: each caller begins its next transaction when the last one is confirmed. Open loop (`rate_per_s`):
+transactions begin by the clock, whether or not earlier ones are done, and latency counts from their due times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import ClientSession
 
 from bench import event_loop
-from bench.callers import BeginsAndCloses, Caller
+from bench.callers import BenchCaller, Caller
 from bench.client_caller import ClientCaller, Messages
 from bench.figures import cpu_us, percentile
 from bench.journal import Journal, Made
@@ -35,16 +35,16 @@ from halfway.client import Halfway
 MAX_FAILURES: Final = 1_000
 FINISH_S: Final = 30.0
 _WRITTEN_S: Final = 1.0
-"""Until what was accepted last is written."""
+"""How long to wait until the last accepted ends are written."""
 _TICK_S: Final = 0.002
 _JOURNAL_BUFFER: Final = 1024 * 1024
 
 
 class Load:
-    """The desk of all callers: says when to begin, takes the time, and writes down what came of each transaction."""
+    """The desk of all callers: starts transactions, measures them, and records their results in the journal."""
 
     def __init__(self, plan: LoadPlan, journal: Journal) -> None:
-        """Build the requests; nothing is connected."""
+        """Build the requests; nothing connects yet."""
         self._plan = plan
         self._pids = {**plan.pids, "load": os.getpid()}
         self._requests = Requests(
@@ -56,16 +56,16 @@ class Load:
         self._failed = 0
         self._first_failure = ""
         self._running = True
-        self._resting: deque[BeginsAndCloses] = deque()
+        self._idle: deque[BenchCaller] = deque()
         self._due: deque[float] = deque()
-        self._all_resting = asyncio.Event()
+        self._all_idle = asyncio.Event()
 
     async def run(self) -> LoadResult:
-        """Connect, carry the plan out, finish what is under way."""
+        """Connect, carry out the plan, and finish the transactions under way."""
         async with AsyncExitStack() as stack:
             return await self._load(await self._callers(stack))
 
-    async def _callers(self, stack: AsyncExitStack) -> Sequence[BeginsAndCloses]:
+    async def _callers(self, stack: AsyncExitStack) -> Sequence[BenchCaller]:
         plan = self._plan
         if plan.client:
             client = await stack.enter_async_context(Halfway(f"http://{plan.host}:{plan.port}", GROUP))
@@ -88,7 +88,7 @@ class Load:
             connected.append(caller)
         return connected
 
-    async def _load(self, callers: Sequence[BeginsAndCloses]) -> LoadResult:
+    async def _load(self, callers: Sequence[BenchCaller]) -> LoadResult:
         plan = self._plan
         gc.collect()
         gc.freeze()
@@ -104,7 +104,7 @@ class Load:
         self._due.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
-                await self._rested()
+                await self._until_idle()
         for caller in callers:
             caller.close()
         return LoadResult(windows=windows, failed=self._failed, first_failure=self._first_failure)
@@ -112,7 +112,7 @@ class Load:
     async def _windows(self) -> list[Window]:
         windows = []
         self._latencies, self._transactions = array("d"), 0
-        began, cpu = time.perf_counter(), self._cpu()
+        started, cpu = time.perf_counter(), self._cpu()
         for number in range(1, self._plan.windows + 1):
             await asyncio.sleep(self._plan.window_s)
             now, used = time.perf_counter(), self._cpu()
@@ -123,46 +123,46 @@ class Load:
             ordered = sorted(latencies)
             windows.append(
                 Window(
-                    seconds=now - began,
+                    seconds=now - started,
                     transactions=transactions,
                     p50_ms=percentile(ordered, 0.5) * 1000,
                     p99_ms=percentile(ordered, 0.99) * 1000,
                     cpu_us={name: used[name] - cpu[name] for name in used},
                 )
             )
-            began, cpu = now, used
+            started, cpu = now, used
         return windows
 
     def _cpu(self) -> dict[str, float]:
         return {name: cpu_us(pid) for name, pid in self._pids.items()}
 
-    async def _rested(self) -> None:
-        self._all_resting.clear()
-        if len(self._resting) < self._plan.callers:
-            await self._all_resting.wait()
+    async def _until_idle(self) -> None:
+        self._all_idle.clear()
+        if len(self._idle) < self._plan.callers:
+            await self._all_idle.wait()
 
     # --- when to begin
 
     def _wake(self) -> None:
-        """Let the callers begin that connected before there was anything to do."""
+        """Start the callers that connected before the load began."""
         if self._plan.rate_per_s is None:
-            resting, self._resting = self._resting, deque()
-            for caller in resting:
+            idle, self._idle = self._idle, deque()
+            for caller in idle:
                 self.ready(caller)
 
     async def _by_the_clock(self, rate: float) -> None:
-        began, begun = time.perf_counter(), 0
+        started, count_started = time.perf_counter(), 0
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.perf_counter()
-            due = int((now - began) * rate)
-            for number in range(begun, due):
-                self._due.append(began + number / rate)
-            begun = due
-            while self._due and self._resting:
-                self._resting.pop().begin(self._due.popleft())
+            due = int((now - started) * rate)
+            for number in range(count_started, due):
+                self._due.append(started + number / rate)
+            count_started = due
+            while self._due and self._idle:
+                self._idle.pop().begin(self._due.popleft())
 
-    def ready(self, caller: BeginsAndCloses) -> None:
+    def ready(self, caller: BenchCaller) -> None:
         if self._running and self._failed < MAX_FAILURES:
             if self._due:
                 caller.begin(self._due.popleft())
@@ -170,14 +170,14 @@ class Load:
             if self._plan.rate_per_s is None:
                 caller.begin(time.perf_counter())
                 return
-        self._resting.append(caller)
-        if len(self._resting) == self._plan.callers:
-            self._all_resting.set()
+        self._idle.append(caller)
+        if len(self._idle) == self._plan.callers:
+            self._all_idle.set()
 
-    # --- what came of it
+    # --- results
 
-    def confirmed(self, began: float, made: Sequence[Made]) -> None:
-        self._latencies.append(time.perf_counter() - began)
+    def confirmed(self, started: float, made: Sequence[Made]) -> None:
+        self._latencies.append(time.perf_counter() - started)
         self._transactions += len(made)
         self._journal.committed(made)
 

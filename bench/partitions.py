@@ -1,4 +1,4 @@
-"""What a Kafka transaction costs a broker, by the partitions that it touches."""
+"""Measures the cost of a Kafka transaction for the broker, by the number of partitions in it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from bench.scenarios import run_raw
 
 _ENDS: Final = 100
 _TOUCHED: Final = ((1, 1), (1, PARTITIONS), (SHARDS, PARTITIONS))
-"""Shards, and partitions of the real topic. A shard is a partition of half and one of op."""
+"""Numbers of shards and of partitions of the real topic. A shard is one partition of half and one of op."""
 
 
 class TouchedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Kafka transactions of 100 ends, by librdkafka alone."""
+    """The result for Kafka transactions of 100 ends, by librdkafka alone."""
 
     partitions: int
     tx_per_s: float
     broker_ms: float | None
-    """CPU time of the broker for each Kafka transaction and the 100 half records before it."""
+    """CPU time of the broker for a Kafka transaction and the 100 half records before it."""
 
 
 def touched(rig: Rig, run_s: float, *, say: Callable[[str], None]) -> list[TouchedLine]:
-    """Measure each."""
+    """Measure each number of partitions."""
     lines = []
     for shards, partitions in _TOUCHED:
         say(f"raw: Kafka transactions that touch {2 * shards + partitions} partitions")
@@ -41,13 +41,13 @@ def touched(rig: Rig, run_s: float, *, say: Callable[[str], None]) -> list[Touch
             run_s=run_s,
             pids=rig.pids,
         )
-        found = run_raw(rig, plan)
-        broker = found.cpu_us.get("broker")
+        result = run_raw(rig, plan)
+        broker = result.cpu_us.get("broker")
         lines.append(
             TouchedLine(
                 partitions=2 * shards + partitions,
-                tx_per_s=round(found.tx_per_s, 1),
-                broker_ms=None if broker is None else round(broker / max(1, found.kafka_transactions) / 1000, 2),
+                tx_per_s=round(result.tx_per_s, 1),
+                broker_ms=None if broker is None else round(broker / max(1, result.kafka_transactions) / 1000, 2),
             )
         )
     return lines

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other, as JSON."""
+"""The plans and results that the processes of a run exchange as JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ KEYS: Final = 256
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Callers, each with one request at a time; `batch` transactions in a request, 0 for requests of one each.
+    """Callers, each with one request at a time; `batch` is the number of transactions in a request, 0 for single ones.
 
-    With `client` they share one `halfway.client`, with `stream` one stream, on which their ends want a confirmation
-    unless they are `oneway`; else each has a connection of its own.
+    With `client` the callers share one `halfway.client`, with `stream` one stream, on which ends are confirmed unless
+    `oneway`. Otherwise each has its own connection.
     """
 
     name: str
@@ -43,7 +43,7 @@ SCENARIOS: Final = (
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load process is to do: `lead_s` without counting, then `windows` times `window_s`."""
+    """The plan of the load process: `lead_s` unmeasured, then `windows` times `window_s`."""
 
     host: str
     port: int
@@ -53,24 +53,24 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     client: bool = False
     """Whether the callers share one `halfway.client`."""
     stream: bool = False
-    """Whether they share one stream."""
+    """Whether the callers share one stream."""
     oneway: bool = False
-    """Whether an end is done with once it is accepted."""
+    """Whether an end counts as done once it is accepted."""
     groups: tuple[str, ...] = (GROUP,)
-    """Whose transactions they are, in turn; of callers with a connection each."""
+    """The groups of the transactions, in turn; only for callers with their own connections."""
     lead_s: float
     window_s: float
     windows: int = 1
     rate_per_s: float | None = None
-    """Transactions begun in a second, however long they take; None: each caller begins when its last one is done."""
+    """Transactions begun per second, however long they take; None: a caller begins when its last one is done."""
     pids: Mapping[str, int]
-    """Whose CPU time to count, beside the load process's own."""
+    """The processes to measure the CPU time of, besides the load process."""
     journal_path: str
-    """Where the fate of every transaction goes; see `journal`."""
+    """The journal for the result of every transaction; see `journal`."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """What one window saw: transactions whose commit was confirmed in it, and CPU time in microseconds by process."""
+    """The result of one window: transactions whose commit was confirmed, and CPU time in microseconds by process."""
 
     seconds: float
     transactions: int
@@ -80,7 +80,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load process saw; `failed` counts requests that were not answered as they must be, lead included."""
+    """The result of the load process; `failed` counts requests with an unexpected answer, including the lead."""
 
     windows: list[Window]
     failed: int
@@ -88,24 +88,24 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RawPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that finds the raw limit is to do; see `raw`."""
+    """The plan of the process that measures the raw limit; see `raw`."""
 
     bootstrap_servers: str
     topic: str
     ends: int
     ahead: bool
     shards: int = 1
-    """How many shards the ends of one Kafka transaction belong to; groups take turns with them."""
+    """The number of shards in one Kafka transaction; groups take turns with them."""
     partitions: int = PARTITIONS
-    """How many partitions of the real topic they go to."""
+    """The number of partitions of the real topic in one Kafka transaction."""
     lead_s: float
     run_s: float
     pids: Mapping[str, int] = {}
-    """Whose CPU time to count."""
+    """The processes to measure the CPU time of."""
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What librdkafka alone reached; CPU time in microseconds by process."""
+    """The result of librdkafka alone; CPU time in microseconds by process."""
 
     tx_per_s: float
     kafka_transactions: int

@@ -1,4 +1,4 @@
-"""What a process and its descendants use: a JVM that outlives its Python by a moment is waited for by nobody."""
+"""The CPU and memory of a process and its descendants, including a JVM that briefly outlives its Python process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final, Self
 
 import psutil
 
-_LOOK_S: Final = 0.25
+_SAMPLE_S: Final = 0.25
 
 
 class Watch:
-    """A context manager that looks at a process and its descendants a few times a second.
+    """A context manager that samples a process and its descendants a few times per second.
 
-    `cpu_s`: user and system time of all of them so far, as last seen. `memory_bytes`: what they hold now, pages that
-    forked processes share counted once, with their parent; `peak_bytes`: the most that was seen.
+    `cpu_s`: user and system time of all of them so far. `memory_bytes`: their current memory, in which pages that
+    forked processes share count once, for the parent. `peak_bytes`: the highest sample.
     """
 
     def __init__(self, pid: int) -> None:
-        """Take the first one's id."""
+        """Keep the id of the first process."""
         self._root = psutil.Process(pid)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._cpu_s: dict[psutil.Process, float] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
         self.memory_bytes = 0
@@ -32,19 +32,19 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of CPU so far."""
+        """CPU time so far, in seconds."""
         return sum(self._cpu_s.copy().values())
 
     def _run(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            self._look()
+        while not self._stopped.wait(_SAMPLE_S):
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         try:
             family = [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -56,7 +56,7 @@ class Watch:
                     used, memory = process.cpu_times(), process.memory_info()
             except psutil.NoSuchProcess:
                 continue
-            # One that was begun just now can still have all the memory of its parent: so Java starts processes.
+            # A process that has just started may still share all memory of its parent, as Java starts processes.
             if process in self._cpu_s:
                 held += memory.rss - memory.shared
             self._cpu_s[process] = used.user + used.system

@@ -1,4 +1,4 @@
-"""How long a start takes until everything is served, and how much memory, by what is pending and by what has ended."""
+"""Measures the time and memory of a start, by the number of pending and of ended transactions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from bench.figures import cpu_us, memory_mib
 from bench.history import MAX_PREPARE_BYTES, History, Plan
-from bench.instance import Instance, Meanwhile, ask, asking, live, served, unknowing
+from bench.instance import CallResults, Instance, ask, liveness_probe, repeating, served, unknown_endpoint
 from bench.plan import GROUP, PARTITIONS, VALUE_BYTES
-from bench.recovery_figures import AllDue, Found, Recovery, Takeover
+from bench.recovery_figures import AllDue, Recovery, RecoveryResult, Takeover
 from bench.rig import RigError
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.process import SupervisedProcess
@@ -31,13 +31,13 @@ from halfway.service.requests import ServiceLimits
 
 SHARDS: Final = 8
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_ASK_S: Final = 30.0
-_LOOK_S: Final = 0.02
+_REQUEST_S: Final = 30.0
+_POLL_S: Final = 0.02
 _FILL_S: Final = 7_200.0
 _RECOVER_S: Final = 900.0
 _PARTS: Final = 2
-_FAR: Final[Mapping[str, Any]] = {"first_check_after_s": 259_200.0, "max_age_s": 345_600.0}
-"""Nothing is due while it is measured."""
+_NOT_DUE: Final[Mapping[str, Any]] = {"first_check_after_s": 259_200.0, "max_age_s": 345_600.0}
+"""No transaction is due during the measurement."""
 
 
 FEW: Final = 10
@@ -47,13 +47,13 @@ LATELY: Final = (2_000_000,)
 _MANY: Final = 10_000
 _HORIZON_S: Final = 1
 _PAST_S: Final = 62.0
-"""After this, what ended is older than that horizon by more than clocks may differ."""
+"""After this time the ended transactions are older than the horizon, even if clocks differ."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What a coordinator finds at its start: transactions that are pending, and behind them those that have ended.
+    """The log that a coordinator starts with: pending transactions, then ended ones.
 
-    `lately`: within the outcome horizon, so that the outcomes must be known; else before it.
+    `lately`: they ended within the outcome horizon, so their outcomes must be known; otherwise before it.
     """
 
     pending: int
@@ -62,12 +62,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """How it is called in the table."""
+        """The name in the table."""
         return f"{self.pending:,} pending, {self.ended:,} ended{' lately' if self.lately else ''}"
 
 
 class Bench:
-    """A broker, and one prefix with its topics after the other. A context manager."""
+    """A context manager for a broker, on which one prefix with its topics follows the other."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Bench:
         settings: Mapping[str, str] | None = None,
         name: str = "recovery",
     ) -> None:
-        """Keep what is wanted; nothing is started. `settings` are variables for the coordinator."""
+        """Keep the options; nothing starts yet. `settings` are environment variables of the coordinator."""
         self._say = say
         self._given = bootstrap_servers
         self._watch_s = watch_s
@@ -91,7 +91,7 @@ class Bench:
         self._count = 0
         self._empty_mib = 0.0
         self.topic = f"{name}.orders"
-        self.found = Found(shards=shards, value_bytes=value_bytes, rate_per_s=rate_per_s)
+        self.found = RecoveryResult(shards=shards, value_bytes=value_bytes, rate_per_s=rate_per_s)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -99,7 +99,7 @@ class Bench:
             self.bootstrap_servers = self._given or self._broker(stack)
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
             for made in self._admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values():
-                made.result(_ASK_S)
+                made.result(_REQUEST_S)
             self._stack = stack.pop_all()
         return self
 
@@ -114,7 +114,7 @@ class Bench:
 
     @contextmanager
     def log(self, cell: Cell) -> Iterator[tuple[dict[str, str], History]]:
-        """Write a log under a prefix of its own; give the coordinator's settings for it. It is deleted at the end."""
+        """Write a log under a new prefix; yield the coordinator's settings for it. It is deleted at the end."""
         self._count += 1
         prefix = f"_{self._name}{self._count}."
         settings = {
@@ -125,23 +125,23 @@ class Bench:
         }
         try:
             self._say(f"{cell.name}: the log is written")
-            began = time.monotonic()
-            with Instance(self.directory, settings) as first:  # it makes the topics, and owns the shards
+            started = time.monotonic()
+            with Instance(self.directory, settings) as first:  # it creates the topics, and owns the shards
                 first.ready(_RECOVER_S)
-                self.register(first, {"mode": "pull"}, _FAR)
+                self.register(first, {"mode": "pull"}, _NOT_DUE)
                 first.stop()
             history = self.write(prefix, cell)
             asyncio.run(self._commit_cursors(prefix, history))
-            self._say(f"written in {time.monotonic() - began:.0f} s, {history.reanchored} halves written again in it")
+            self._say(f"written in {time.monotonic() - started:.0f} s, {history.reanchored} halves written again in it")
             if cell.ended and not cell.lately:
-                # The markers of Kafka transactions have the broker's time, by which op is looked up too.
+                # Transaction markers have the broker's time, which is also used to look op up by time.
                 settings["HALFWAY_OUTCOME_HORIZON_S"] = str(_HORIZON_S)
                 time.sleep(_PAST_S)
             yield settings, history
         finally:
-            topics = [name for name in self._admin.list_topics(timeout=_ASK_S).topics if name.startswith(prefix)]
+            topics = [name for name in self._admin.list_topics(timeout=_REQUEST_S).topics if name.startswith(prefix)]
             for deleted in self._admin.delete_topics(topics).values() if topics else ():
-                deleted.result(_ASK_S)
+                deleted.result(_REQUEST_S)
 
     def register(self, instance: Instance, check: Mapping[str, Any], policy: Mapping[str, float]) -> None:
         """Register the group of all transactions."""
@@ -151,19 +151,19 @@ class Bench:
             raise RigError(f"the group was not registered: {status} {answer!r}")
 
     def write(self, prefix: str, cell: Cell) -> History:
-        """Write a log with several processes, each of them some of the shards."""
+        """Write a log with several processes, each for some of the shards."""
         until = time.time_ns() // 1_000_000
         parts = min(_PARTS, self.found.shards)
         processes: list[tuple[SupervisedProcess, Path, Path]] = []
         with ExitStack() as stack:
             for part in range(parts):
-                mine = tuple(range(part, self.found.shards, parts))
-                share = len(mine) / self.found.shards
+                own = tuple(range(part, self.found.shards, parts))
+                share = len(own) / self.found.shards
                 plan = Plan(
                     bootstrap_servers=self.bootstrap_servers,
                     prefix=prefix,
                     shards=self.found.shards,
-                    mine=mine,
+                    own=own,
                     topic=self.topic,
                     value_bytes=self.found.value_bytes,
                     pending=_part(cell.pending, part, parts),
@@ -178,13 +178,13 @@ class Bench:
                 process = SupervisedProcess(command, cwd=_ROOT, log_path=files[2])
                 stack.callback(process.kill)
                 processes.append((process, files[1], files[2]))
-            written = [_result(*one) for one in processes]
+            results = [_result(*result) for result in processes]
         return History(
-            half_cursors={number: at for one in written for number, at in one.half_cursors.items()},
-            half_ends={number: at for one in written for number, at in one.half_ends.items()},
-            op_ends={number: at for one in written for number, at in one.op_ends.items()},
-            reanchored=sum(one.reanchored for one in written),
-            last_pending=next((one.last_pending for one in written if one.last_pending), None),
+            half_cursors={number: at for result in results for number, at in result.half_cursors.items()},
+            half_ends={number: at for result in results for number, at in result.half_ends.items()},
+            op_ends={number: at for result in results for number, at in result.op_ends.items()},
+            reanchored=sum(result.reanchored for result in results),
+            last_pending=next((result.last_pending for result in results if result.last_pending), None),
         )
 
     @property
@@ -200,7 +200,7 @@ class Bench:
         )
 
     async def _commit_cursors(self, prefix: str, history: History) -> None:
-        """Commit the cursors where the last scan would have: nothing was checked, so no op is needed again."""
+        """Commit the cursors as the last scan would have: nothing was checked, so no op record is needed again."""
         cursors = KafkaCursors(self._config(prefix), Metrics())
         await cursors.start()
         places = history.half_cursors.items()
@@ -209,10 +209,10 @@ class Bench:
 
     # --- starts
 
-    def run(self, cells: Sequence[Cell], *, before: Path | None = None, starts: int = 1) -> Found:
-        """Measure starts on each; on the largest backlog also a takeover, and a start with everything due.
+    def run(self, cells: Sequence[Cell], *, before: Path | None = None, starts: int = 1) -> RecoveryResult:
+        """Measure starts on each log; on the largest backlog also a takeover, and a start with everything due.
 
-        `before` is the interpreter of an earlier version: only starts are measured then, and its own take turns.
+        `before` is the interpreter of an earlier version: then only starts are measured, and both versions take turns.
         """
         largest = max((cell.pending for cell in cells), default=0)
         versions = {"": Path(sys.executable)} if before is None else {", before": before, "": Path(sys.executable)}
@@ -223,7 +223,7 @@ class Bench:
                     self._say(f"{started.cell}: ready after {started.ready_s:.1f} s, {started.rss_mib:.0f} MiB")
                 if before is None and cell.pending == largest > FEW:
                     self.take_over(settings)
-                    with unknowing() as (url, asked):
+                    with unknown_endpoint() as (url, asked):
                         self.all_due(cell, settings, url, asked)
         return self.found
 
@@ -236,15 +236,15 @@ class Bench:
         version: str = "",
         python: Path = Path(sys.executable),
     ) -> Recovery:
-        """Start a coordinator on a log and measure; then watch it for a while, and stop it."""
+        """Start a coordinator on a log and measure it; then watch it for a while, and stop it."""
         with ExitStack() as stack:
             instance = stack.enter_context(Instance(self.directory, settings, python))
-            alive = stack.enter_context(asking(live(instance, [False]), 0.02))
+            alive = stack.enter_context(repeating(liveness_probe(instance, [False]), 0.02))
             ready_s = instance.ready(_RECOVER_S)
             health, cpu, (rss, _) = alive(), cpu_us(instance.pid) / 1e6, memory_mib(instance.pid)
             get_s = None if history.last_pending is None else self._until_found(instance, history.last_pending)
             prepared = self._transact(instance)
-            commit_s = time.monotonic() - instance.began
+            commit_s = time.monotonic() - instance.started
             if not prepared:
                 raise RigError("a transaction after the start was refused")
             acquired = instance.events("shards_acquired")
@@ -252,7 +252,7 @@ class Bench:
             if pending != cell.pending:
                 raise RigError(f"{pending} are pending, not {cell.pending}")
             after, prepares = self._watched(instance)
-            acquire_s = max(line["seconds"] for line in acquired)  # shards are acquired side by side
+            acquire_s = max(line["seconds"] for line in acquired)  # shards are acquired concurrently
             records = sum(line["records"] for line in acquired)
             if not cell.pending and not cell.ended:
                 self._empty_mib = rss
@@ -284,51 +284,51 @@ class Bench:
 
     def _until_found(self, instance: Instance, transaction_id: str) -> float:
         while ask(instance.port, "GET", f"/v1/transactions/{transaction_id}")[0] != HTTPStatus.OK:
-            time.sleep(_LOOK_S)
-        return time.monotonic() - instance.began
+            time.sleep(_POLL_S)
+        return time.monotonic() - instance.started
 
     def _transact(self, instance: Instance, times: list[float] | None = None) -> bool:
-        """Prepare and commit one transaction; `times` gets that of the prepare."""
+        """Prepare and commit one transaction; the time of the prepare is added to `times`."""
         body = {"group": GROUP, "messages": [{"topic": self.topic, "key": "k", "value": "v"}]}
-        began = time.monotonic()
+        started = time.monotonic()
         status, answer = ask(instance.port, "POST", "/v1/transactions", body)
         if times is not None:
-            times.append(time.monotonic() - began)
+            times.append(time.monotonic() - started)
         if status != HTTPStatus.CREATED:
             return False
         path = f"/v1/transactions/{msgspec.json.decode(answer)['id']}/end"
         return ask(instance.port, "POST", path, {"outcome": "commit"})[0] == HTTPStatus.OK
 
-    def _watched(self, instance: Instance, watch_s: float | None = None) -> tuple[Meanwhile, Meanwhile]:
-        """Ask for its health and let one caller prepare and commit, for a while."""
+    def _watched(self, instance: Instance, watch_s: float | None = None) -> tuple[CallResults, CallResults]:
+        """Probe the health port, and prepare and commit with one caller, for a while."""
         times: list[float] = []
         with ExitStack() as stack:
-            health = stack.enter_context(asking(live(instance, [True]), 0.05))
-            prepares = stack.enter_context(asking(lambda: self._transact(instance, times), 0.05))
+            health = stack.enter_context(repeating(liveness_probe(instance, [True]), 0.05))
+            prepares = stack.enter_context(repeating(lambda: self._transact(instance, times), 0.05))
             time.sleep(self._watch_s if watch_s is None else watch_s)
             failed = prepares().failed
-            return health(), Meanwhile.of(times, failed)
+            return health(), CallResults.of(times, failed)
 
     def take_over(self, settings: Mapping[str, str]) -> Takeover:
-        """Let a second instance join one that serves everything, then kill the first."""
+        """Start a second instance beside one that serves everything, then kill the first."""
         with ExitStack() as stack:
             first = stack.enter_context(Instance(self.directory, settings))
             first.ready(_RECOVER_S)
             second = stack.enter_context(Instance(self.directory, settings))
             while len(served(second)) < self.found.shards // 2:
-                if time.monotonic() - second.began > _RECOVER_S:
+                if time.monotonic() - second.started > _RECOVER_S:
                     raise RigError("the second instance gets no shards")
-                time.sleep(_LOOK_S)
-            joined_s = time.monotonic() - second.began
+                time.sleep(_POLL_S)
+            joined_s = time.monotonic() - second.started
             away = second.metric("halfway_shard_away_seconds_sum") / second.metric("halfway_shard_away_seconds_count")
             times: list[float] = []
-            prepares = stack.enter_context(asking(lambda: self._transact(second, times), 0.05))
+            prepares = stack.enter_context(repeating(lambda: self._transact(second, times), 0.05))
             killed = time.monotonic()
             first.kill()
             while len(served(second)) < self.found.shards:
                 if time.monotonic() - killed > _RECOVER_S:
                     raise RigError("the second instance does not take over")
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             taken_s = time.monotonic() - killed
             failed = prepares().failed
             rss, peak = memory_mib(second.pid)
@@ -342,12 +342,12 @@ class Bench:
             session_s=float(settings.get("HALFWAY_SESSION_TIMEOUT_S", "10")),
             rss_mib=rss,
             peak_mib=peak,
-            prepare=Meanwhile.of(times, failed),
+            prepare=CallResults.of(times, failed),
         )
         return self.found.takeover
 
     def all_due(self, cell: Cell, settings: Mapping[str, str], endpoint: str, asked: Callable[[], int]) -> AllDue:
-        """Start with everything due; `asked` counts what came to the endpoint."""
+        """Start with everything due; `asked` returns the number of requests to the endpoint."""
         due = {"first_check_after_s": 1, "check_interval_s": 300, "max_interval_s": 300, "max_age_s": 345_600}
         with Instance(self.directory, settings) as before:
             before.ready(_RECOVER_S)
@@ -355,9 +355,9 @@ class Bench:
             before.stop()
         with Instance(self.directory, settings) as instance:
             ready_s = instance.ready(_RECOVER_S)
-            began, count = time.monotonic(), asked()
+            started, count = time.monotonic(), asked()
             health, prepares = self._watched(instance)
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - started
             rss, peak = memory_mib(instance.pid)
             self.found.all_due = AllDue(
                 pending=cell.pending,

@@ -1,10 +1,10 @@
-"""What was measured of starts, and of a takeover: how long each took, how much memory, and who was served meanwhile."""
+"""The measured figures of starts and of a takeover: times, memory, and the calls served in the meantime."""
 
 from __future__ import annotations
 
 import msgspec
 
-from bench.instance import Meanwhile
+from bench.instance import CallResults
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,29 +16,29 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     reanchored: int
     ready_s: float
     get_s: float | None
-    """Until a GET of the pending transaction that was prepared last was answered 200."""
+    """Until a GET of the last prepared pending transaction was answered 200."""
     commit_s: float
     """Until a new transaction was prepared and committed."""
     acquire_s: float
-    """Of them, what acquiring the shards took: fencing, and reading the log."""
+    """The part for acquiring the shards: fencing, and reading the log."""
     records: int
-    """What it read."""
+    """The number of records that it read."""
     records_per_s: float
     cpu_s: float
-    """Until it was ready."""
+    """CPU time until it was ready."""
     rss_mib: float
-    """When it was ready."""
+    """Memory when it was ready."""
     peak_mib: float
-    """At most, the time after it included."""
+    """Peak memory, including the time afterwards."""
     bytes_each: float | None
-    """Resident memory for each pending transaction when it was ready, over that of a start with nothing pending."""
-    health: Meanwhile
-    """`/health/live`, from the moment the port was open until it was ready."""
-    health_after: Meanwhile
-    prepare_after: Meanwhile
-    """Prepares of one caller that commits each, in the time after."""
+    """Resident memory per pending transaction when it was ready, beyond that of a start without pending ones."""
+    health: CallResults
+    """`/health/live`, from the opening of the port until it was ready."""
+    health_after: CallResults
+    prepare_after: CallResults
+    """Prepares of one caller, which commits each, in the time afterwards."""
     incarnations: int
-    """How many it took: more than one says that the session or a lane was lost."""
+    """The number of incarnations; more than one means that the session or a lane was lost."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +46,16 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True):
 
     pending: int
     joined_s: float
-    """From the start of the second until it had its share of the shards."""
+    """From the start of the second instance until it had its share of the shards."""
     join_away_s: float
-    """How long a shard was served by nobody meanwhile, on average."""
+    """How long a shard was unserved in the meantime, on average."""
     taken_s: float
-    """From the kill until the second served every shard; the session of the dead one is part of it."""
+    """From the kill until the second instance served every shard, including the session time-out of the first."""
     session_s: float
     rss_mib: float
     peak_mib: float
-    prepare: Meanwhile
-    """Prepares at the second one from the kill on; those for a shard of the dead one are not asked."""
+    prepare: CallResults
+    """Prepares at the second instance from the kill on, without those for a shard of the first."""
 
 
 class AllDue(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +67,12 @@ class AllDue(msgspec.Struct, frozen=True, kw_only=True):
     checks_per_s: float
     rss_mib: float
     peak_mib: float
-    health_after: Meanwhile
-    prepare_after: Meanwhile
+    health_after: CallResults
+    prepare_after: CallResults
 
 
-class Found(msgspec.Struct, kw_only=True):
-    """All that a run found."""
+class RecoveryResult(msgspec.Struct, kw_only=True):
+    """All figures of a run."""
 
     shards: int
     value_bytes: int
@@ -85,6 +85,7 @@ class Found(msgspec.Struct, kw_only=True):
     def clean(self) -> bool:
         """Whether nothing was lost: no session, no request, no answer of the health port."""
         return all(
-            one.incarnations == 1 and not (one.health.failed or one.health_after.failed or one.prepare_after.failed)
-            for one in self.starts
+            start.incarnations == 1
+            and not (start.health.failed or start.health_after.failed or start.prepare_after.failed)
+            for start in self.starts
         )

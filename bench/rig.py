@@ -1,4 +1,4 @@
-"""What is measured: a broker and a coordinator, each a process of its own, and the processes that load them."""
+"""The measured system: a broker and a coordinator, each in its own process, and the processes of the load."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from halfway.embedded.process import SupervisedProcess
 
 READY_S: Final = 60.0
 STOP_S: Final = 45.0
-_ASK_S: Final = 30.0
-_LOOK_S: Final = 0.05
+_REQUEST_S: Final = 30.0
+_POLL_S: Final = 0.05
 _SHOWN: Final = 4_000
 _ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -39,14 +39,14 @@ R = TypeVar("R")
 
 
 class RigError(Exception):
-    """The benchmark cannot go on; the message says why."""
+    """The benchmark cannot continue, for the reason in the message."""
 
 
 class Rig:
-    """A context manager: everything runs inside it, and is stopped in any case when it is left.
+    """A context manager that starts everything, and always stops it at the end.
 
-    `bootstrap_servers` is of a broker that runs already, None for one of its own; `settings` are variables for the
-    coordinator over those of the benchmark; `python` is the interpreter whose `halfway` is measured.
+    `bootstrap_servers`: those of a running broker; None starts one. `settings`: environment variables of the
+    coordinator, which override those of the benchmark. `python`: the interpreter that runs the measured `halfway`.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Rig:
         name: str = "bench",
         python: Path = Path(sys.executable),
     ) -> None:
-        """Keep what is wanted; nothing is started."""
+        """Keep the options; nothing starts yet."""
         self._say = say
         self._python = python
-        self._given = bootstrap_servers
+        self._external_servers = bootstrap_servers
         self._settings = settings or {}
         self._name = name
         self._stack = ExitStack()
@@ -73,7 +73,7 @@ class Rig:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-bench-")))
-            self.bootstrap_servers = self._given or self._broker(stack)
+            self.bootstrap_servers = self._external_servers or self._broker(stack)
             self._create_topic()
             self._say("the coordinator starts")
             self._coordinator(stack)
@@ -95,11 +95,11 @@ class Rig:
 
     def _create_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        wanted = [NewTopic(self.topic, num_partitions=PARTITIONS, replication_factor=1)]
-        for made in admin.create_topics(wanted, operation_timeout=_ASK_S, request_timeout=_ASK_S).values():
+        topics = [NewTopic(self.topic, num_partitions=PARTITIONS, replication_factor=1)]
+        for created in admin.create_topics(topics, operation_timeout=_REQUEST_S, request_timeout=_REQUEST_S).values():
             try:
-                made.result(_ASK_S)
-            except KafkaException as error:  # of an earlier run on a broker that was given
+                created.result(_REQUEST_S)
+            except KafkaException as error:  # an earlier run on the same broker created it
                 if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                     raise
 
@@ -116,18 +116,18 @@ class Rig:
             "HALFWAY_HEALTH_PORT": str(self._health),
             **self._settings,
         }
-        ours = [word for name in os.environ if name.startswith("HALFWAY_") for word in ("-u", name)]
-        given = [f"{name}={value}" for name, value in settings.items()]
+        cleared = [word for name in os.environ if name.startswith("HALFWAY_") for word in ("-u", name)]
+        variables = [f"{name}={value}" for name, value in settings.items()]
         log = self.directory / "coordinator.log"
-        command = ["env", *ours, *given, str(self._python), "-m", "halfway.runtime.cli", "serve"]
+        command = ["env", *cleared, *variables, str(self._python), "-m", "halfway.runtime.cli", "serve"]
         process = SupervisedProcess(command, cwd=self.directory, log_path=log)
         stack.callback(_stop, process)
         self.coordinator_pid = process.pid
         deadline = time.monotonic() + READY_S
         while not self._ready():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RigError(f"the coordinator did not get ready:\n{log.read_text(errors='replace')[-_SHOWN:]}")
-            time.sleep(_LOOK_S)
+                raise RigError(f"the coordinator did not become ready:\n{log.read_text(errors='replace')[-_SHOWN:]}")
+            time.sleep(_POLL_S)
 
     def _ready(self) -> bool:
         try:
@@ -138,27 +138,27 @@ class Rig:
     def _register(self) -> None:
         self.register()
 
-    # --- what is asked of them
+    # --- calls
 
     def register(
         self, name: str = GROUP, *, check: Mapping[str, Any] = _PULL, policy: Mapping[str, float] | None = None
     ) -> None:
-        """Register a group; how it is asked, and its policy, as REST takes them."""
+        """Register a group; `check` and `policy` are the members of the REST body."""
         body = msgspec.json.encode({"check": check, "topics": [self.topic], "policy": policy or {}})
         _call(f"http://{HOST}:{self.port}/v1/groups/{name}", method="PUT", body=body)
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes whose CPU time counts."""
+        """The processes whose CPU time is measured."""
         broker = {} if self.broker_pid is None else {"broker": self.broker_pid}
         return {"coordinator": self.coordinator_pid, **broker}
 
     def auditor(self) -> Auditor:
-        """Return what judges everything that is written from now on."""
+        """Return an auditor of everything that is written from now on."""
         return Auditor(self.bootstrap_servers, prefix=self.prefix, topic=self.topic)
 
     def lane(self) -> tuple[int, int]:
-        """Return the Kafka transactions of the lane so far, and the ends in them."""
+        """Return the number of the lane's Kafka transactions so far, and of the ends in them."""
         count, ends = self.metrics("halfway_lane_batch_ends_count", "halfway_lane_batch_ends_sum")
         return round(count), round(ends)
 
@@ -169,26 +169,26 @@ class Rig:
 
     @property
     def health_url(self) -> str:
-        """Where the second port is."""
+        """The URL of the health port."""
         return f"http://{HOST}:{self._health}"
 
     def pending(self, at_most: int) -> list[str]:
-        """Return ids that are prepared and not ended."""
+        """Return ids of pending transactions."""
         answer = _call(f"http://{HOST}:{self.port}/v1/transactions?state=prepared&group={GROUP}&limit={at_most}")
-        return [str(one["id"]) for one in msgspec.json.decode(answer)["transactions"]]
+        return [str(transaction["id"]) for transaction in msgspec.json.decode(answer)["transactions"]]
 
     def roll_back(self, ids: Sequence[str]) -> None:
-        """Roll transactions back, all of them."""
-        body = msgspec.json.encode({"end": [{"id": one, "outcome": "rollback"} for one in ids]})
+        """Roll back all of these transactions."""
+        body = msgspec.json.encode({"end": [{"id": name, "outcome": "rollback"} for name in ids]})
         answer = msgspec.json.decode(_call(f"http://{HOST}:{self.port}/v1/batch", method="POST", body=body))
-        failed = [one for one in answer["end"] if one["status"] != HTTPStatus.OK]
+        failed = [item for item in answer["end"] if item["status"] != HTTPStatus.OK]
         if failed:
             raise RigError(f"{len(failed)} rollbacks failed, the first: {failed[0]}")
 
     def run(
         self, module: str, plan: Any, result: type[R], *, within_s: float, meanwhile: Callable[[], None] | None = None
     ) -> R:
-        """Run `python -m <module>` with a plan to its end and return its result; `meanwhile` is called every second."""
+        """Run `python -m <module>` with a plan and return its result; `meanwhile` is called every second."""
         stem = self.directory / f"{next(self._jobs)}-{module}"
         plan_path, result_path, log_path = (stem.with_name(f"{stem.name}.{kind}") for kind in ("plan", "result", "log"))
         plan_path.write_bytes(msgspec.json.encode(plan))
@@ -199,7 +199,7 @@ class Rig:
             deadline = time.monotonic() + within_s
             while (status := process.wait(1.0)) is None:
                 if time.monotonic() > deadline:
-                    raise RigError(f"{module} does not end")
+                    raise RigError(f"{module} did not end in time")
                 if meanwhile is not None:
                     meanwhile()
         finally:
@@ -218,5 +218,5 @@ def _stop(process: SupervisedProcess) -> None:
 def _call(url: str, *, method: str = "GET", body: bytes | None = None) -> bytes:
     headers = {"Content-Type": "application/json"} if body is not None else {}
     request = urllib.request.Request(url, data=body, method=method, headers=headers)  # noqa: S310 - our own processes
-    with urllib.request.urlopen(request, timeout=_ASK_S) as answer:  # noqa: S310 - the same
+    with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:  # noqa: S310 - the same
         return bytes(answer.read())

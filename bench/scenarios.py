@@ -14,16 +14,16 @@ from bench.plan import GROUP, SCENARIOS, LoadPlan, LoadResult, RawPlan, RawResul
 from bench.rig import Rig
 from halfway.embedded.ports import HOST
 
-WARM_UP: Final = [one for one in SCENARIOS if one.name in {"single-64", "batch-100"}]
+WARM_UP: Final = [scenario for scenario in SCENARIOS if scenario.name in {"single-64", "batch-100"}]
 SPARE_S: Final = 90.0
-"""What a process may take beyond its plan: start, connections, and what is under way at its end."""
+"""Time that a process may need besides its plan: start, connections, and the transactions under way at its end."""
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """How long each part takes; seconds. The warm-up is once, the others are for each scenario.
+    """The lengths of the parts in seconds: the warm-up once, the others for each scenario.
 
-    What counts of a scenario and of its raw limit is cut into slices that take turns, since a machine's pace changes;
-    the figures are medians over the slices.
+    The measured time of a scenario and of its raw limit is cut into slices that take turns, because a machine's speed
+    changes. The figures are medians over the slices.
     """
 
     warm_up_s: float = 40.0
@@ -34,12 +34,12 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(Findings, frozen=True, kw_only=True):
-    """What is told of a scenario; microseconds of CPU are for one transaction."""
+    """The result of a scenario; CPU is in microseconds per transaction."""
 
     scenario: str
     tx_per_s: float
     spread: tuple[float, float]
-    """The least and the most of `tx_per_s` in one slice."""
+    """The lowest and the highest `tx_per_s` of a slice."""
     p50_ms: float
     p99_ms: float
     coordinator_cpu_us: float
@@ -51,7 +51,7 @@ class Line(Findings, frozen=True, kw_only=True):
     failed: int
     first_failure: str
     audited: int
-    """Transactions that the checker judged: those of the lead and of the end, which do not count, too."""
+    """Transactions that the checker judged, including the unmeasured ones of the lead and the end."""
     first_finding: str
     transactions: int
     callers: int
@@ -59,20 +59,20 @@ class Line(Findings, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether every transaction was answered, and stands exactly as it was."""
+        """Whether every transaction was answered, and the topics contain exactly what was acknowledged."""
         return not (self.found or self.failed)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load left: its result, what the checker found, and the ends in a Kafka transaction on average."""
+    """The result of a load, its audit, and the mean number of ends in a Kafka transaction."""
 
     result: LoadResult
     audit: Audit
     ends: float
 
 
-def loaded(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> Loaded:
-    """Run a load and judge what it left; `meanwhile` is called every second."""
+def run_audited_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> Loaded:
+    """Run a load and audit it; `meanwhile` is called every second."""
     auditor = rig.auditor()
     kafka_transactions, ends = rig.lane()
     result = run_load(rig, plan, meanwhile=meanwhile)
@@ -85,7 +85,7 @@ def loaded(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = N
 
 
 def run_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> LoadResult:
-    """Run a load and nothing else."""
+    """Run a load without an audit."""
     within_s = plan.lead_s + plan.window_s * plan.windows + SPARE_S
     return rig.run("bench.load", plan, LoadResult, within_s=within_s, meanwhile=meanwhile)
 
@@ -112,7 +112,7 @@ def load_plan(
 
 
 def warm_up(rig: Rig, seconds: float, *, say: Callable[[str], None]) -> None:
-    """Load the broker's JVM until its pace is steady; 0 leaves it out."""
+    """Load the broker's JVM until its speed is steady; 0 skips this."""
     for scenario in WARM_UP if seconds else ():
         say(f"warm-up: {scenario.name}")
         run_load(rig, load_plan(rig, scenario, lead_s=0, window_s=seconds / len(WARM_UP)))
@@ -121,9 +121,9 @@ def warm_up(rig: Rig, seconds: float, *, say: Callable[[str], None]) -> None:
 def run_scenarios(
     rig: Rig, scenarios: Sequence[Scenario], lengths: Lengths, *, say: Callable[[str], None], before: Rig | None = None
 ) -> list[Line]:
-    """Warm the broker's JVM, then measure each scenario.
+    """Warm up the broker's JVM, then measure each scenario.
 
-    `before` runs an earlier version, whose slices take turns with those of `rig`. It has no streams, and no raw limit.
+    `before` runs an earlier version, whose slices take turns with those of `rig`, without streams and the raw limit.
     """
     warm_up(rig, lengths.warm_up_s, say=say)
     lines = []
@@ -145,7 +145,7 @@ def run_scenarios(
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of a scenario and of its raw limit."""
+    """One slice of a scenario and of its raw limit."""
 
     found: Loaded
     raw: RawResult | None
@@ -167,45 +167,45 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         return self.rate / self.raw_rate if self.raw_rate else 0.0
 
     def cpu_us(self, process: str) -> float | None:
-        """Return the CPU time of a process for one transaction."""
+        """Return the CPU time of a process per transaction."""
         used = self.window.cpu_us.get(process)
         return None if used is None else used / max(1, self.window.transactions)
 
 
 def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
-    """Sum slices up."""
-    audits = [one.found.audit for one in slices]
-    failures = [one.found.result.first_failure for one in slices]
-    rates, ratios = [one.rate for one in slices], [one.ratio for one in slices]
+    """Summarise slices."""
+    audits = [part.found.audit for part in slices]
+    failures = [part.found.result.first_failure for part in slices]
+    rates, ratios = [part.rate for part in slices], [part.ratio for part in slices]
     return Line(
         scenario=name,
         tx_per_s=round(median(rates), 1),
         spread=(round(min(rates), 1), round(max(rates), 1)),
-        p50_ms=round(median([one.window.p50_ms for one in slices]), 2),
-        p99_ms=round(median([one.window.p99_ms for one in slices]), 2),
+        p50_ms=round(median([part.window.p50_ms for part in slices]), 2),
+        p99_ms=round(median([part.window.p99_ms for part in slices]), 2),
         coordinator_cpu_us=_median_cpu(slices, "coordinator") or 0.0,
         broker_cpu_us=_median_cpu(slices, "broker"),
         load_cpu_us=_median_cpu(slices, "load") or 0.0,
-        raw_tx_per_s=round(median([one.raw_rate for one in slices]), 1),
+        raw_tx_per_s=round(median([part.raw_rate for part in slices]), 1),
         ratio=round(median(ratios), 3),
         ratio_spread=(round(min(ratios), 3), round(max(ratios), 3)),
         **{kind: sum(audit.counts[kind] for audit in audits) for kind in Findings.__struct_fields__},
-        failed=sum(one.found.result.failed for one in slices),
+        failed=sum(part.found.result.failed for part in slices),
         first_failure=next(filter(None, failures), ""),
         audited=sum(audit.transactions for audit in audits),
         first_finding=next((first for audit in audits for first in audit.first), ""),
-        transactions=sum(one.window.transactions for one in slices),
+        transactions=sum(part.window.transactions for part in slices),
         callers=scenario.callers,
-        ends_per_kafka_transaction=round(median([one.found.ends for one in slices]), 1),
+        ends_per_kafka_transaction=round(median([part.found.ends for part in slices]), 1),
     )
 
 
 def slice_of(
     rig: Rig, scenario: Scenario, lengths: Lengths, *, raw: bool = True, groups: Sequence[str] = (GROUP,)
 ) -> Slice:
-    """Measure a scenario, and its raw limit with Kafka transactions of the same size, and audit it."""
+    """Measure and audit a scenario, then its raw limit with Kafka transactions of the same size."""
     window_s, raw_s = lengths.run_s / lengths.slices, lengths.raw_s / lengths.slices
-    found = loaded(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=window_s, groups=groups))
+    found = run_audited_load(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=window_s, groups=groups))
     if not raw or not raw_s:
         return Slice(found=found, raw=None)
     plan = RawPlan(
@@ -220,10 +220,10 @@ def slice_of(
 
 
 def run_raw(rig: Rig, plan: RawPlan) -> RawResult:
-    """Run the raw limit."""
+    """Measure the raw limit."""
     return rig.run("bench.raw", plan, RawResult, within_s=plan.lead_s + plan.run_s + SPARE_S)
 
 
 def _median_cpu(slices: Sequence[Slice], process: str) -> float | None:
-    used = [cpu for one in slices if (cpu := one.cpu_us(process)) is not None]
+    used = [cpu for part in slices if (cpu := part.cpu_us(process)) is not None]
     return round(median(used), 1) if used else None

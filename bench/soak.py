@@ -1,4 +1,4 @@
-"""A long, even load at a share of the maximum: what the coordinator holds and how long callers wait must stay flat."""
+"""A long, even load at a share of the maximum: resources and latencies of the coordinator must stay flat."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bench.audit import Findings
 from bench.figures import Standing, standing
 from bench.plan import SCENARIOS, LoadPlan
 from bench.rig import Rig
-from bench.scenarios import load_plan, loaded, run_load
+from bench.scenarios import load_plan, run_audited_load, run_load
 
-SCENARIO: Final = next(one for one in SCENARIOS if one.name == "single-64")
+SCENARIO: Final = next(scenario for scenario in SCENARIOS if scenario.name == "single-64")
 MAXIMUM_S: Final = 20.0
 WINDOW_S: Final = 30.0
 EVERY_S: Final = 5.0
 
 
-class Lasting(msgspec.Struct, frozen=True, kw_only=True):
-    """How long, and at which share of the maximum that is measured first."""
+class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The length, and the share of the maximum, which is measured first."""
 
     minutes: float = 10.0
     share: float = 0.5
@@ -30,7 +30,7 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One window; what the coordinator held is the most that was seen in it."""
+    """One window; the coordinator's resources are the highest samples in it."""
 
     until_s: float
     tx_per_s: float
@@ -43,7 +43,7 @@ class SoakLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Soak(Findings, frozen=True, kw_only=True):
-    """What a soak showed."""
+    """The result of a soak."""
 
     maximum_tx_per_s: float
     rate_per_s: float
@@ -55,52 +55,54 @@ class Soak(Findings, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether every transaction was answered, and stands exactly as it was."""
+        """Whether every transaction was answered, and the topics contain exactly what was acknowledged."""
         return not (self.found or self.failed)
 
 
 class _Watch:
-    """Samples of a process, every few seconds."""
+    """Samples a process every few seconds."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._next = 0.0
         self.samples: list[tuple[float, Standing]] = []
 
-    def look(self) -> None:
+    def sample(self) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY_S
             self.samples.append((now, standing(self._pid)))
 
     def most(self, since: float, until: float) -> Standing:
-        """Return the most of each in a span of time, of all the time where nothing was sampled in it."""
-        within = [one for at, one in self.samples if since <= at < until] or [one for _, one in self.samples]
+        """Return the highest samples of a period, or of the whole time if it has no samples."""
+        within = [sample for at, sample in self.samples if since <= at < until] or [
+            sample for _, sample in self.samples
+        ]
         return Standing(
-            rss_mib=max(one.rss_mib for one in within),
-            threads=max(one.threads for one in within),
-            fds=max(one.fds for one in within),
+            rss_mib=max(sample.rss_mib for sample in within),
+            threads=max(sample.threads for sample in within),
+            fds=max(sample.fds for sample in within),
         )
 
 
-def soak(rig: Rig, lasting: Lasting) -> Soak:
-    """Warm up, measure the maximum in a closed loop, then load by the clock at a share of it, and audit all of it."""
-    first_plan = load_plan(rig, SCENARIO, lead_s=lasting.warm_up_s, window_s=lasting.maximum_s)
+def soak(rig: Rig, options: SoakOptions) -> Soak:
+    """Warm up, measure the maximum in a closed loop, load by the clock at a share of it, and audit everything."""
+    first_plan = load_plan(rig, SCENARIO, lead_s=options.warm_up_s, window_s=options.maximum_s)
     first = run_load(rig, first_plan).windows[-1]
     maximum = first.transactions / first.seconds
-    rate = maximum * lasting.share
+    rate = maximum * options.share
     plan: LoadPlan = msgspec.structs.replace(
-        load_plan(rig, SCENARIO, lead_s=0, window_s=lasting.window_s),
-        windows=max(1, round(lasting.minutes * 60 / lasting.window_s)),
+        load_plan(rig, SCENARIO, lead_s=0, window_s=options.window_s),
+        windows=max(1, round(options.minutes * 60 / options.window_s)),
         rate_per_s=rate,
     )
     watch = _Watch(rig.coordinator_pid)
-    watch.look()
-    began = time.monotonic()
-    found = loaded(rig, plan, meanwhile=watch.look)
+    watch.sample()
+    started = time.monotonic()
+    load = run_audited_load(rig, plan, meanwhile=watch.sample)
     lines, at = [], 0.0
-    for window in found.result.windows:
-        held = watch.most(began + at, began + at + window.seconds)
+    for window in load.result.windows:
+        held = watch.most(started + at, started + at + window.seconds)
         at += window.seconds
         lines.append(
             SoakLine(
@@ -117,10 +119,10 @@ def soak(rig: Rig, lasting: Lasting) -> Soak:
     return Soak(
         maximum_tx_per_s=round(maximum, 1),
         rate_per_s=round(rate, 1),
-        transactions=sum(window.transactions for window in found.result.windows),
-        **found.audit.counts,
-        failed=found.result.failed,
-        first_failure=found.result.first_failure,
-        first_finding=next(iter(found.audit.first), ""),
+        transactions=sum(window.transactions for window in load.result.windows),
+        **load.audit.counts,
+        failed=load.result.failed,
+        first_failure=load.result.first_failure,
+        first_finding=next(iter(load.audit.first), ""),
         lines=lines,
     )

@@ -1,7 +1,7 @@
 """The load on several instances: `python -m bench.spread PLAN RESULT`, JSON files (`SpreadPlan`, `SpreadResult`).
 
 Closed loop: each caller begins its next transaction when the last one is confirmed. A caller has a connection to each
-instance and brings the ids itself, so that it knows the shard of each, and with it who owns it.
+instance and chooses the ids, so that it knows the shard and the owner of each.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ MAX_FAILURES: Final = 1_000
 FINISH_S: Final = 30.0
 _SHOWN: Final = 300
 _SENT_BUFFER: Final = 1024 * 1024
-_PLACE: Final = b"i" * len(uuid.uuid4().hex)
-"""Stands for an id in a request that is ready but for it."""
+_PLACEHOLDER: Final = b"i" * len(uuid.uuid4().hex)
+"""The placeholder of an id in a prepared request."""
 
 
 class SpreadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load process is to do: `lead_s` without counting, then `window_s`."""
+    """The plan of the load process: `lead_s` unmeasured, then `window_s`."""
 
     ports: list[int]
-    """Of the instances that are asked: the owner of the id, or one after the other."""
+    """The ports of the called instances: the owner of the id, or one after the other."""
     owners: list[int]
-    """For each shard the port of its owner."""
+    """The port of each shard's owner."""
     shards: list[int]
     """The shards whose ids are used."""
     aim: Aim
@@ -53,13 +53,13 @@ class SpreadPlan(msgspec.Struct, frozen=True, kw_only=True):
     lead_s: float
     window_s: float
     pids: Mapping[str, int]
-    """Whose CPU time to count, beside the load process's own."""
+    """The processes to measure the CPU time of, besides the load process."""
     sent_path: str
-    """Where every transaction goes whose end was sent; see `copies.Sent`."""
+    """The file of the transactions whose end was sent; see `copies.Sent`."""
 
 
 class SpreadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Transactions whose commit was confirmed in the window, CPU time in it; requests and failures, lead included."""
+    """Confirmed commits and CPU time of the window; requests and failures include the lead."""
 
     seconds: float
     transactions: int
@@ -72,7 +72,7 @@ class SpreadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time; whoever sent it is told the answer, status 0 where there is none."""
+    """One request at a time; the caller gets the answer, or status 0 if there is none."""
 
     def __init__(self, caller: _Caller) -> None:
         self._caller = caller
@@ -111,12 +111,12 @@ class _Connection(asyncio.Protocol):
 
 
 class _Caller:
-    """Prepares and commits, one transaction after the other."""
+    """Prepares and commits one transaction after the other."""
 
     def __init__(self, load: Load, turn: int) -> None:
         self._load = load
         self._turn = turn
-        self._began = 0.0
+        self._started = 0.0
         self._committing = False
         self._id = ""
         self._shard = 0
@@ -124,13 +124,13 @@ class _Caller:
         self.connections: list[_Connection] = []
 
     def begin(self) -> None:
-        self._began, self.busy, self._committing = time.perf_counter(), True, False
+        self._started, self.busy, self._committing = time.perf_counter(), True, False
         self._id, self._shard = self._load.next_id()
         self._send(self._load.prepare(self._id.encode()))
 
     def _send(self, request: bytes) -> None:
         self._turn += 1
-        self.connections[self._load.place(self._shard, self._turn)].send(request)
+        self.connections[self._load.instance_index(self._shard, self._turn)].send(request)
 
     def answered(self, status: int, body: bytes) -> None:
         if not self.busy:
@@ -141,56 +141,56 @@ class _Caller:
             return
         done = self._committing and status == HTTPStatus.OK and b'"committed"' in body
         self.busy = False
-        self._load.ended(self, self._began, self._id, "" if done else f"answered {status}: {body[:_SHOWN]!r}")
+        self._load.ended(self, self._started, self._id, "" if done else f"answered {status}: {body[:_SHOWN]!r}")
 
 
 class Load:
-    """Says what to ask and whom, takes the time, and writes down what was committed."""
+    """Chooses requests and instances, measures latencies, and records what was committed."""
 
     def __init__(self, plan: SpreadPlan, sent: IO[bytes]) -> None:
-        """Build the requests; nothing is connected. `sent` gets a line for each transaction that was prepared."""
+        """Build the requests; nothing connects yet. `sent` gets a line for each prepared transaction."""
         self._plan = plan
         self._sent = sent
-        self._wanted = frozenset(plan.shards)
+        self._shards = frozenset(plan.shards)
         self._owner_at = [plan.ports.index(port) if port in plan.ports else 0 for port in plan.owners]
         self.requests = Requests(host=HOST, topic=plan.topic, batch=0)
-        self._prepares = cycle([_prepare(plan.topic, number).split(_PLACE) for number in range(KEYS)])
+        self._prepares = cycle([_prepare(plan.topic, number).split(_PLACEHOLDER) for number in range(KEYS)])
         self._latencies: list[float] = []
-        self._begun = self._failed = 0
+        self._started_count = self._failed = 0
         self._first_failure = ""
         self._running = True
 
     def next_id(self) -> tuple[str, int]:
-        """Make an id, and tell its shard."""
+        """Return a new id and its shard."""
         while True:
-            made = uuid.uuid4().hex
-            shard = shard_of(made, len(self._plan.owners))
-            if shard in self._wanted and shard is not None:
-                self._begun += 1
-                return made, shard
+            transaction_id = uuid.uuid4().hex
+            shard = shard_of(transaction_id, len(self._plan.owners))
+            if shard in self._shards and shard is not None:
+                self._started_count += 1
+                return transaction_id, shard
 
     def prepare(self, transaction_id: bytes) -> bytes:
-        """Return the prepare of an id."""
+        """Return the prepare request of an id."""
         before, after = next(self._prepares)
         return b"%b%b%b" % (before, transaction_id, after)
 
-    def place(self, shard: int, turn: int) -> int:
-        """Tell which of the instances a request goes to."""
+    def instance_index(self, shard: int, turn: int) -> int:
+        """Return the index of the instance that a request goes to."""
         return self._owner_at[shard] if self._plan.aim == "owner" else turn % len(self._plan.ports)
 
-    def ended(self, caller: _Caller, began: float, transaction_id: str, failure: str) -> None:
-        """Note how a transaction ended, and begin the next."""
+    def ended(self, caller: _Caller, started: float, transaction_id: str, failure: str) -> None:
+        """Record the result of a transaction, and begin the next one."""
         self._sent.write(b"%b%b\n" % (UNCONFIRMED if failure else COMMITTED, transaction_id.encode()))
         if failure:
             self._failed += 1
             self._first_failure = self._first_failure or failure
         else:
-            self._latencies.append(time.perf_counter() - began)
+            self._latencies.append(time.perf_counter() - started)
         if self._running and self._failed < MAX_FAILURES:
             caller.begin()
 
     async def run(self) -> SpreadResult:
-        """Connect, carry the plan out, finish what is under way."""
+        """Connect, carry out the plan, and finish the transactions under way."""
         plan, loop = self._plan, asyncio.get_running_loop()
         callers = [_Caller(self, number) for number in range(plan.callers)]
         for caller in callers:
@@ -204,9 +204,9 @@ class Load:
             caller.begin()
         await asyncio.sleep(plan.lead_s)
         self._latencies.clear()
-        began, cpu = time.perf_counter(), {name: cpu_us(pid) for name, pid in pids.items()}
+        started, cpu = time.perf_counter(), {name: cpu_us(pid) for name, pid in pids.items()}
         await asyncio.sleep(plan.window_s)
-        seconds, used = time.perf_counter() - began, {name: cpu_us(pid) - cpu[name] for name, pid in pids.items()}
+        seconds, used = time.perf_counter() - started, {name: cpu_us(pid) - cpu[name] for name, pid in pids.items()}
         ordered = sorted(self._latencies)
         self._running = False
         with suppress(TimeoutError):
@@ -223,16 +223,16 @@ class Load:
             p50_ms=percentile(ordered, 0.5) * 1000,
             p99_ms=percentile(ordered, 0.99) * 1000,
             cpu_us=used,
-            requests=2 * self._begun,
+            requests=2 * self._started_count,
             failed=self._failed,
             first_failure=self._first_failure,
         )
 
 
 def _prepare(topic: str, number: int) -> bytes:
-    """Return a prepare with `_PLACE` for its id."""
+    """Return a prepare request with `_PLACEHOLDER` as id."""
     message = {"topic": topic, "key": f"key-{number:05d}", "value": "v" * VALUE_BYTES}
-    body = msgspec.json.encode({"group": GROUP, "id": _PLACE.decode(), "messages": [message]})
+    body = msgspec.json.encode({"group": GROUP, "id": _PLACEHOLDER.decode(), "messages": [message]})
     head = f"POST /v1/transactions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
     return b"%bContent-Length: %d\r\n\r\n%b" % (head.encode(), len(body), body)
 

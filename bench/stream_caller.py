@@ -17,10 +17,10 @@ _SHOWN: Final = 300
 
 
 class Operations:
-    """The operations of a load without their numbers: prepares that are ready, and ends with only an id to put in."""
+    """The operations of a load without their numbers: complete prepares, and ends that lack only the id."""
 
     def __init__(self, topic: str, *, confirm: bool) -> None:
-        """Build them; `confirm` says whether an end is done with once it is written, or once it is accepted."""
+        """Build them; `confirm`: an end is done once it is written, otherwise once it is accepted."""
         self._prepares = cycle(
             [
                 (
@@ -34,7 +34,7 @@ class Operations:
         self.ended: Final = HTTPStatus.OK if confirm else HTTPStatus.ACCEPTED
 
     def next_prepare(self) -> tuple[int, bytes]:
-        """Return the place of its message in `payloads()`, and a prepare."""
+        """Return a prepare, and the index of its message in `payloads()`."""
         return next(self._prepares)
 
     def end(self, transaction_id: bytes) -> bytes:
@@ -46,23 +46,23 @@ class StreamCaller:
     """Prepares and commits one transaction at a time."""
 
     def __init__(self, stream: StreamClient, operations: Operations, desk: Desk) -> None:
-        """Take what is shared, and say that there is nothing to do yet."""
+        """Keep the shared parts, and report to the desk as idle."""
         self._stream = stream
         self._operations = operations
         self._desk = desk
-        self._began = 0.0
+        self._started = 0.0
         self._content = 0
         self._id = b""
         desk.ready(self)
 
     def begin(self, now: float) -> None:
         """Begin a transaction; latency counts from `now`."""
-        self._began = now
+        self._started = now
         self._content, prepare = self._operations.next_prepare()
-        self._stream.ask("prepare", prepare, self._prepared)
+        self._stream.send("prepare", prepare, self._prepared)
 
     def close(self) -> None:
-        """Leave what is under way to the stream, which tells of it when it is closed."""
+        """Do nothing: the stream reports the operations under way when it is closed."""
 
     def _prepared(self, answer: Answer | None) -> None:
         if answer is None or answer.status != HTTPStatus.CREATED:
@@ -70,7 +70,7 @@ class StreamCaller:
             self._failed("prepare", answer)
             return
         self._id = id_in(bytes(answer.body))
-        self._stream.ask("end", self._operations.end(self._id), self._ended)
+        self._stream.send("end", self._operations.end(self._id), self._ended)
 
     def _ended(self, answer: Answer | None) -> None:
         made = ((self._content, self._id),)
@@ -78,8 +78,8 @@ class StreamCaller:
             self._desk.unconfirmed(made)
             self._failed("commit", answer)
             return
-        # An end that was accepted must stand as well: nothing is broken here.
-        self._desk.confirmed(self._began, made)
+        # An accepted end must be committed too, because nothing fails here.
+        self._desk.confirmed(self._started, made)
         self._desk.ready(self)
 
     def _failed(self, what: str, answer: Answer | None) -> None:

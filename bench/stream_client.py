@@ -19,7 +19,7 @@ class StreamLostError(Exception):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """The answer to an operation, its body or problem as they came."""
+    """The answer to an operation, with the raw body or problem."""
 
     n: int
     status: int
@@ -44,15 +44,15 @@ class _Frame(msgspec.Struct, frozen=True):
 
 _FRAME: Final = msgspec.json.Decoder(_Frame)
 
-Told = Callable[[Answer | None], None]
+OnAnswer = Callable[[Answer | None], None]
 """Called with the answer to an operation, None if the connection was lost before it."""
 
 
 class StreamClient:
-    """One connection. What is asked in one turn of the event loop goes in one frame, as far as the server takes it."""
+    """One connection. The operations of one turn of the event loop share a frame, within the server's limits."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse[Any], hello: Mapping[str, Any]) -> None:
-        """Take a connection whose first frame was read."""
+        """Take over a connection whose first frame was read."""
         self._socket = socket
         self.hello = hello
         self.checks: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -62,12 +62,12 @@ class StreamClient:
         self.closing = asyncio.Event()
         """Set once the server is about to close."""
         self.closed = asyncio.Event()
-        self._most: int = hello["max_in_flight"]
-        self._most_in_frame: int = hello["max_frame_operations"]
+        self._max_in_flight: int = hello["max_in_flight"]
+        self._max_in_frame: int = hello["max_frame_operations"]
         self._ending = False
         self._next = 0
-        self._told: dict[int, Told] = {}
-        self._asked: deque[tuple[str, bytes, Told]] = deque()
+        self._waiting: dict[int, OnAnswer] = {}
+        self._queued: deque[tuple[str, bytes, OnAnswer]] = deque()
         self._work = asyncio.Event()
         self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())
@@ -104,24 +104,24 @@ class StreamClient:
 
     @property
     def in_flight(self) -> int:
-        """How many operations are not answered yet."""
-        return len(self._told)
+        """The number of operations without an answer."""
+        return len(self._waiting)
 
     # --- operations
 
-    def ask(self, kind: str, fields: bytes, told: Told) -> None:
-        """Ask for an operation: a JSON object of its fields without `n`."""
+    def send(self, kind: str, fields: bytes, on_answer: OnAnswer) -> None:
+        """Send an operation; `fields` is the JSON object of its fields without `n`."""
         if self.closed.is_set():
-            told(None)
+            on_answer(None)
             return
-        self._asked.append((kind, fields, told))
+        self._queued.append((kind, fields, on_answer))
         self._work.set()
 
-    async def asked(self, kind: str, fields: Mapping[str, Any]) -> Answer:
-        """Ask for an operation and return its answer; StreamLostError if none came."""
+    async def call(self, kind: str, fields: Mapping[str, Any]) -> Answer:
+        """Send an operation and return its answer; StreamLostError if there is none."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-        def told(answer: Answer | None) -> None:
+        def on_answer(answer: Answer | None) -> None:
             if answered.done():
                 return
             if answer is None:
@@ -129,29 +129,29 @@ class StreamClient:
             else:
                 answered.set_result(answer)
 
-        self.ask(kind, msgspec.json.encode(fields), told)
+        self.send(kind, msgspec.json.encode(fields), on_answer)
         return await answered
 
     async def prepare(self, group: str, *messages: Mapping[str, Any], **fields: Any) -> Answer:
         """Prepare a transaction."""
-        return await self.asked("prepare", {"group": group, "messages": messages, **fields})
+        return await self.call("prepare", {"group": group, "messages": messages, **fields})
 
     async def end(self, transaction_id: str, outcome: str, **fields: Any) -> Answer:
         """End a transaction."""
-        return await self.asked("end", {"id": transaction_id, "outcome": outcome, **fields})
+        return await self.call("end", {"id": transaction_id, "outcome": outcome, **fields})
 
     async def subscribe(self, group: str, most: int) -> Answer:
-        """Get the checks of a group into `checks`, at most so many at a time."""
-        return await self.asked("checks", {"group": group, "max": most})
+        """Subscribe to the checks of a group, which are put into `checks`, at most `most` at a time."""
+        return await self.call("checks", {"group": group, "max": most})
 
     async def close(self) -> None:
-        """Close the connection; operations that are not answered end with StreamLostError."""
+        """Close the connection; operations without an answer raise StreamLostError."""
         self._ending = True
         await self._socket.close()
         await self._end()
 
     async def abort(self) -> None:
-        """Cut the connection without a word."""
+        """Abort the connection."""
         self._ending = True
         response = self._socket._response  # noqa: SLF001 - there is no public way to cut it
         if response.connection is not None and response.connection.transport is not None:
@@ -165,15 +165,15 @@ class StreamClient:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                while self._asked and len(self._told) < self._most:
+                while self._queued and len(self._waiting) < self._max_in_flight:
                     await self._socket.send_frame(self._frame(), aiohttp.WSMsgType.TEXT)
 
     def _frame(self) -> bytes:
         items: dict[str, list[bytes]] = {}
-        for _ in range(min(len(self._asked), self._most - len(self._told), self._most_in_frame)):
-            kind, fields, told = self._asked.popleft()
+        for _ in range(min(len(self._queued), self._max_in_flight - len(self._waiting), self._max_in_frame)):
+            kind, fields, on_answer = self._queued.popleft()
             self._next += 1
-            self._told[self._next] = told
+            self._waiting[self._next] = on_answer
             items.setdefault(kind, []).append(b'{"n":%d,%b' % (self._next, fields[1:]))
         members = [b'"%b":[%b]' % (kind.encode(), b",".join(found)) for kind, found in items.items()]
         return b"{%b}" % b",".join(members)
@@ -181,17 +181,17 @@ class StreamClient:
     async def _read(self) -> None:
         try:
             while (message := await self._socket.receive()).type is aiohttp.WSMsgType.TEXT:
-                self._take(_FRAME.decode(message.data))
+                self._handle(_FRAME.decode(message.data))
         finally:
-            self._lose()
+            self._fail_waiting()
             self._writing.cancel()
             if not self._ending:
                 await self._socket.close()
 
-    def _take(self, frame: _Frame) -> None:
+    def _handle(self, frame: _Frame) -> None:
         for answer in frame.answers:
-            self._told.pop(answer.n)(answer)
-        if self._asked:
+            self._waiting.pop(answer.n)(answer)
+        if self._queued:
             self._work.set()
         for check in frame.checks:
             self.checks.put_nowait(check)
@@ -201,17 +201,17 @@ class StreamClient:
             self.closing.set()
         self.problem = frame.problem or self.problem
 
-    def _lose(self) -> None:
+    def _fail_waiting(self) -> None:
         self.closed.set()
-        waiting = [told for _, _, told in self._asked] + list(self._told.values())
-        self._asked.clear()
-        self._told.clear()
-        for told in waiting:
-            told(None)
+        waiting = [on_answer for _, _, on_answer in self._queued] + list(self._waiting.values())
+        self._queued.clear()
+        self._waiting.clear()
+        for on_answer in waiting:
+            on_answer(None)
 
     async def _end(self) -> None:
         for task in (self._reading, self._writing):
             task.cancel()
         await asyncio.wait([self._reading, self._writing])
-        self._lose()
+        self._fail_waiting()
         await self._socket.close()

@@ -1,8 +1,8 @@
-"""`python -m bench takeover`: an instance is killed, stopped, or joins under load; what callers see meanwhile.
+"""`python -m bench takeover`: an instance is killed, is stopped, or joins under load; what callers see meanwhile.
 
-Transactions begin by the clock, whatever became of earlier ones, and each asks as behind a load balancer: every request
-goes to the next instance. Where it is refused (503) it asks the next one after the seconds of Retry-After, where its
-connection fails after a moment; with the same id and the same end again, as a client should.
+Transactions begin by the clock, regardless of earlier ones, as behind a load balancer: every request goes to the next
+instance. A refused request (503) is sent to the next one after the seconds of Retry-After, a request with a failed
+connection after a moment, each with the same id and the same end, as a client should.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tests.support.coordinator.process import CoordinatorProcess
 
 RATE_PER_S: Final = 60.0
 PAUSE_S: Final = 0.1
-"""How long a caller whose connection failed waits before it asks the next instance."""
+"""How long a caller waits after a failed connection before it calls the next instance."""
 REQUEST_S: Final = 20.0
 SETTLED_S: Final = 120.0
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
-class Taking(msgspec.Struct, frozen=True, kw_only=True):
-    """The sessions to try, transactions begun in a second, and seconds of load before and after each event."""
+class TakeoverOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The session time-outs to try, transactions per second, and seconds of load before and after each event."""
 
     sessions_s: tuple[float, ...] = (10.0, 6.0)
     rate_per_s: float = RATE_PER_S
@@ -45,10 +45,10 @@ class Taking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeoverLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One event: of the shards that moved, and of the requests from it until all shards were served again.
+    """One event: the shards that moved, and the requests until all shards were served again.
 
-    The seconds of a shard are the longest time in which no prepare and no end of it was done, counted from the event
-    on: the least and the most of those that moved. `others_s` is the most of those that stayed where they were.
+    The seconds of a shard are the longest time without a successful prepare or end, counted from the event on: the
+    lowest and the highest of the moved shards. `others_s` is the highest of the shards that stayed.
     """
 
     event: str
@@ -59,19 +59,19 @@ class TakeoverLine(msgspec.Struct, frozen=True, kw_only=True):
     others_s: float
     requests: int
     refused: dict[str, int]
-    """503 by their code."""
+    """Answers with 503 by error code."""
     without_retry_after: int
     lost: dict[str, int]
-    """Requests without an answer, by what aiohttp says."""
+    """Requests without an answer, by aiohttp's error."""
     other: dict[str, int]
-    """What else but 200 and 201 came."""
+    """Answers other than 200, 201 and 503."""
     p50_ms: float
     longest_s: float
-    """Of a prepare or an end, from first asking to its being done, repetitions included; so is the p50."""
+    """The longest prepare or end, from the first request to its success, with retries; as for the p50."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run showed, and what the audit of all of it found."""
+    """The result of the run, and of its audit."""
 
     rate_per_s: float
     lines: list[TakeoverLine]
@@ -82,14 +82,14 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether everything stands exactly as it was answered, and nothing came but what may come."""
-        told = not any(line.other or line.without_retry_after for line in self.lines)
-        return told and not (self.missing or self.doubled or self.extra)
+        """Whether the topic contains exactly what was acknowledged, and every answer was an expected one."""
+        expected = not any(line.other or line.without_retry_after for line in self.lines)
+        return expected and not (self.missing or self.doubled or self.extra)
 
 
 @dataclass
-class _Seen:
-    """What callers saw since an event."""
+class _Results:
+    """The results of callers since an event."""
 
     since: float
     last: dict[int, float] = field(default_factory=dict)
@@ -101,32 +101,32 @@ class _Seen:
     other: Counter[str] = field(default_factory=Counter)
     without_retry_after: int = 0
 
-    def done(self, shard: int, began: float, now: float) -> None:
-        """Note a prepare or an end that is done; `began` is when it was asked first."""
-        self.latencies.append(now - began)
+    def done(self, shard: int, started: float, now: float) -> None:
+        """Record a successful prepare or end; `started` is the time of its first request."""
+        self.latencies.append(now - started)
         self.away[shard] = max(self.away.get(shard, 0.0), now - self.last.get(shard, self.since))
         self.last[shard] = now
 
 
 class Callers:
-    """Prepare and commit, each in a task of its own."""
+    """The callers: each transaction runs in its own task."""
 
     def __init__(self, session: aiohttp.ClientSession, topic: str, urls: Sequence[str]) -> None:
         self.urls = list(urls)
-        self.seen = _Seen(time.monotonic())
+        self.seen = _Results(time.monotonic())
         self.committed: set[bytes] = set()
-        self.begun: set[bytes] = set()
+        self.sent: set[bytes] = set()
         self.running = True
         self._session = session
         self._topic = topic
         self._turn = 0
 
     def event(self) -> None:
-        """Count anew from now on."""
-        self.seen = _Seen(time.monotonic())
+        """Reset the results at an event."""
+        self.seen = _Results(time.monotonic())
 
     async def by_the_clock(self, rate: float) -> None:
-        """Begin transactions until `running` is over, and return when all are committed."""
+        """Begin transactions while `running`, and return when all are committed."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         async with asyncio.TaskGroup() as group:
@@ -136,27 +136,27 @@ class Callers:
                 await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def _transaction(self) -> None:
-        made = uuid.uuid4().hex
-        shard = shard_of(made, SHARDS) or 0
-        self.begun.add(made.encode())
-        message = {"topic": self._topic, "key": made[:2], "value": "v" * VALUE_BYTES}
-        await self._done("/transactions", {"group": GROUP, "id": made, "messages": [message]}, shard)
-        await self._done(f"/transactions/{made}/end", {"outcome": "commit"}, shard)
-        self.committed.add(made.encode())
+        transaction_id = uuid.uuid4().hex
+        shard = shard_of(transaction_id, SHARDS) or 0
+        self.sent.add(transaction_id.encode())
+        message = {"topic": self._topic, "key": transaction_id[:2], "value": "v" * VALUE_BYTES}
+        await self._repeat("/transactions", {"group": GROUP, "id": transaction_id, "messages": [message]}, shard)
+        await self._repeat(f"/transactions/{transaction_id}/end", {"outcome": "commit"}, shard)
+        self.committed.add(transaction_id.encode())
 
-    async def _done(self, path: str, body: object, shard: int) -> None:
-        """Ask until it is done."""
-        began = time.monotonic()
+    async def _repeat(self, path: str, body: object, shard: int) -> None:
+        """Send a request until it succeeds."""
+        started = time.monotonic()
         while True:
             self._turn += 1
-            pause_s = await self._asked(self.urls[self._turn % len(self.urls)] + "/v1" + path, body)
+            pause_s = await self._send(self.urls[self._turn % len(self.urls)] + "/v1" + path, body)
             if pause_s is None:
-                self.seen.done(shard, began, time.monotonic())
+                self.seen.done(shard, started, time.monotonic())
                 return
             await asyncio.sleep(pause_s)
 
-    async def _asked(self, url: str, body: object) -> float | None:
-        """Ask once; None where it is done, else after how many seconds to ask again."""
+    async def _send(self, url: str, body: object) -> float | None:
+        """Send a request once; return None on success, else the seconds to wait before the next try."""
         seen = self.seen
         seen.requests += 1
         try:
@@ -177,25 +177,25 @@ class Callers:
         return PAUSE_S if wait is None else float(wait)
 
 
-def measure_takeovers(rig: FleetRig, taking: Taking, *, say: Callable[[str], None]) -> Takeover:
-    """Have a fourth instance join three, be stopped again, and one of the three be killed; with each session."""
+def measure_takeovers(rig: FleetRig, options: TakeoverOptions, *, say: Callable[[str], None]) -> Takeover:
+    """With each session: a fourth instance joins three, it is stopped, then one of the three is killed."""
     auditor = Auditor(rig.bootstrap_servers, rig.topic)
-    began = auditor.ends()
+    start_offsets = auditor.ends()
     lines: list[TakeoverLine] = []
     committed: set[bytes] = set()
-    begun: set[bytes] = set()
-    for session_s in taking.sessions_s:
+    sent: set[bytes] = set()
+    for session_s in options.sessions_s:
         say(f"three instances with a session of {session_s:g} s")
         with rig.fleet(3, {"HALFWAY_SESSION_TIMEOUT_S": f"{session_s:g}"}) as fleet:
-            found, callers = asyncio.run(_events(fleet, rig.topic, taking, session_s, say))
-        lines += found
+            found_lines, callers = asyncio.run(_events(fleet, rig.topic, options, session_s, say))
+        lines += found_lines
         committed |= callers.committed
-        begun |= callers.begun
+        sent |= callers.sent
     verdict = judge(
-        Sent(committed=frozenset(committed), unconfirmed=frozenset(begun - committed)), auditor.copies(began)
+        Sent(committed=frozenset(committed), unconfirmed=frozenset(sent - committed)), auditor.copies(start_offsets)
     )
     return Takeover(
-        rate_per_s=taking.rate_per_s,
+        rate_per_s=options.rate_per_s,
         lines=lines,
         transactions=len(committed),
         missing=verdict.missing,
@@ -205,29 +205,29 @@ def measure_takeovers(rig: FleetRig, taking: Taking, *, say: Callable[[str], Non
 
 
 async def _events(
-    fleet: Fleet, topic: str, taking: Taking, session_s: float, say: Callable[[str], None]
+    fleet: Fleet, topic: str, options: TakeoverOptions, session_s: float, say: Callable[[str], None]
 ) -> tuple[list[TakeoverLine], Callers]:
     lines: list[TakeoverLine] = []
     timeout = aiohttp.ClientTimeout(total=REQUEST_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         callers = Callers(session, topic, [member.url for member in fleet.members])
 
-        async def observed(event: str, act: Callable[[], None], before: set[int], then: Sequence[int]) -> None:
-            """Act, and note what callers see until every shard has been served, and the shares are even."""
+        async def observed(event: str, act: Callable[[], None], moved_before: set[int], then: Sequence[int]) -> None:
+            """Carry out an event, and record the callers' results until all shards are served and evenly shared."""
             say(f"  {event}")
             callers.event()
             seen = callers.seen
             await asyncio.to_thread(act)
             members = [fleet.members[number] for number in then]
             after = await _settled(members, lambda: len(seen.last) == SHARDS)
-            moved = before or after[-1]
-            await asyncio.sleep(taking.after_s)
+            moved = moved_before or after[-1]
+            await asyncio.sleep(options.after_s)
             callers.event()
             lines.append(_line(event, session_s, seen, moved))
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(callers.by_the_clock(taking.rate_per_s))
-            await asyncio.sleep(taking.lead_s)
+            group.create_task(callers.by_the_clock(options.rate_per_s))
+            await asyncio.sleep(options.lead_s)
 
             fresh = fleet.add()
 
@@ -250,17 +250,17 @@ async def _events(
 
 
 async def _settled(members: Sequence[CoordinatorProcess], served_again: Callable[[], bool]) -> list[set[int]]:
-    """Wait until callers have been served in every shard, and these instances have all the shards between them."""
+    """Wait until callers were served in every shard, and these instances together serve all shards."""
     async with asyncio.timeout(SETTLED_S):
         while True:
             found = [await asyncio.to_thread(served, member) for member in members]
             whole = sum(map(len, found)) == SHARDS and set().union(*found) == set(range(SHARDS)) and all(found)
             if whole and served_again():
                 return found
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
 
-def _line(event: str, session_s: float, seen: _Seen, moved: set[int]) -> TakeoverLine:
+def _line(event: str, session_s: float, seen: _Results, moved: set[int]) -> TakeoverLine:
     ordered = sorted(seen.latencies)
     away = [seconds for shard, seconds in seen.away.items() if shard in moved]
     stayed = [seconds for shard, seconds in seen.away.items() if shard not in moved]

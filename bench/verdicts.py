@@ -1,6 +1,6 @@
-"""A fast endpoint for checks: `python -m bench.verdicts PORT OUTCOME` gives every question the same verdict.
+"""A fast check endpoint: `python -m bench.verdicts PORT OUTCOME` answers every check with the same verdict.
 
-A bare protocol: it must not be what is measured.
+It is a bare asyncio protocol, because its own cost must not be measured.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NONCE: Final = b'"nonce":"'
 
 
 class Endpoint(asyncio.Protocol):
-    """One connection; questions come one after the other."""
+    """One connection; checks arrive one after the other."""
 
     def __init__(self, outcome: str) -> None:
-        """Take the verdict."""
+        """Keep the verdict."""
         self._before = b'{"outcome":"%b","nonce":"' % outcome.encode()
         self._received = b""
         self._transport: asyncio.Transport | None = None
@@ -31,7 +31,7 @@ class Endpoint(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Answer as soon as a question is there in full; its nonce binds the answer to it."""
+        """Answer as soon as a check has arrived in full; its nonce binds the answer to it."""
         received = self._received + data
         end = received.find(_END_OF_HEAD)
         if end >= 0 and self._transport is not None:

@@ -1,6 +1,6 @@
-"""HTTP/1.1 as far as the load needs it: requests built beforehand, answers split by Content-Length.
+"""The part of HTTP/1.1 that the load needs: requests built in advance, answers split by Content-Length.
 
-A client library would cost as much CPU as the coordinator, on the same cores, and halve what is measured.
+A client library would use as much CPU as the coordinator on the same cores, and halve the measured throughput.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _BATCHES: Final = 16
 
 
 class WireError(Exception):
-    """An answer is not what the load can read."""
+    """The load cannot read an answer."""
 
 
 def split(received: bytes) -> tuple[int, bytes, bytes] | None:
-    """Return the first answer's status and body, and what follows it; None where it has not arrived in full.
+    """Return the status and body of the first answer, and the rest; None if it has not arrived in full.
 
     Raises:
-        WireError: it is no answer with a Content-Length.
+        WireError: it is not an answer with a Content-Length.
 
     """
     end = received.find(_END_OF_HEAD)
@@ -48,13 +48,13 @@ def split(received: bytes) -> tuple[int, bytes, bytes] | None:
 
 
 def retry_after(answer: bytes) -> float | None:
-    """Return the seconds that a refusal asks its caller to wait; None where it names none."""
+    """Return the seconds of a refusal's Retry-After; None if it has none."""
     _, found, rest = answer.partition(b"\r\nRetry-After: ")
     return float(rest.partition(b"\r\n")[0]) if found else None
 
 
 def id_in(body: bytes) -> bytes:
-    """Return the id in the answer to a prepare, where it stands first."""
+    """Return the id in the answer to a prepare; it is the first member."""
     if not body.startswith(_ID):
         raise WireError(f"no id in {body[:200]!r}")
     return body[len(_ID) : body.index(b'"', len(_ID))]
@@ -79,7 +79,7 @@ _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
 def items_in(body: bytes) -> tuple[Items, Items]:
-    """Return status and id of each prepare and of each end in the answer to a batch; no id where it was refused."""
+    """Return status and id of each prepare and end in the answer to a batch; the id is empty if it was refused."""
     answer = _BATCH.decode(body)
     prepares, ends = (
         [(item.status, item.body.id.encode()) for item in items] for items in (answer.prepare, answer.end)
@@ -88,7 +88,7 @@ def items_in(body: bytes) -> tuple[Items, Items]:
 
 
 def payloads() -> list[tuple[str, str]]:
-    """Return key and value of every message that the load sends; letters only, so that nothing is escaped."""
+    """Return key and value of every message of the load; only letters, so that nothing is escaped."""
     letters = random.Random(7)  # the same bytes in every run
     return [
         (f"key-{number:05d}", "".join(letters.choices(string.ascii_letters, k=VALUE_BYTES))) for number in range(KEYS)
@@ -96,14 +96,14 @@ def payloads() -> list[tuple[str, str]]:
 
 
 Contents = Sequence[int]
-"""Of each transaction in a request, the place of its message in `payloads()`."""
+"""For each transaction in a request, the index of its message in `payloads()`."""
 
 
 class Requests:
-    """The requests of one load: bytes that are ready, and bytes with only ids to put in."""
+    """The requests of a load: complete ones, and ones that lack only the ids."""
 
     def __init__(self, *, host: str, topic: str, batch: int, groups: Sequence[str] = (GROUP,)) -> None:
-        """Build a prepare for each of `payloads()` and of the groups, in turn, or `_BATCHES` batches of them."""
+        """Build prepares for `payloads()` and the groups in turn, or `_BATCHES` batches of them."""
         self._host = host
         contents = list(enumerate(payloads()))
         prepares = [
@@ -146,11 +146,11 @@ class Orders:
         """Build one prepare for each of `payloads()`, without its id; ids begin with `name`."""
         self._name = name.encode()
         self._numbers = count()
-        id_there = "0" * len(self._id(0))
+        placeholder = "0" * len(self._id(0))
         prepares = []
         for number, (key, value) in enumerate(payloads()):
-            body = {"id": id_there, "group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]}
-            before, after = post(host, b"/v1/transactions", msgspec.json.encode(body)).split(id_there.encode())
+            body = {"id": placeholder, "group": GROUP, "messages": [{"topic": topic, "key": key, "value": value}]}
+            before, after = post(host, b"/v1/transactions", msgspec.json.encode(body)).split(placeholder.encode())
             prepares.append((number, before, after))
         self._prepares = cycle(prepares)
         self._end_before, self._end_after = post(host, b"/v1/transactions/\0/end", _ONE_COMMIT).split(b"\0")
@@ -159,7 +159,7 @@ class Orders:
         return b"%b-%012d" % (self._name, number)
 
     def next_prepare(self) -> tuple[int, bytes, bytes]:
-        """Return the place of its message in `payloads()`, its id, and the request."""
+        """Return the index of its message in `payloads()`, its id, and the request."""
         number, before, after = next(self._prepares)
         transaction_id = self._id(next(self._numbers))
         return number, transaction_id, b"%b%b%b" % (before, transaction_id, after)

@@ -1,1 +1,1 @@
-"""What `python -m bench` can run: the command line, the table and the exit status of each."""
+"""The runs of `python -m bench`: the command line, the table and the exit status of each."""

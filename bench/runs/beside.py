@@ -1,4 +1,4 @@
-"""What many groups and many pending transactions cost the path."""
+"""The cost of many groups and many pending transactions."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.beside import Beside, BesideLine, beside
+from bench.beside import BesideLine, BesideOptions, beside
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 
 
 def add(kinds: Kinds) -> None:
     """Add its command."""
-    run = kinds.add_parser("beside", help="many groups, many pending beside the path; writes build/beside.json")
+    run = kinds.add_parser("beside", help="a load beside many groups or pending transactions; writes build/beside.json")
     run.set_defaults(run=_beside)
-    run.add_argument("--json", type=Path, default=Path("build/beside.json"), help="where the figures go")
-    wanted = Beside()
-    run.add_argument("--groups", type=int, default=wanted.groups, help="whose transactions come in turn")
-    run.add_argument("--pending", type=int, default=wanted.pending, help="transactions that nobody ends")
-    run.add_argument("--seconds", type=float, default=wanted.run_s, help="that count, each row")
-    run.add_argument("--slices", type=int, default=wanted.slices, help="into which those seconds are cut")
-    run.add_argument("--warm-up", type=float, default=wanted.warm_up_s, help="seconds")
+    run.add_argument("--json", type=Path, default=Path("build/beside.json"), help="the file for the figures")
+    options = BesideOptions()
+    run.add_argument("--groups", type=int, default=options.groups, help="groups, whose transactions take turns")
+    run.add_argument("--pending", type=int, default=options.pending, help="pending transactions")
+    run.add_argument("--seconds", type=float, default=options.run_s, help="measured seconds of each row")
+    run.add_argument("--slices", type=int, default=options.slices, help="slices of those seconds")
+    run.add_argument("--warm-up", type=float, default=options.warm_up_s, help="seconds")
 
 
-def _beside(given: argparse.Namespace) -> int:
+def _beside(arguments: argparse.Namespace) -> int:
     shown = wide_console()
-    wanted = Beside(
-        groups=given.groups,
-        pending=given.pending,
-        run_s=given.seconds,
-        slices=given.slices,
-        warm_up_s=given.warm_up,
+    options = BesideOptions(
+        groups=arguments.groups,
+        pending=arguments.pending,
+        run_s=arguments.seconds,
+        slices=arguments.slices,
+        warm_up_s=arguments.warm_up,
     )
-    found = beside(wanted, say=shown.print)
+    found = beside(options, say=shown.print)
     shown.print(_table(found))
-    write_json(given.json, found, shown.print)
-    return 0 if all(one.line.clean for one in found) else 1
+    write_json(arguments.json, found, shown.print)
+    return 0 if all(row.line.clean for row in found) else 1
 
 
 def _table(found: Sequence[BesideLine]) -> Table:
@@ -48,11 +48,11 @@ def _table(found: Sequence[BesideLine]) -> Table:
     for name in ("tx/s", "from", "to", "p50 ms", "p99 ms", "coordinator", "", "broker", "findings", "failed"):
         table.add_column(name, justify="right")
     first: dict[str, float] = {}
-    for one in found:
-        line = one.line
+    for row in found:
+        line = row.line
         alone = first.setdefault(line.scenario, line.coordinator_cpu_us)
         table.add_row(
-            *(line.scenario, one.beside),
+            *(line.scenario, row.beside),
             *(f"{rate:,.0f}" for rate in (line.tx_per_s, *line.spread)),
             *(f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}", f"{line.coordinator_cpu_us:.0f}"),
             f"{line.coordinator_cpu_us / alone - 1:+.1%}" if alone else "",

@@ -1,4 +1,4 @@
-"""Checks a second to a fast endpoint."""
+"""Checks per second to a fast endpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.checks import Checking, checks
+from bench.checks import ChecksOptions, checks
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 
@@ -16,31 +16,33 @@ def add(kinds: Kinds) -> None:
     """Add its command."""
     run = kinds.add_parser("checks", help="check-backs to a fast endpoint; writes build/checks.json")
     run.set_defaults(run=_checks)
-    run.add_argument("--json", type=Path, default=Path("build/checks.json"), help="where the figures go")
-    wanted = Checking()
-    run.add_argument("--transactions", type=int, default=wanted.transactions, help="that are checked, each verdict")
-    run.add_argument("--concurrency", type=int, default=wanted.concurrency, help="checks in flight")
-    run.add_argument("--warm-up", type=float, default=wanted.warm_up_s, help="seconds")
+    run.add_argument("--json", type=Path, default=Path("build/checks.json"), help="the file for the figures")
+    options = ChecksOptions()
+    run.add_argument("--transactions", type=int, default=options.transactions, help="transactions of each verdict")
+    run.add_argument("--concurrency", type=int, default=options.concurrency, help="checks in flight")
+    run.add_argument("--warm-up", type=float, default=options.warm_up_s, help="seconds")
 
 
-def _checks(given: argparse.Namespace) -> int:
+def _checks(arguments: argparse.Namespace) -> int:
     shown = wide_console()
-    wanted = Checking(transactions=given.transactions, concurrency=given.concurrency, warm_up_s=given.warm_up)
-    found = checks(wanted, say=shown.print)
-    table = Table(title=f"checks, {wanted.concurrency} in flight; CPU in microseconds a check")
+    options = ChecksOptions(
+        transactions=arguments.transactions, concurrency=arguments.concurrency, warm_up_s=arguments.warm_up
+    )
+    found = checks(options, say=shown.print)
+    table = Table(title=f"checks, {options.concurrency} in flight; CPU in microseconds a check")
     table.add_column("verdict")
     for name in ("checks", "a second", "coordinator", "broker", "endpoint", "pending after"):
         table.add_column(name, justify="right")
-    for one in found:
+    for line in found:
         table.add_row(
-            one.verdict,
-            f"{one.checks:,}",
-            f"{one.checks_per_s:,.0f}",
-            f"{one.coordinator_cpu_us:.0f}",
-            "" if one.broker_cpu_us is None else f"{one.broker_cpu_us:.0f}",
-            f"{one.endpoint_cpu_us:.0f}",
-            f"{one.pending:,}",
+            line.verdict,
+            f"{line.checks:,}",
+            f"{line.checks_per_s:,.0f}",
+            f"{line.coordinator_cpu_us:.0f}",
+            "" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}",
+            f"{line.endpoint_cpu_us:.0f}",
+            f"{line.pending:,}",
         )
     shown.print(table)
-    write_json(given.json, found, shown.print)
+    write_json(arguments.json, found, shown.print)
     return 0

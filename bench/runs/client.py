@@ -1,4 +1,4 @@
-"""The Python client beside bare REST."""
+"""The Python client compared with plain REST."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from bench.scenarios import Lengths
 def add(kinds: Kinds) -> None:
     """Add its command."""
     defaults = Lengths()
-    beside = kinds.add_parser("client", help="the Python client beside bare REST; writes build/client.json")
+    beside = kinds.add_parser("client", help="the Python client compared with plain REST; writes build/client.json")
     beside.set_defaults(run=_client)
-    beside.add_argument("--json", type=Path, default=Path("build/client.json"), help="where the figures go")
+    beside.add_argument("--json", type=Path, default=Path("build/client.json"), help="the file for the figures")
     beside.add_argument("--warm-up", type=float, default=defaults.warm_up_s, help="seconds, once")
     beside.add_argument("--lead", type=float, default=defaults.lead_s, help="seconds before counting, each slice")
-    beside.add_argument("--slices", type=int, default=4, help="of each way, in turn")
-    beside.add_argument("--seconds", type=float, default=20.0, help="that count, of all slices of a way")
-    beside.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already, for figures without its CPU")
+    beside.add_argument("--slices", type=int, default=4, help="slices of each way, in turn")
+    beside.add_argument("--seconds", type=float, default=20.0, help="measured seconds over all slices of a way")
+    beside.add_argument("--kafka", metavar="HOST:PORT", help="a running broker, for figures without its CPU")
 
 
-def _client(given: argparse.Namespace) -> int:
+def _client(arguments: argparse.Namespace) -> int:
     console = wide_console()
-    lengths = Lengths(warm_up_s=given.warm_up, lead_s=given.lead, run_s=given.seconds, slices=given.slices)
-    with Rig(say=console.print, bootstrap_servers=given.kafka) as rig:
+    lengths = Lengths(
+        warm_up_s=arguments.warm_up, lead_s=arguments.lead, run_s=arguments.seconds, slices=arguments.slices
+    )
+    with Rig(say=console.print, bootstrap_servers=arguments.kafka) as rig:
         compared = compare(rig, lengths, say=console.print)
     console.print(client_table(compared))
     for line in compared.lines:
@@ -40,7 +42,7 @@ def _client(given: argparse.Namespace) -> int:
     console.print(
         f"64 callers through one client need {compared.coordinator_cpu_ratio:.0%} of the coordinator's CPU for each"
     )
-    write_json(given.json, compared, console.print)
+    write_json(arguments.json, compared, console.print)
     return 0 if compared.clean else 1
 
 

@@ -1,4 +1,4 @@
-"""Several instances: what they cost, what callers see of a takeover, and how long consumers are held back."""
+"""Several instances: their cost, takeovers as callers see them, and how long consumers are held back."""
 
 from __future__ import annotations
 
@@ -9,68 +9,80 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.fleet import FleetRig
-from bench.frozen import Freezing, FrozenLine, measure_frozen
-from bench.instances import Instances, Spread, measure_instances
+from bench.frozen import FrozenLine, FrozenOptions, measure_frozen
+from bench.instances import Instances, InstancesOptions, measure_instances
 from bench.report import counts, wide_console, write_json
 from bench.runs.kinds import Kinds
-from bench.takeover import Takeover, Taking, measure_takeovers
+from bench.takeover import Takeover, TakeoverOptions, measure_takeovers
 
 
 def add(kinds: Kinds) -> None:
     """Add their commands."""
-    spread, taking, freezing = Spread(), Taking(), Freezing()
+    spread, taking, freezing = InstancesOptions(), TakeoverOptions(), FrozenOptions()
     several = kinds.add_parser("instances", help="one, two, three instances; writes build/instances.json")
     several.set_defaults(run=_instances)
-    several.add_argument("--json", type=Path, default=Path("build/instances.json"), help="where the figures go")
+    several.add_argument("--json", type=Path, default=Path("build/instances.json"), help="the file for the figures")
     several.add_argument("--warm-up", type=float, default=spread.warm_up_s, help="seconds, once")
-    several.add_argument("--seconds", type=float, default=spread.run_s, help="that count, each line")
+    several.add_argument("--seconds", type=float, default=spread.run_s, help="measured seconds of each line")
     taken = kinds.add_parser("takeover", help="kill, stop and join under load; writes build/takeover.json")
     taken.set_defaults(run=_takeover)
-    taken.add_argument("--json", type=Path, default=Path("build/takeover.json"), help="where the figures go")
-    taken.add_argument("--sessions", type=float, nargs="+", default=taking.sessions_s, help="seconds, each tried")
-    taken.add_argument("--rate", type=float, default=taking.rate_per_s, help="transactions begun in a second")
+    taken.add_argument("--json", type=Path, default=Path("build/takeover.json"), help="the file for the figures")
+    taken.add_argument(
+        "--sessions", type=float, nargs="+", default=taking.sessions_s, help="session time-outs, seconds"
+    )
+    taken.add_argument("--rate", type=float, default=taking.rate_per_s, help="transactions per second")
     held = kinds.add_parser("frozen", help="how long consumers are held back; writes build/frozen.json")
     held.set_defaults(run=_frozen)
-    held.add_argument("--json", type=Path, default=Path("build/frozen.json"), help="where the figures go")
-    held.add_argument("--sessions", type=float, nargs="*", default=freezing.sessions_s, help="seconds, each tried")
-    held.add_argument("--timeouts", type=float, nargs="*", default=freezing.timeouts_s, help="of transactions")
+    held.add_argument("--json", type=Path, default=Path("build/frozen.json"), help="the file for the figures")
+    held.add_argument(
+        "--sessions", type=float, nargs="*", default=freezing.sessions_s, help="session time-outs, seconds"
+    )
+    held.add_argument(
+        "--timeouts",
+        type=float,
+        nargs="*",
+        default=freezing.timeouts_s,
+        help="transaction time-outs, seconds",
+    )
 
 
-def _instances(given: argparse.Namespace) -> int:
+def _instances(arguments: argparse.Namespace) -> int:
     console = wide_console()
     with FleetRig(say=console.print) as rig:
-        found = measure_instances(rig, Spread(warm_up_s=given.warm_up, run_s=given.seconds), say=console.print)
+        found = measure_instances(
+            rig, InstancesOptions(warm_up_s=arguments.warm_up, run_s=arguments.seconds), say=console.print
+        )
     console.print(instances_table(found))
     for line in found.lines:
         if line.failed:
             console.print(f"{line.instances}, {line.asked}: the first that failed: {line.first_failure}", markup=False)
-    write_json(given.json, found, console.print)
+    write_json(arguments.json, found, console.print)
     return 0 if found.clean else 1
 
 
-def _takeover(given: argparse.Namespace) -> int:
+def _takeover(arguments: argparse.Namespace) -> int:
     console = wide_console()
     with FleetRig(say=console.print) as rig:
-        taking = Taking(sessions_s=tuple(given.sessions), rate_per_s=given.rate)
+        taking = TakeoverOptions(sessions_s=tuple(arguments.sessions), rate_per_s=arguments.rate)
         found = measure_takeovers(rig, taking, say=console.print)
     console.print(takeover_table(found))
-    write_json(given.json, found, console.print)
+    write_json(arguments.json, found, console.print)
     return 0 if found.clean else 1
 
 
-def _frozen(given: argparse.Namespace) -> int:
+def _frozen(arguments: argparse.Namespace) -> int:
     console = wide_console()
     with FleetRig(say=console.print) as rig:
-        freezing = Freezing(sessions_s=tuple(given.sessions), timeouts_s=tuple(given.timeouts))
+        freezing = FrozenOptions(sessions_s=tuple(arguments.sessions), timeouts_s=tuple(arguments.timeouts))
         lines = measure_frozen(rig, freezing, say=console.print)
     console.print(frozen_table(lines))
-    write_json(given.json, lines, console.print)
+    write_json(arguments.json, lines, console.print)
     return 0 if all(line.copies == 1 for line in lines) else 1
 
 
 def instances_table(found: Instances) -> Table:
-    """Return the lines of several instances as a table, and below it what a forwarded call costs."""
-    table = Table(title=f"{found.callers} callers, requests of one transaction; CPU in microseconds a transaction")
+    """Return the lines of several instances as a table, and below it the cost of a forwarded call."""
+    table = Table(title=f"{found.callers} callers, requests of one transaction; CPU in microseconds per transaction")
     for name in ("instances", "asked"):
         table.add_column(name)
     for name in (
@@ -88,7 +100,7 @@ def instances_table(found: Instances) -> Table:
         )
     if found.forwarded is not None:
         table.caption = (
-            f"a forwarded call: {found.forwarded.asker_cpu_us:.0f} us where it is asked, "
+            f"a forwarded call: {found.forwarded.asker_cpu_us:.0f} us where it is forwarded, "
             f"{found.forwarded.owner_cpu_us:.0f} us at the owner; asked directly the owner takes "
             f"{found.forwarded.direct_cpu_us:.0f} us; forwarding costs {found.forwarded.costs_cpu_us:.0f} us"
         )

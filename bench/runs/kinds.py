@@ -1,4 +1,4 @@
-"""The type of what commands are added to."""
+"""The type of the parser group that commands are added to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many times what can be served."""
+"""Many times the maximum load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.overload import Overload, Overloading, overload
+from bench.overload import Overload, OverloadOptions, overload
 from bench.report import counts, wide_console, write_json
 from bench.rig import Rig
 from bench.runs.kinds import Kinds
@@ -17,35 +17,40 @@ def add(kinds: Kinds) -> None:
     """Add its command."""
     many = kinds.add_parser("overload", help="many times the maximum; writes build/overload.json")
     many.set_defaults(run=_overload)
-    many.add_argument("--json", type=Path, default=Path("build/overload.json"), help="where the figures go")
-    wanted = Overloading()
-    many.add_argument("--times", type=float, default=wanted.times, help="of the maximum, which is measured first")
-    many.add_argument("--seconds", type=float, default=wanted.seconds, help="of the load")
-    many.add_argument("--connections", type=int, default=wanted.connections, help="of all callers")
-    many.add_argument("--patience", type=float, default=wanted.patience_s, help="seconds a caller waits for an answer")
-    many.add_argument("--processes", type=int, default=wanted.processes, help="that make the load")
-    many.add_argument("--warm-up", type=float, default=wanted.warm_up_s, help="seconds")
+    many.add_argument("--json", type=Path, default=Path("build/overload.json"), help="the file for the figures")
+    options = OverloadOptions()
+    many.add_argument(
+        "--times",
+        type=float,
+        default=options.times,
+        help="the load as a multiple of the maximum",
+    )
+    many.add_argument("--seconds", type=float, default=options.seconds, help="seconds of load")
+    many.add_argument("--connections", type=int, default=options.connections, help="connections of all callers")
+    many.add_argument("--patience", type=float, default=options.patience_s, help="seconds to wait for an answer")
+    many.add_argument("--processes", type=int, default=options.processes, help="processes of the load")
+    many.add_argument("--warm-up", type=float, default=options.warm_up_s, help="seconds")
     many.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the coordinator")
 
 
-def _overload(given: argparse.Namespace) -> int:
+def _overload(arguments: argparse.Namespace) -> int:
     console = wide_console()
-    wanted = Overloading(
-        times=given.times,
-        seconds=given.seconds,
-        connections=given.connections,
-        patience_s=given.patience,
-        processes=given.processes,
-        warm_up_s=given.warm_up,
+    options = OverloadOptions(
+        times=arguments.times,
+        seconds=arguments.seconds,
+        connections=arguments.connections,
+        patience_s=arguments.patience,
+        processes=arguments.processes,
+        warm_up_s=arguments.warm_up,
     )
-    with Rig(say=console.print, settings=dict(one.split("=", 1) for one in given.set)) as rig:
-        console.print(f"{given.seconds:g} s of {given.times:g} times the maximum, which is measured first")
-        found = overload(rig, wanted)
+    with Rig(say=console.print, settings=dict(part.split("=", 1) for part in arguments.set)) as rig:
+        console.print(f"{arguments.seconds:g} s of {arguments.times:g} times the maximum, which is measured first")
+        found = overload(rig, options)
     console.print(overload_table(found))
     for what in (found.first_finding, found.first_unlike):
         if what:
             console.print(f"the first that is wrong: {what}", markup=False)
-    write_json(given.json, found, console.print)
+    write_json(arguments.json, found, console.print)
     return 0 if found.clean else 1
 
 
@@ -71,8 +76,8 @@ def overload_table(found: Overload) -> Table:
             for when, held in (("before", found.held_before), ("at most", found.held), ("after", found.held_after))
         ),
         *(
-            (one.path, f"{counts(one.answers)}; p50 {one.p50_ms:.0f} ms, worst {one.worst_ms:.0f} ms")
-            for one in found.health
+            (part.path, f"{counts(part.answers)}; p50 {part.p50_ms:.0f} ms, worst {part.worst_ms:.0f} ms")
+            for part in found.health
         ),
         ("cores", ", ".join(f"{name} {used:.2f}" for name, used in found.cpu.items())),
         ("small load before, recovered after", f"p50 {found.p50_before_ms:.1f} ms, {found.recovered_after_s} s"),

@@ -10,34 +10,36 @@ from rich.table import Table
 from bench.report import wide_console, write_json
 from bench.rig import Rig
 from bench.runs.kinds import Kinds
-from bench.soak import Lasting, Soak, soak
+from bench.soak import Soak, SoakOptions, soak
 
 
 def add(kinds: Kinds) -> None:
     """Add its command."""
-    lasting = Lasting()
+    options = SoakOptions()
     long = kinds.add_parser("soak", help="a long, even load; writes build/soak.json")
     long.set_defaults(run=_soak)
-    long.add_argument("--json", type=Path, default=Path("build/soak.json"), help="where the figures go")
-    long.add_argument("--minutes", type=float, default=lasting.minutes)
-    long.add_argument("--share", type=float, default=lasting.share, help="of the maximum, which is measured first")
-    long.add_argument("--warm-up", type=float, default=lasting.warm_up_s, help="seconds")
+    long.add_argument("--json", type=Path, default=Path("build/soak.json"), help="the file for the figures")
+    long.add_argument("--minutes", type=float, default=options.minutes)
+    long.add_argument(
+        "--share", type=float, default=options.share, help="share of the maximum, which is measured first"
+    )
+    long.add_argument("--warm-up", type=float, default=options.warm_up_s, help="seconds")
     long.add_argument("--horizon", type=int, default=120, help="seconds that outcomes are remembered")
 
 
-def _soak(given: argparse.Namespace) -> int:
+def _soak(arguments: argparse.Namespace) -> int:
     console = wide_console()
-    # Outcomes are held in memory as long as the horizon: only past it can memory be flat.
-    settings = {"HALFWAY_OUTCOME_HORIZON_S": str(given.horizon)}
+    # Outcomes stay in memory until the horizon, so memory can only be flat after it.
+    settings = {"HALFWAY_OUTCOME_HORIZON_S": str(arguments.horizon)}
     with Rig(say=console.print, settings=settings) as rig:
-        console.print(f"{given.minutes:g} minutes at {given.share:.0%} of the maximum, which is measured first")
-        found = soak(rig, Lasting(minutes=given.minutes, share=given.share, warm_up_s=given.warm_up))
+        console.print(f"{arguments.minutes:g} minutes at {arguments.share:.0%} of the maximum, which is measured first")
+        found = soak(rig, SoakOptions(minutes=arguments.minutes, share=arguments.share, warm_up_s=arguments.warm_up))
     console.print(soak_table(found))
     if found.first_finding:
         console.print(f"the checker's first finding: {found.first_finding}", markup=False)
     if found.failed:
         console.print(f"the first that failed: {found.first_failure}", markup=False)
-    write_json(given.json, found, console.print)
+    write_json(arguments.json, found, console.print)
     return 0 if found.clean else 1
 
 

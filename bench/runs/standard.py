@@ -1,4 +1,4 @@
-"""The scenarios, each with its raw limit, and what partitions cost."""
+"""The scenarios, each with its raw limit, and the cost of partitions."""
 
 from __future__ import annotations
 
@@ -20,48 +20,53 @@ from bench.scenarios import Lengths, Line, run_scenarios
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Make it what is run where nothing else is asked for."""
+    """Make this the default run."""
     defaults = Lengths()
     parser.set_defaults(run=_bench)
-    parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="where the figures go")
-    parser.add_argument("--only", action="append", choices=[one.name for one in SCENARIOS], help="can be repeated")
+    parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="the file for the figures")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[scenario.name for scenario in SCENARIOS],
+        help="a scenario to run; repeatable",
+    )
     parser.add_argument("--warm-up", type=float, default=defaults.warm_up_s, help="seconds, once")
     parser.add_argument("--lead", type=float, default=defaults.lead_s, help="seconds before counting, each scenario")
-    parser.add_argument("--seconds", type=float, default=defaults.run_s, help="that count, each scenario")
-    parser.add_argument("--raw-seconds", type=float, default=defaults.raw_s, help="of the raw limit, each scenario")
-    parser.add_argument("--slices", type=int, default=defaults.slices, help="into which those seconds are cut")
+    parser.add_argument("--seconds", type=float, default=defaults.run_s, help="measured seconds of each scenario")
+    parser.add_argument("--raw-seconds", type=float, default=defaults.raw_s, help="of the raw limit of each scenario")
+    parser.add_argument("--slices", type=int, default=defaults.slices, help="slices of those seconds")
     parser.add_argument(
         "--before", type=Path, metavar="PYTHON", help="the interpreter of an earlier version, which takes turns"
     )
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already, for figures without its CPU")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a running broker, for figures without its CPU")
 
 
-def _bench(given: argparse.Namespace) -> int:
+def _bench(arguments: argparse.Namespace) -> int:
     console = wide_console()
     lengths = Lengths(
-        warm_up_s=given.warm_up,
-        lead_s=given.lead,
-        run_s=given.seconds,
-        raw_s=given.raw_seconds,
-        slices=given.slices,
+        warm_up_s=arguments.warm_up,
+        lead_s=arguments.lead,
+        run_s=arguments.seconds,
+        raw_s=arguments.raw_seconds,
+        slices=arguments.slices,
     )
-    chosen = tuple(one for one in SCENARIOS if given.only is None or one.name in given.only)
+    chosen = tuple(scenario for scenario in SCENARIOS if arguments.only is None or scenario.name in arguments.only)
     with ExitStack() as stack:
-        rig = stack.enter_context(Rig(say=console.print, bootstrap_servers=given.kafka))
+        rig = stack.enter_context(Rig(say=console.print, bootstrap_servers=arguments.kafka))
         before = None
-        if given.before is not None:
+        if arguments.before is not None:
             before = stack.enter_context(
                 Rig(
                     say=console.print,
                     bootstrap_servers=rig.bootstrap_servers,
                     name="bench-before",
-                    python=given.before.absolute(),
+                    python=arguments.before.absolute(),
                 )
             )
             before.broker_pid = rig.broker_pid
         console.print(python_build())
         lines = run_scenarios(rig, chosen, lengths, say=console.print, before=before)
-        cost = touched(rig, lengths.raw_s / lengths.slices, say=console.print) if given.only is None else []
+        cost = touched(rig, lengths.raw_s / lengths.slices, say=console.print) if arguments.only is None else []
     console.print(lines_table(lines))
     if cost:
         console.print(cost_table(cost))
@@ -70,7 +75,7 @@ def _bench(given: argparse.Namespace) -> int:
             console.print(f"{line.scenario}: the checker's first finding: {line.first_finding}", markup=False)
         if line.failed:
             console.print(f"{line.scenario}: the first that failed: {line.first_failure}", markup=False)
-    write_json(given.json, lines, console.print)
+    write_json(arguments.json, lines, console.print)
     return 0 if all(line.clean for line in lines) else 1
 
 
@@ -104,7 +109,7 @@ def _limit(line: Line) -> tuple[str, ...]:
 
 
 def cost_table(lines: Iterable[TouchedLine]) -> Table:
-    """Return what partitions cost as a table."""
+    """Return the cost of partitions as a table."""
     table = Table(title="Kafka transactions of 100 ends, by librdkafka alone")
     for name in ("partitions touched", "ends/s", "broker ms"):
         table.add_column(name, justify="right")
@@ -115,9 +120,9 @@ def cost_table(lines: Iterable[TouchedLine]) -> Table:
 
 
 def python_build() -> str:
-    """Say which Python runs everything: one that was built without profiles is slower."""
-    options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
-    profiled = "with" if "--enable-optimizations" in options else "without"
+    """Return which Python runs everything: a build without profile-guided optimisation is slower."""
+    arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    profiled = "with" if "--enable-optimizations" in arguments else "without"
     return (
         f"{platform.python_implementation()} {platform.python_version()}, built {profiled} profile-guided optimisation"
     )

@@ -57,7 +57,7 @@ class Streams:
         try:
             async with asyncio.timeout(within_s):
                 client = await self._client(instance, group, shown)
-                asked = asyncio.ensure_future(client.asked(kind, fields))
+                asked = asyncio.ensure_future(client.call(kind, fields))
                 if self._chance.random() < BROKEN_OFF:
                     self._spawn(_break_off(client, self._chance.uniform(0, 0.1)))
                 answer = await asked

@@ -15,7 +15,7 @@ from bench.plan import SCENARIOS, TOPIC
 from bench.report import write_json
 from bench.rig import Rig
 from bench.scenarios import Lengths, run_scenarios
-from bench.soak import Lasting, soak
+from bench.soak import SoakOptions, soak
 from tests.support.brokers.fixtures import Kafka
 
 KEYS = {
@@ -31,7 +31,7 @@ def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_pat
         lengths = Lengths(warm_up_s=0, lead_s=0, run_s=0.5, raw_s=0.5, slices=1)
         lines = run_scenarios(rig, SCENARIOS, lengths, say=said.append)
         compared = compare(rig, lengths, say=said.append)
-        lasted = soak(rig, Lasting(minutes=1 / 60, share=0.5, warm_up_s=0, maximum_s=2, window_s=0.5))
+        lasted = soak(rig, SoakOptions(minutes=1 / 60, share=0.5, warm_up_s=0, maximum_s=2, window_s=0.5))
 
     write_json(tmp_path / "bench.json", lines, said.append)
     told = json.loads((tmp_path / "bench.json").read_bytes())

@@ -1,16 +1,16 @@
 """The benchmarks of several instances in short: the same code, and what it tells. No figure is judged here."""
 
 from bench.fleet import FleetRig
-from bench.frozen import Freezing, measure_frozen
-from bench.instances import Spread, measure_instances
-from bench.takeover import Taking, measure_takeovers
+from bench.frozen import FrozenOptions, measure_frozen
+from bench.instances import InstancesOptions, measure_instances
+from bench.takeover import TakeoverOptions, measure_takeovers
 from tests.support.brokers.fixtures import Kafka
 
 
 def test_several_instances_are_measured_and_their_audit_is_clean(kafka: Kafka) -> None:
     """Nothing is forwarded where the owner is asked; where the other one is, everything is."""
     with FleetRig(say=print, bootstrap_servers=kafka.bootstrap_servers, name="bench-instances") as rig:
-        spread = Spread(warm_up_s=0, lead_s=0, run_s=0.5, counts=(1, 2), callers=8)
+        spread = InstancesOptions(warm_up_s=0, lead_s=0, run_s=0.5, counts=(1, 2), callers=8)
         found = measure_instances(rig, spread, say=print)
     assert found.clean, found
     shares = [(line.instances, line.asked, line.forwarded_share) for line in found.lines]
@@ -25,7 +25,7 @@ def test_several_instances_are_measured_and_their_audit_is_clean(kafka: Kafka) -
 
 def test_takeovers_are_measured_and_nothing_is_lost_or_doubled(kafka: Kafka) -> None:
     with FleetRig(say=print, bootstrap_servers=kafka.bootstrap_servers, name="bench-takeover") as rig:
-        taking = Taking(sessions_s=(8,), rate_per_s=20, lead_s=1, after_s=1)
+        taking = TakeoverOptions(sessions_s=(8,), rate_per_s=20, lead_s=1, after_s=1)
         found = measure_takeovers(rig, taking, say=print)
     assert [line.event.split(" (")[0] for line in found.lines] == [
         "a fourth joins",
@@ -41,7 +41,7 @@ def test_takeovers_are_measured_and_nothing_is_lost_or_doubled(kafka: Kafka) -> 
 
 def test_how_long_a_frozen_instance_holds_consumers_back_is_measured(kafka: Kafka) -> None:
     with FleetRig(say=print, bootstrap_servers=kafka.bootstrap_servers, name="bench-frozen") as rig:
-        [line] = measure_frozen(rig, Freezing(sessions_s=(8,), timeouts_s=()), say=print)
+        [line] = measure_frozen(rig, FrozenOptions(sessions_s=(8,), timeouts_s=()), say=print)
     assert (line.instances, line.copies) == (2, 1)
     assert line.held_back_s > 0
     assert line.served_again_s is not None

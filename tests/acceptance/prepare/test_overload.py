@@ -1,9 +1,9 @@
 """A crowd of callers, many times what may be in flight: through the benchmark's own code. No figure is judged here."""
 
-from bench.overload import Overloading, overload
+from bench.overload import OverloadOptions, overload
 from bench.plan import SCENARIOS
 from bench.rig import Rig
-from bench.scenarios import load_plan, loaded
+from bench.scenarios import load_plan, run_audited_load
 from tests.support.brokers.fixtures import Kafka
 
 SETTINGS = {"HALFWAY_MAX_REQUESTS": "24", "HALFWAY_PREPARE_WAIT_S": "0.05"}
@@ -19,7 +19,7 @@ def test_a_crowd_is_served_or_told_when_to_come_again(kafka: Kafka) -> None:
     served again.
     """
     said: list[str] = []
-    wanted = Overloading(
+    wanted = OverloadOptions(
         times=10,
         seconds=3,
         connections=400,
@@ -35,7 +35,7 @@ def test_a_crowd_is_served_or_told_when_to_come_again(kafka: Kafka) -> None:
         found = overload(rig, wanted)
         # One after the other: of several at once one may wait longer for a place than these settings let it.
         single = next(one for one in SCENARIOS if one.name == "single-1")
-        afterwards = loaded(rig, load_plan(rig, single, lead_s=0, window_s=0.5))
+        afterwards = run_audited_load(rig, load_plan(rig, single, lead_s=0, window_s=0.5))
 
     assert found.connections == 400, "more than may be in flight, and all of them were held"
     assert found.prepares.keys() <= {"201", "429", "503"}, found.prepares

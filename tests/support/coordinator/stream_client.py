@@ -10,7 +10,7 @@ from tests.support.canary import refuse_leaks
 class CheckedStream(StreamClient):
     """A client that no problem may tell a payload or a secret."""
 
-    async def asked(self, kind: str, fields: Mapping[str, Any]) -> Answer:
-        answer = await super().asked(kind, fields)
+    async def call(self, kind: str, fields: Mapping[str, Any]) -> Answer:
+        answer = await super().call(kind, fields)
         refuse_leaks(bytes(answer.problem))
         return answer
