@@ -1,4 +1,4 @@
-"""Checks the models exhaustively, and that each of their mutants gives the error that it must: `make model`."""
+"""Checks the models exhaustively, and that each mutant has the expected error: `make model`."""
 
 import re
 import shutil
@@ -26,14 +26,14 @@ SEARCHES: tuple[tuple[str, Sizes], ...] = (
     (OWNERSHIP, {"LANES": 1, "INCARNATIONS": 3, "ACQUISITIONS": 3, "OTHERS": 1}),
 )
 
-# What SPIN shows of the assertion that fails, by what that means.
+# The meaning of each assertion, and the text of it that SPIN prints when it fails.
 DECIDED_TWICE = "a transaction is decided twice"
 LEAKED = "a message is visible that nobody committed"
-TORN = "one topic has its message, the other has not"
-TOLD_WRONG = "somebody is told an outcome that never comes about"
-WAITS = "a takeover waits for ever"
-AGAINST_VERDICT = "policy rolls back what a check said to commit"
-UNASKED = "policy rolls back without having asked"
+TORN = "one topic has its message, the other does not"
+WRONG_ANSWER = "a caller gets an outcome that never happens"
+WAITS = "a takeover waits forever"
+AGAINST_VERDICT = "policy rolls back although a check returned commit"
+UNCHECKED = "policy rolls back without a check"
 UNDER_WAY = "policy gives up while a check is under way"
 LEASED = "policy gives up before a check's lease is over"
 MISSED = "a recent outcome is missed"
@@ -41,10 +41,10 @@ ASSERTIONS = {
     DECIDED_TWICE: "decided[id[l].tx]==0",
     LEAKED: "(first[0]+second[0])==0",
     TORN: "first[id[l].tx]==second[id[l].tx]",
-    TOLD_WRONG: "told[0]==op[0]",
+    WRONG_ANSWER: "told[0]==op[0]",
     WAITS: "ran[it[0].former]",
     AGAINST_VERDICT: "!(commit_said)",
-    UNASKED: "was_asked",
+    UNCHECKED: "was_asked",
     UNDER_WAY: "!(asked)",
     LEASED: "!(leased)",
     MISSED: "n<horizon",
@@ -52,7 +52,7 @@ ASSERTIONS = {
 
 
 class Mutant(NamedTuple):
-    """One rule left out of a model, and what must break."""
+    """A rule that is left out of a model, and the error that must follow."""
 
     rule: str
     model: str
@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant("REUSE", OWNERSHIP, LEAKED, SMALL),
     Mutant("EARLY_COMMIT", OWNERSHIP, TORN, SMALL),
     Mutant("RESURRECT", OWNERSHIP, DECIDED_TWICE, SMALL),
-    Mutant("EARLY_ANSWER", OWNERSHIP, TOLD_WRONG, SMALL),
+    Mutant("EARLY_ANSWER", OWNERSHIP, WRONG_ANSWER, SMALL),
     Mutant("STALE", POLICY, AGAINST_VERDICT, {}),
     Mutant("NOT_AT_BEGIN", POLICY, AGAINST_VERDICT, {}),
     Mutant("PULLED_FORGOTTEN", POLICY, AGAINST_VERDICT, {}),
@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant("CHECKED_FORGETS", POLICY, AGAINST_VERDICT, {}),
     Mutant("PARK_FORGETS", POLICY, AGAINST_VERDICT, {}),
     Mutant("RESUME_FORGETS", POLICY, AGAINST_VERDICT, {}),
-    Mutant("AGE_ALONE", POLICY, UNASKED, {}),
+    Mutant("AGE_ALONE", POLICY, UNCHECKED, {}),
     Mutant("UNDER_WAY", POLICY, UNDER_WAY, {}),
     Mutant("LEASE_IGNORED", POLICY, LEASED, {}),
     Mutant("LSO_FORGOTTEN", FOLD, MISSED, {}),
@@ -96,7 +96,7 @@ MUTANTS = (
 
 
 class Result(NamedTuple):
-    """What SPIN says of one variant."""
+    """The result of SPIN for one variant."""
 
     violated: str | None
     states: int
@@ -106,28 +106,28 @@ class Result(NamedTuple):
 
 
 def check(model: str, sizes: Sizes, left_out: str | None = None) -> Result:
-    """Search every state of a model in these sizes, or up to the first violation, which is searched breadth first."""
+    """Search all states of a model with these sizes, or breadth first up to the first violation of a mutant."""
     defines = [f"-D{name}={value}" for name, value in sizes.items()]
     if left_out is not None:
         defines.append(f"-D{left_out}=1")
-    # Breadth first finds the shortest way to a violation; depth first needs less memory if there is none.
+    # Breadth first finds the shortest path to a violation; depth first needs less memory if there is none.
     options = ["-DCOLLAPSE" if left_out is None else "-DBFS", f"-DMEMLIM={MEMORY_MB}"]
     with tempfile.TemporaryDirectory(prefix="halfway-model-") as scratch:
         shutil.copy(FOLDER / model, scratch)
         _run(scratch, "spin", "-a", *defines, model)
         _run(scratch, "cc", "-w", "-O2", "-DSAFETY", *options, "-o", "pan", "pan.c")
-        began = time.monotonic()
-        told = _run(scratch, "./pan", f"-m{DEPTH}")
-        seconds = time.monotonic() - began
-    violated = re.search(r"pan:1: (.*) \(at depth", told)
+        started = time.monotonic()
+        output = _run(scratch, "./pan", f"-m{DEPTH}")
+        seconds = time.monotonic() - started
+    violated = re.search(r"pan:1: (.*) \(at depth", output)
     return Result(
         violated=_meaning(violated[1]) if violated else None,
-        states=_number(r"(\d+) states, stored", told),
-        depth=_number(r"depth reached (\d+)", told),
+        states=_number(r"(\d+) states, stored", output),
+        depth=_number(r"depth reached (\d+)", output),
         seconds=seconds,
-        complete="errors: 0" in told
-        and "Search not completed" not in told
-        and "max search depth too small" not in told,
+        complete="errors: 0" in output
+        and "Search not completed" not in output
+        and "max search depth too small" not in output,
     )
 
 
@@ -141,8 +141,8 @@ def _meaning(violated: str) -> str:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else 0
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0
 
 
 def main() -> int:
@@ -151,23 +151,25 @@ def main() -> int:
     if missing:
         print(f"model: {' and '.join(missing)} not found: install Debian's packages spin and gcc", file=sys.stderr)
         return 1
-    wrong = 0
+    unexpected = 0
     for model, sizes in SEARCHES:
         result = check(model, sizes)
-        wrong += result.violated is not None or not result.complete
-        told = result.violated or ("holds" if result.complete else "NOT SEARCHED TO ITS END")
-        _tell(" ".join([model, *(f"{name}={value}" for name, value in sizes.items())]), result, told)
+        unexpected += result.violated is not None or not result.complete
+        outcome = result.violated or ("holds" if result.complete else "NOT SEARCHED TO ITS END")
+        _print(" ".join([model, *(f"{name}={value}" for name, value in sizes.items())]), result, outcome)
     for mutant in MUTANTS:
         result = check(mutant.model, mutant.sizes, mutant.rule)
-        found = result.violated == mutant.error
-        wrong += not found
-        told = result.violated or "nothing"
-        _tell(f"{mutant.model}, {mutant.rule}", result, told if found else f"{told}, BUT NOT: {mutant.error}")
-    return 1 if wrong else 0
+        is_expected = result.violated == mutant.error
+        unexpected += not is_expected
+        outcome = result.violated or "nothing"
+        _print(
+            f"{mutant.model}, {mutant.rule}", result, outcome if is_expected else f"{outcome}, BUT NOT: {mutant.error}"
+        )
+    return 1 if unexpected else 0
 
 
-def _tell(what: str, result: Result, told: str) -> None:
-    print(f"{what}: {told}; {result.states:,} states, depth {result.depth}, {result.seconds:.1f} s", flush=True)
+def _print(what: str, result: Result, outcome: str) -> None:
+    print(f"{what}: {outcome}; {result.states:,} states, depth {result.depth}, {result.seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 /*
- * Where a fold begins to read op[s] and where it ends: cursor, look-up by time, LSO and barrier, as docs/protocol.md
- * tells them. P owned the shard, with two lane ids that take turns; B acquires it. Each op marker stands for one outcome.
+ * Where a fold begins to read op[s] and where it ends: cursor, look-up by time, LSO and barrier, as in docs/protocol.md.
+ * P owned the shard, with two lane ids that take turns; B acquires it. Each op marker is one outcome.
  * `make model` checks it exhaustively; docs/model.md says what is modelled.
  *
- * Each of these leaves one rule of the protocol out, and must be found to be wrong:
- *   LSO_FORGOTTEN  the fold begins at the cursor if the look-up by time, which sees what is below the LSO, finds nothing
- *   LSO_AFTERWARDS it begins where the LSO is after the look-up
- *   CURSOR_ALONE   it begins at the cursor, however recent the outcomes before it are
- *   NO_BARRIER     it takes what is visible for the end
+ * Each of these mutants leaves out one rule of the protocol, and the check must find an error in it:
+ *   LSO_FORGOTTEN  the fold begins at the cursor if the look-up by time, which searches below the LSO, finds nothing
+ *   LSO_AFTERWARDS it begins at the LSO as of after the look-up
+ *   CURSOR_ALONE   it begins at the cursor, even if there are recent outcomes before it
+ *   NO_BARRIER     it ends at the last visible record
  */
 #define OUTCOMES 4
 #define LANES 2
@@ -23,8 +23,8 @@
 
 byte op[OUTCOMES];
 byte length;                        /* where op[s] ends */
-byte old;                           /* outcomes before this offset lie before the horizon */
-byte followed;                      /* how far P has applied what it wrote */
+byte old;                           /* outcomes before this offset are older than the horizon */
+byte followed;                      /* up to where P has applied its own writes */
 byte cursor;                        /* the committed cursor of op[s] */
 bit fenced;                         /* P's lane ids */
 byte barrier = NOTHING;
@@ -34,7 +34,7 @@ byte lso, n;                        /* scratch, inside d_step only */
 #define SETTLED(o) (op[o] == NONE || op[o] >= VISIBLE)
 #define DECIDED(o) (op[o] == COMMITTING || op[o] == VISIBLE)
 
-/* P: op markers on lane ids that take turns, answers, cursors. It may be paused at any step, and wake up later. */
+/* P: op markers on lane ids that take turns, answers, cursors. It may be paused at any step, and continue later. */
 proctype Former() {
 end:
     do
@@ -42,9 +42,9 @@ end:
     :: atomic { !fenced && length < OUTCOMES && (length == 0 || op[length - 1] != OPEN) &&
         (length < LANES || SETTLED(length - LANES)) -> op[length] = OPEN; length++ }
     :: atomic { !fenced && length > 0 && op[length - 1] == OPEN -> op[length - 1] = COMMITTING }
-    /* The commit is answered before its markers are written; then it is applied, and callers are told. */
+    /* The commit is answered before its markers are written; then it is applied, and callers are answered. */
     :: atomic { followed < length && DECIDED(followed) -> followed++ }
-    /* A cursor is never ahead of what was applied. */
+    /* A cursor is never ahead of the applied records. */
     :: atomic { cursor < followed -> cursor = followed }
     od
 }
@@ -60,7 +60,7 @@ end:
     WRITES_MARKER(1)
     WRITES_MARKER(2)
     WRITES_MARKER(3)
-    /* Time passes: outcomes get old in the order in which they came. */
+    /* Time passes: outcomes become old in the order in which they were written. */
     :: atomic { old < length -> old++ }
     od
 }
@@ -73,7 +73,7 @@ inline ask_lso() {
     od
 }
 
-/* Kafka looks below the LSO only. */
+/* Kafka searches only below the LSO. */
 inline look_up() {
     d_step { ask_lso(); found = (horizon < lso -> horizon : NOTHING); lso = 0 }
 }
@@ -98,7 +98,7 @@ inline note_lso() {
 #endif
 
 proctype Next() {
-    /* 3. Fence: what is open is aborted, what is decided is not waited for. 4. Claim: the barrier stands at the end. */
+    /* 3. Fence: open transactions are aborted, decided ones are not waited for. 4. Claim: the barrier is at the end. */
     d_step {
         fenced = 1;
         if

@@ -1,30 +1,30 @@
 /*
- * The ownership of one shard of halfway: owners, half, op, lanes, releases and fencing, as docs/fencing.md argues.
+ * The ownership of one shard of halfway: owners, half, op, lanes, releases and fencing, as in docs/fencing.md.
  * `make model` checks it exhaustively; docs/model.md says what is modelled and what is left out.
  *
- * An instance that is paused is a process that takes no step while others do; a request that is delayed stays on its
- * way until it is delivered, also when its sender is long gone. The consumer group is left out: any instance may begin
- * to acquire, give up acquiring, drop or release at any time, as safety must not rest on the group.
+ * A paused instance is a process that takes no step while others do. A delayed request stays in flight until it is
+ * delivered, even if its sender is gone. The consumer group is left out: any instance may begin to acquire, give up
+ * acquiring, drop or release at any time, because safety must not depend on the group.
  *
- * Each of these leaves one rule of the protocol out, and must be found to be wrong:
+ * Each of these mutants leaves out one rule of the protocol, and the check must find an error in it:
  *   NO_FENCE        step 3: the former owner's lane ids are not fenced
- *   NO_CLAIM_FENCE  step 4: a claim is taken though somebody else began to acquire
+ *   NO_CLAIM_FENCE  step 4: a claim is accepted although another instance began to acquire
  *   NO_TRUE_END     steps 2 and 3: the owner records are read to the LSO, and no further
- *   UNRAISED        step 3: a lane id whose transaction is decided is not waited for, though its epoch was not raised
- *   NO_BARRIER      step 5: the fold takes what is visible for the end
- *   ONE_BARRIER     step 5: the fold waits for its barrier in half, and takes what is visible of op
- *   UNCLOSED        step 3: a lane id of this very process is not waited for, though its client still commits
- *   LATE_RELEASE    an incarnation acquires again while it does not know what became of its release
- *   UNFINISHED      an incarnation gives a shard up with an end of it under way, and may acquire it again
- *   UNSURE_RELEASE  an incarnation releases a claim of which it does not know whether it stands
- *   HASTY_RELEASE   a release overtakes an end that the lane is at
- *   REINIT_OWN      after a failure a lane initialises its own ids again, in place of a new incarnation
+ *   UNRAISED        step 3: a decided lane id is not waited for, although its epoch was not raised
+ *   NO_BARRIER      step 5: the fold ends at the last visible record
+ *   ONE_BARRIER     step 5: the fold waits for its barrier in half, and ends at the last visible record of op
+ *   UNCLOSED        step 3: a lane id of the same process is not waited for, although its client still commits
+ *   LATE_RELEASE    an incarnation acquires again while the outcome of its release is unknown
+ *   UNFINISHED      an incarnation drops a shard with an end under way, and may acquire it again
+ *   UNSURE_RELEASE  an incarnation releases a claim whose outcome is unknown
+ *   HASTY_RELEASE   a release overtakes an end that the lane is writing
+ *   REINIT_OWN      after a failure a lane initialises its own ids again, instead of a new incarnation
  *   REUSE           after a failure a producer aborts and begins its next Kafka transaction (no KIP-890 part 2)
  *   EARLY_COMMIT    the commit is sent before every record is acknowledged
- *   RESURRECT       a half that comes after an outcome is pending again
- *   EARLY_ANSWER    a caller is told the outcome before the commit is
- * And one that costs no safety, but must be found to wait for ever where a user partition takes no markers (STUCK):
- *   WAITS           step 3: a decided lane id of this very process is waited for
+ *   RESURRECT       a half that arrives after an outcome becomes pending again
+ *   EARLY_ANSWER    a caller gets the outcome before the commit is answered
+ * And one mutant that is safe, but must be found to wait forever if a user partition takes no markers (STUCK):
+ *   WAITS           step 3: a decided lane id of the same process is waited for
  */
 #define INSTANCES 2
 #ifndef LANES                       /* transactional ids of an incarnation that take turns */
@@ -46,31 +46,31 @@
 #define OTHERS 0
 #endif
 
-/* Outcomes, and what an instance knows of a transaction. */
+/* Outcomes, and an instance's state of a transaction. */
 #define UNKNOWN 0
 #define COMMIT 1
 #define ROLLBACK 2
 #define PENDING 3
 
-/* The state of a transactional id, as the transaction coordinator has it; the last two are decided. */
+/* The state of a transactional id at the transaction coordinator; the last two are decided. */
 #define IDLE 0
 #define OPEN 1
 #define COMMITTING 2
 #define ABORTING 3
 
-/* What a Kafka transaction of the lane is for. */
+/* The purpose of a Kafka transaction of the lane. */
 #define NOTHING 0
 #define END 1
 #define RELEASE 2
 #define OTHER 3
 
-/* The partitions in which the marker of a decided transaction is still to be written. */
+/* The partitions in which the marker of a decided transaction is not written yet. */
 #define IN_USERS 1
 #define IN_OP 2
 #define IN_HALF 4
 #define IN_OWNERS 8
 
-/* What stands in owners behind the first record that is not settled: claims by their incarnation, and these. */
+/* Records in owners after the first unsettled one: claims by their incarnation, and these. */
 #define RELEASED 9
 #define ABORTED 10
 #define UNSETTLED 16                /* and the id */
@@ -79,53 +79,53 @@
 mtype = { down, idle, reading, fencing, claiming, serving };
 mtype = { resting, producing, ending };
 
-/* A transactional id: its transaction, and the requests of its producer that are on their way. */
+/* A transactional id: its transaction, and its producer's requests in flight. */
 typedef Id {
     byte state, work;
-    byte tx, outcome;               /* the end that its transaction carries */
-    bit fenced;                     /* its epoch was raised by somebody else */
+    byte tx, outcome;               /* the end in its transaction */
+    bit fenced;                     /* another instance raised its epoch */
     byte first, second;             /* bit masks: whose first and second message were appended in this transaction */
     bit record;                     /* the op marker and the tombstone were appended: in half, or in owners */
     byte markers;                   /* bit mask: where the marker of a decided one is still to be written */
-    byte way_first, way_second;     /* bit masks: messages on their way */
+    byte way_first, way_second;     /* bit masks: messages in flight */
     bit way_record, way_end;
 };
 #define IDS (INCARNATIONS * LANES)
 #define ID(incarnation, turn) (((incarnation) - 1) * LANES + (turn))
 
 Id id[IDS];
-byte owner;                         /* the last owner record up to the LSO: an incarnation, 0 where it is released */
-byte behind[QUEUE];                 /* and what stands behind the LSO */
+byte owner;                         /* the last owner record up to the LSO: an incarnation, 0 if released */
+byte behind[QUEUE];                 /* and the records after the LSO */
 byte claimer;                       /* the instance, and 1, that initialised owner.<s> last */
 
 /* The log. */
-bit half[TRANSACTIONS];             /* half's last record is no tombstone */
+bit half[TRANSACTIONS];             /* half's last record is not a tombstone */
 byte op[TRANSACTIONS];              /* the outcome that read_committed shows */
-byte first[TRANSACTIONS], second[TRANSACTIONS]; /* how often each message stands in its topic */
+byte first[TRANSACTIONS], second[TRANSACTIONS]; /* copies of each message in its topic */
 
 /* Instances. */
 typedef Known { byte as[TRANSACTIONS]; };
 typedef Instance {
-    mtype at;                       /* where it stands with the shard */
-    mtype lane;                     /* and where its lane with a Kafka transaction */
+    mtype at;                       /* its state for the shard */
+    mtype lane;                     /* its lane's state in a Kafka transaction */
     byte me;                        /* incarnation */
-    bit turn;                       /* whose turn it is, of its lane ids */
-    byte work, tx, outcome;         /* what the lane is at */
-    byte former;                    /* whom it fences, or has fenced last in this acquisition */
-    byte left;                      /* bit mask: which lane ids of that one are still to be fenced */
-    bit asks;                       /* a claim on its way; it outlives a crash */
+    bit turn;                       /* the lane id whose turn it is */
+    byte work, tx, outcome;         /* the lane's current work */
+    byte former;                    /* the incarnation that it fences, or fenced last in this acquisition */
+    byte left;                      /* bit mask: the lane ids of that incarnation that are not fenced yet */
+    bit asks;                       /* a claim in flight; it outlives a crash */
     byte asks_for;
     bit claimed;
-    byte waits;                     /* bit mask of ids whose transactions stand open before the barrier */
-    bit append;                     /* a half on its way */
+    byte waits;                     /* bit mask of ids whose transactions are open before the barrier */
+    bit append;                     /* a half in flight */
     byte append_tx;
     Known known;
 };
 Instance it[INSTANCES];
-bit ran[IDS + 1];                   /* by incarnation: which instance it was of */
+bit ran[IDS + 1];                   /* by incarnation: its instance */
 byte incarnations, acquisitions, prepares, others;
 
-/* Ghosts: what was decided and told, for the properties. */
+/* Ghost variables for the properties: what was decided and answered. */
 byte decided[TRANSACTIONS];
 byte told[TRANSACTIONS];
 bit acknowledged[TRANSACTIONS];
@@ -183,7 +183,7 @@ inline settle(l) {
     id[l].first = 0; id[l].second = 0; id[l].record = 0; id[l].markers = 0
 }
 
-/* The LSO moves on: a fold that waits for this transaction in the partitions where it waits for its barrier goes on. */
+/* The LSO advances: a fold that waits for this transaction in the partitions of its barrier continues. */
 #ifdef ONE_BARRIER
 #define BARRIERS IN_HALF
 #else
@@ -215,7 +215,7 @@ inline appear(t, l) {
     assert(decided[t] == COMMIT || first[t] + second[t] == 0) /* leaked */
 }
 
-/* The marker is written in one of the partitions: there its records become visible, or are gone for good. */
+/* The marker is written in one partition: its records there become visible, or are lost for good. */
 inline mark(l, where) {
     id[l].markers = id[l].markers & ~where;
     if
@@ -250,7 +250,7 @@ inline decide(l) {
     fi
 }
 
-/* What was open is aborted. */
+/* An open transaction is aborted. */
 inline abort(l) {
     id[l].state = ABORTING;
     id[l].markers = (id[l].work == OTHER || id[l].outcome == COMMIT -> IN_USERS : 0) | \
@@ -261,7 +261,7 @@ inline abort(l) {
     fi
 }
 
-/* A transaction that must be over is brought to its end now. */
+/* A transaction that must have ended is ended now. */
 inline complete(l) {
     if
     :: id[l].state == OPEN -> abort(l)
@@ -285,7 +285,7 @@ inline complete(l) {
     fi
 }
 
-/* InitProducerId raises the epoch: what is on its way will be refused. */
+/* InitProducerId raises the epoch: requests in flight will be refused. */
 inline refuse(l) { id[l].way_first = 0; id[l].way_second = 0; id[l].way_record = 0; id[l].way_end = 0 }
 inline raise(l) {
     id[l].fenced = 1;
@@ -296,7 +296,7 @@ inline raise(l) {
     fi
 }
 
-/* A claim stands: the owner record and the barriers, which are behind whatever is open now. */
+/* A claim is written: the owner record and the barriers, which are after all open transactions. */
 inline claim(s) {
     owners_append(it[s].asks_for);
     if
@@ -338,7 +338,7 @@ inline fold(self) {
     n = 0
 }
 
-/* The shard is not this instance's any more; its lane goes on. */
+/* The instance loses the shard; its lane continues. */
 inline drop(self) {
     n = 0;
     do
@@ -352,7 +352,7 @@ inline drop(self) {
 
 inline rest(self) { it[self].lane = resting; it[self].work = NOTHING; it[self].tx = 0; it[self].outcome = UNKNOWN }
 
-/* Killed, or the end of an incarnation: nothing is left of it but what is on its way. */
+/* Killed, or the end of an incarnation: only its requests in flight remain. */
 inline die(self) { drop(self); rest(self); it[self].turn = 0; it[self].me = 0; it[self].at = down }
 
 #define MINE ID(it[self].me, it[self].turn)
@@ -384,12 +384,12 @@ inline fail(self) {
 #endif
 }
 
-/* A prepare: the half is on its way. */
+/* A prepare: the half is in flight. */
 #define PREPARES_OF(t) \
     :: atomic { it[self].at == serving && !it[self].append && it[self].known.as[t] == UNKNOWN && prepares < PREPARES -> \
         prepares++; it[self].append = 1; it[self].append_tx = t }
 
-/* The tail: a half that somebody else appended. */
+/* The tail: a half that another instance appended. */
 #ifdef RESURRECT
 #define FOLLOWS(t) \
     :: atomic { it[self].at == serving && half[t] && it[self].known.as[t] != PENDING -> it[self].known.as[t] = PENDING }
@@ -399,7 +399,7 @@ inline fail(self) {
         it[self].known.as[t] = (op[t] == UNKNOWN -> PENDING : op[t]) }
 #endif
 
-/* The lane begins a Kafka transaction on the id whose turn it is, when the last one of that id is over. */
+/* The lane begins a Kafka transaction on the id whose turn it is, after that id's last one has ended. */
 inline begin(self, what) {
     it[self].lane = producing; it[self].work = what;
     id[MINE].state = OPEN; id[MINE].work = what; id[MINE].way_record = (what != OTHER)
@@ -426,11 +426,11 @@ inline begin(self, what) {
 proctype Serve(byte self) {
 end:
     do
-    /* A new incarnation: its lane ids are initialised before any owner record names them, once. */
+    /* A new incarnation: its lane ids are initialised once, before any owner record names them. */
     :: atomic { it[self].at == down && incarnations < INCARNATIONS && acquisitions < ACQUISITIONS ->
         d_step { incarnations++; it[self].me = incarnations; ran[incarnations] = self; it[self].at = idle } }
 
-    /* 1. Fence whoever else is acquiring. What this incarnation has begun to release is certain by now. */
+    /* 1. Fence other instances that are acquiring. This incarnation's own releases are settled by now. */
 #ifdef LATE_RELEASE
 #define IS_CERTAIN true
 #else
@@ -444,7 +444,7 @@ end:
 #endif
             claimer = self + 1; it[self].at = reading } }
 
-    /* 2. Read the owner records up to the LSO; who stands last is fenced. */
+    /* 2. Read the owner records up to the LSO; the last owner is fenced. */
     :: atomic { it[self].at == reading && owner != 0 && owner != it[self].me && owner != it[self].former ->
         d_step { it[self].former = owner; it[self].left = (1 << LANES) - 1; it[self].at = fencing } }
 
@@ -459,8 +459,8 @@ end:
     :: atomic { it[self].at == fencing && (it[self].left & (1 << k)) && SETTLED(ID(it[self].former, k)) -> \
         it[self].left = it[self].left & ~(1 << k) }
 #endif
-    /* Nobody commits anything more on an id whose epoch was raised, nor on one of this very process, which has destroyed
-       its client: what these have open or decided is not waited for. */
+    /* Nothing more is committed on an id whose epoch was raised, nor on one of the same process, which has destroyed its
+       client: their open or decided transactions are not waited for. */
 #ifdef UNRAISED
 #define SETTLED(l) (id[l].fenced || id[l].state >= COMMITTING || ran[it[self].former] == self)
 #else
@@ -495,7 +495,7 @@ end:
             :: else /* refused */
             fi } }
 
-    /* 5. It was taken: fold up to the barrier. 6. Serve. */
+    /* 5. The claim was accepted: fold up to the barrier. 6. Serve. */
     :: atomic { it[self].at == claiming && it[self].claimed && it[self].waits == 0 ->
         d_step { fold(self); it[self].claimed = 0; it[self].at = serving } }
 
@@ -510,7 +510,7 @@ end:
     ENDS(1, ROLLBACK)
 #endif
 
-    /* What the same lane does for other shards. */
+    /* The same lane's work for other shards. */
     :: atomic { it[self].me != 0 && others < OTHERS && MAY_BEGIN -> d_step { others++; begin(self, OTHER) } }
 
     /* Everything is acknowledged: commit. */
@@ -522,12 +522,12 @@ end:
 #endif
     :: atomic { it[self].lane == producing && !id[MINE].fenced && ALL_MESSAGES && (id[MINE].record || id[MINE].work == OTHER) -> d_step { id[MINE].way_end = 1; it[self].lane = ending } }
 
-    /* The commit is answered, before its markers are written; only then the caller is. */
+    /* The commit is answered before its markers are written; the caller is answered after that. */
     :: atomic { it[self].lane == ending && !id[MINE].fenced && !id[MINE].way_end && id[MINE].state != OPEN ->
         d_step {
             if
             :: it[self].work == END ->
-                assert(decided[it[self].tx] == it[self].outcome); /* told what was not decided */
+                assert(decided[it[self].tx] == it[self].outcome); /* an answer that was not decided */
                 told[it[self].tx] = it[self].outcome;
                 if
                 :: it[self].at == serving -> it[self].known.as[it[self].tx] = it[self].outcome
@@ -540,7 +540,7 @@ end:
 #endif
             rest(self) } }
 
-    /* An acquisition is given up; its claim may be on its way, or stand. */
+    /* An acquisition is given up; its claim may be in flight, or written. */
     :: atomic { (it[self].at == reading || it[self].at == fencing || it[self].at == claiming) &&
         acquisitions < ACQUISITIONS -> d_step { drop(self) } }
 
@@ -572,7 +572,7 @@ end:
     od
 }
 
-/* What is on its way for one transactional id is delivered in any order, sooner or later: a record is taken where its
+/* Requests in flight for one transactional id are delivered in any order, eventually: a record is accepted if its
    transaction is open. */
 #define DELIVERS(t) \
     :: atomic { id[l].way_first & (1 << t) -> d_step { id[l].way_first = id[l].way_first & ~(1 << t); \
@@ -628,9 +628,9 @@ end:
 proctype Lead(byte s) {
 end:
     do
-    /* A claim is taken where nobody has begun to acquire since: the owner record and the barriers are one transaction. */
+    /* A claim is accepted if no instance has begun to acquire since: owner record and barriers are one transaction. */
     :: atomic { it[s].asks -> d_step { claim(s) } }
-    /* A half is appended, whoever owns the shard now, and acknowledged where its sender still waits. */
+    /* A half is appended, whichever instance owns the shard now, and acknowledged if its sender still waits. */
     :: atomic { it[s].append -> d_step {
         it[s].append = 0; half[it[s].append_tx] = 1;
         if
@@ -648,7 +648,7 @@ end:
     assert(!acknowledged[t] || half[t] || op[t] != UNKNOWN); /* an acknowledged prepare is lost */ \
     assert(op[t] == decided[t]); \
     assert(told[t] == UNKNOWN || told[t] == op[t]); /* an acknowledged outcome is lost */ \
-    assert(!acknowledged[t] || op[t] != UNKNOWN || !SERVED); /* pending for ever */ \
+    assert(!acknowledged[t] || op[t] != UNKNOWN || !SERVED); /* pending forever */ \
     assert(first[t] == (op[t] == COMMIT -> 1 : 0) && second[t] == first[t])
 #define WAITS_FOR_ITS_OWN(s) (it[s].at == fencing && ran[it[s].former] == s)
 

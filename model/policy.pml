@@ -1,23 +1,23 @@
 /*
- * Check-back and policy for one transaction of a group that chose `on_exhausted: rollback`, as docs/protocol.md tells
- * them: checks that are pushed or fetched, verdicts, giving up, parking and resuming, one write at a time under the
- * claim of the id. `make model` checks it exhaustively; docs/model.md says what is modelled.
+ * Check-back and policy for one transaction of a group with `on_exhausted: rollback`, as in docs/protocol.md: checks
+ * that are pushed or fetched, verdicts, giving up, parking and resuming, one write at a time under the claim of the id.
+ * `make model` checks it exhaustively; docs/model.md says what is modelled.
  *
- * What the instance has in memory is lost when it dies, and stays when only its lane does; what became of the write that
- * was under way then, the log tells. Ownership is not the matter here: see halfway.pml.
+ * The instance's memory is lost when it dies, and kept when only its lane fails. The log then contains the outcome of a
+ * write under way. Ownership is modelled in halfway.pml.
  *
- * Each of these leaves one rule of the protocol out, and must be found to be wrong:
- *   STALE            what policy decided is not decided again under the claim, nor as its Kafka transaction begins: a
- *                    verdict may have come meanwhile
- *   NOT_AT_BEGIN     it is not asked again as its Kafka transaction begins
- *   PULLED_FORGOTTEN a commit that a fetched check brought is forgotten when it can't be written
- *   PUSHED_FORGOTTEN a commit that a pushed check brought is forgotten when it can't be written
- *   CHECKED_FORGETS  a later note of a check does not carry the verdict on
- *   RESUME_FORGETS   a transaction that is resumed has forgotten the verdict
- *   PARK_FORGETS     a verdict that comes when the transaction is parked is not written down
- *   AGE_ALONE        policy rolls back by age where no check was sent
+ * Each of these mutants leaves out one rule of the protocol, and the check must find an error in it:
+ *   STALE            policy does not decide again under the claim, nor when its Kafka transaction begins, although a
+ *                    verdict may have arrived in the meantime
+ *   NOT_AT_BEGIN     policy does not decide again when its Kafka transaction begins
+ *   PULLED_FORGOTTEN the commit verdict of a fetched check is forgotten if it cannot be written
+ *   PUSHED_FORGOTTEN the commit verdict of a pushed check is forgotten if it cannot be written
+ *   CHECKED_FORGETS  a later record of a check does not contain the verdict
+ *   RESUME_FORGETS   a resumed transaction has forgotten the verdict
+ *   PARK_FORGETS     a verdict that arrives while the transaction is parked is not recorded
+ *   AGE_ALONE        policy rolls back by age although no check was sent
  *   UNDER_WAY        policy gives up while a check is under way
- *   LEASE_IGNORED    policy gives up while a check that was fetched has its lease
+ *   LEASE_IGNORED    policy gives up during the lease of a fetched check
  */
 #ifndef CHECKS                      /* max_checks */
 #define CHECKS 2
@@ -34,7 +34,7 @@
 #define ROLLBACK 2
 #define PARK 3
 #define NOTE 4                      /* a check was sent: CHECKED */
-#define VERDICT 5                   /* a check said commit: VERDICT, or parked anew */
+#define VERDICT 5                   /* a check returned commit: VERDICT, or parked again */
 #define RESUME 6
 
 #define PENDING 0
@@ -49,7 +49,7 @@ byte log_state;
 byte log_outcome;
 byte log_checks;
 bit log_verdict;
-bit log_leased;                     /* the last check that is noted was fetched, and its lease is not over */
+bit log_leased;                     /* the last recorded check was fetched, and its lease is not over */
 
 /* The instance: its fold, */
 byte state;
@@ -57,12 +57,12 @@ byte checks;
 bit verdict;
 bit leased;
 /* what it remembers beside it, */
-bit said;                           /* a check said commit, which is not written down yet */
-bit asked;                          /* a check is under way: sent, and its answer not dealt with */
+bit said;                           /* a check returned commit, which is not recorded yet */
+bit asked;                          /* a check is under way: sent, and its answer not handled */
 
-bit to_commit, to_rollback, to_note, to_record; /* what waits for the claim, of checks */
+bit to_commit, to_rollback, to_note, to_record; /* verdicts of checks that wait for the claim */
 bit to_commit_pulled, noting_lease;
-byte given_up;                      /* what policy has decided, and what waits for the claim: PARK, ROLLBACK */
+byte given_up;                      /* the decision of the policy, which waits for the claim: PARK, ROLLBACK */
 /* and the write that has the claim. */
 mtype stage = free;
 mtype who = nobody;
@@ -71,11 +71,11 @@ bit pulled;                         /* it is the answer to a check that was fetc
 
 bit pull;                           /* the group's mode */
 bit aged;                           /* it is older than max_age_s */
-byte out;                           /* checks that were fetched and may still be answered */
+byte out;                           /* fetched checks that may still be answered */
 byte losses, resumes;
 
-/* Ghosts. */
-bit commit_said;                    /* a check said commit to whoever remembers it */
+/* Ghost variables. */
+bit commit_said;                    /* a check returned commit, and it is remembered somewhere */
 bit was_asked;                      /* a check was sent */
 
 inline read_log() { state = log_state; checks = log_checks; verdict = log_verdict; leased = log_leased }
@@ -95,7 +95,7 @@ inline take(whose, what) { stage = claimed; who = whose; act = what }
 #define IS_EXHAUSTED ((aged || checks >= CHECKS) && !HAS_LEASE)
 #define GIVES_UP (!verdict && ASKED_ENOUGH -> ROLLBACK : PARK)
 
-/* The policy decides the same again: no check is under way, and none said commit. */
+/* The policy decides the same again: no check is under way, and none returned commit. */
 #ifdef UNDER_WAY
 #define AWAITS said
 #else
@@ -113,12 +113,12 @@ inline take(whose, what) { stage = claimed; who = whose; act = what }
 #endif
 #endif
 
-/* What a write leaves in the log: its Kafka transaction is committed. */
+/* The records of a write, once its Kafka transaction is committed. */
 inline write_log() {
     if
     :: act == COMMIT || act == ROLLBACK ->
         assert(log_outcome == NOTHING);     /* decided twice */
-        assert(who != policy || !commit_said || pull); /* against a verdict that was pushed meanwhile */
+        assert(who != policy || !commit_said || pull); /* against a verdict that was pushed in the meantime */
         log_outcome = act; log_state = ENDED
     :: act == PARK -> log_state = PARKED; log_verdict = verdict
     :: act == NOTE ->
@@ -137,7 +137,7 @@ inline write_log() {
     fi
 }
 
-/* The caller, the check or the policy hears that it stands. */
+/* The caller, the check or the policy learns that it is written. */
 inline answer() {
     read_log();
     if
@@ -152,7 +152,7 @@ inline answer() {
     let_go()
 }
 
-/* It cannot be written: the topic is not there, say. A commit that a check brought is written down as a verdict. */
+/* It cannot be written, for example because the topic is missing. A check's commit is recorded as a verdict. */
 inline refuse_write() {
     if
     :: who == check && act == COMMIT ->
@@ -172,7 +172,7 @@ inline refuse_write() {
     let_go()
 }
 
-/* Whoever finds it ended or parked under the claim. */
+/* The writer finds the transaction ended or parked under the claim. */
 inline overtaken() {
     if
     :: who == check && !pulled -> asked = 0
@@ -210,9 +210,9 @@ end:
         fi }
     :: atomic { !aged && state == PENDING -> aged = 1 }
 
-    /* --- the scan: what the policy decides, where nobody has the claim and no verdict is kept */
+    /* --- the scan: the policy decides, if the id is not claimed and no verdict is kept */
     :: atomic { state == PENDING && stage == free && given_up == NOTHING && !said && IS_EXHAUSTED -> given_up = GIVES_UP }
-    /* verdicts that are kept are tried again */
+    /* kept verdicts are tried again */
     :: atomic { said && !to_record && stage == free && !to_commit -> to_record = 1 }
 
     /* --- the claim: one at a time, in any order */
@@ -226,7 +226,7 @@ end:
     :: atomic { stage == free && state != ENDED -> take(caller, COMMIT) }
     :: atomic { stage == free && state == PARKED && resumes < RESUMES -> resumes++; take(operator, RESUME) }
 
-    /* --- under the claim: what it is to write depends on what stands now */
+    /* --- under the claim: the write depends on the current state */
     :: atomic { stage == claimed ->
         if
         :: state == ENDED || (act == NOTE && state == PARKED) || (act == RESUME && state == PENDING) ||
@@ -243,17 +243,17 @@ end:
             fi
         fi }
 
-    /* --- the lane: it may find it no longer current, or refuse a commit; else it begins */
+    /* --- the lane: the write may be no longer current, or a commit refused; else it begins */
     :: atomic { stage == queued && !AT_BEGIN -> stage = claimed }
     :: atomic { stage == queued && act == COMMIT -> refuse_write() }
     :: atomic { stage == queued && AT_BEGIN ->
         assert(who != policy || act != ROLLBACK || !commit_said);    /* policy rolls back against a verdict */
-        assert(who != policy || act != ROLLBACK || was_asked);       /* policy rolls back without asking */
+        assert(who != policy || act != ROLLBACK || was_asked);       /* policy rolls back without a check */
         assert(who != policy || !asked);                             /* policy gives up while a check is under way */
         assert(who != policy || !leased);                            /* policy gives up before a check's lease is over */
         stage = begun }
     :: atomic { stage == begun -> write_log(); answer() }
-    /* The lane is lost with it: it may stand, and is tried again under the same claim. */
+    /* The lane is lost with the write: it may be written, and is tried again under the same claim. */
     :: atomic { stage == begun && losses < LOSSES -> losses++;
         if
         :: write_log(); read_log(); stage = claimed
