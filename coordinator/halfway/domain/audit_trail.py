@@ -1,4 +1,4 @@
-"""Who changed what: the events of the audit trail (docs/operating.md#the-audit-trail)."""
+"""The events of the audit trail (docs/operating.md#the-audit-trail)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None
     """The group that the action concerns, if it is known."""
     detail: str | None
-    """What changed."""
+    """The change, in words."""
     remark: str | None
     """The caller's remark."""
     result: str

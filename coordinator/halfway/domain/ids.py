@@ -15,7 +15,7 @@ def server_id(shard: int, uuid7: UUID | str) -> str:
     return f"{shard}-{uuid7}"
 
 
-def server_made(transaction_id: str) -> tuple[int, int] | None:
+def parse_server_id(transaction_id: str) -> tuple[int, int] | None:
     """Return (shard, creation time in ms since the epoch) of a server-made id, None for any other."""
     match = SERVER_ID.match(transaction_id)
     if match is None:

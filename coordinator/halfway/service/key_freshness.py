@@ -64,15 +64,15 @@ class KeyFreshness:
     async def watch(self) -> None:
         """Read at a fixed interval. Log once if that fails for long, and once when it succeeds again."""
         while True:
-            began = self._loop.time()
+            started = self._loop.time()
             try:
-                await self._store.refresh(deadline=began + _WITHIN_S)
+                await self._store.refresh(deadline=started + _WITHIN_S)
             except KafkaUnavailableError as error:
                 if self.is_late and not self._warned:
                     self._warned = True
                     log.warning("keys_not_current", refused_after_s=self._refused_s, error=error.detail)
             else:
-                self._read_at = began
+                self._read_at = started
                 if self._warned:
                     self._warned = False
                     log.info("keys_current_again")

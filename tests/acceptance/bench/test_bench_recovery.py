@@ -11,7 +11,7 @@ from bench.history import History, Plan, Writer, payloads
 from bench.recovery import Bench, Cell
 from bench.report import wide_console, write_json
 from bench.runs.recovery import recovery_lines, recovery_table
-from halfway.domain.ids import server_made
+from halfway.domain.ids import parse_server_id
 from halfway.domain.records import Half, Origin
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.records import codec
@@ -79,7 +79,7 @@ class Life:
     def add(self, record: Record, kind: str) -> None:
         """Take the next record: its partition, key, headers and decoded fields, but for ids, times and offsets."""
         name = self.first.id
-        made = server_made(name)
+        made = parse_server_id(name)
         assert made is not None
         shown: dict[str, Any] | None = None
         if record.value is not None:

@@ -1,4 +1,4 @@
-"""Random legal histories of one shard, as an owner, its lane, its tail and former owners write and see them."""
+"""Random legal histories of one shard: the writes and reads of an owner, its lane, its tail and former owners."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,24 +54,24 @@ PARTITIONS = ("half", "op", "parked")
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens, if it is legal then: what is not leaves no trace."""
+    """One action, which is skipped if it is not legal in the current state."""
 
     action: Action
     id: str
     content: str = "A"
     gap: int = 0
-    """Offsets that a control record took before the next one."""
+    """The number of offsets that control records take before the next record."""
     order: int = 0
-    """Which of the partitions' results of one lane transaction is applied first."""
+    """The index in ORDERS: the order in which the results of a lane transaction are applied."""
 
 
 @st.composite
 def _histories(draw: st.DrawFn, always: tuple[Action, ...] = ("foreign prepare", "tail")) -> list[Step]:
-    """Draw from few kinds of actions and few ids, and long ones often: that goes deeper than a bit of everything."""
+    """Draw histories of few kinds of actions and few ids, often long ones: these reach more states than mixtures."""
     actions = draw(st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6, unique=True))
     ids = IDS[: draw(st.integers(1, 3))]
     kinds = (*actions, *always)
-    # One draw for each step, as drawing takes most of the time.
+    # One draw for each step, because drawing takes most of the time.
     step = st.integers(0, len(kinds) * len(ids) * len(CONTENTS) * GAPS * len(ORDERS) - 1)
     return [
         _step(drawn, kinds, ids)
@@ -80,7 +80,7 @@ def _histories(draw: st.DrawFn, always: tuple[Action, ...] = ("foreign prepare",
 
 
 def _step(number: int, kinds: Sequence[Action], ids: Sequence[str]) -> Step:
-    """Return the step of a number, whose digits are its fields."""
+    """Return the step that a number encodes: its digits are the fields."""
     number, order = divmod(number, len(ORDERS))
     number, gap = divmod(number, GAPS)
     number, content = divmod(number, len(CONTENTS))
@@ -90,7 +90,7 @@ def _step(number: int, kinds: Sequence[Action], ids: Sequence[str]) -> Step:
 
 steps = _histories()
 steps_with_later_lives = _histories(("prepare", "commit", "forget"))
-"""Ids are used again, after their outcomes were forgotten; only for a `World` with a horizon."""
+"""Histories that reuse ids after their outcomes were forgotten; only for a `World` with a horizon."""
 ORDERS = (
     ("half", "op", "parked"),
     ("half", "parked", "op"),
@@ -102,7 +102,7 @@ ORDERS = (
 
 
 def half_of(transaction_id: str, content: str, at: int) -> Half:
-    """Make the half of a first prepare."""
+    """Return the half of a first prepare."""
     messages = (Message(topic="orders", key=transaction_id.encode(), value=content.encode()),)
     return Half(
         id=transaction_id,
@@ -116,28 +116,28 @@ def half_of(transaction_id: str, content: str, at: int) -> Half:
 
 @dataclass
 class World:
-    """The logs of one shard, what its owner has seen of them, and the owner's live fold."""
+    """The logs of one shard, the part that its owner has read, and the owner's fold."""
 
     logs: Logs = field(default_factory=Logs)
     owner: ShardState = field(default_factory=lambda: ShardState(0))
     horizon_ms: int | None = None
     now: int = 1_000_000
     tail: int = 0
-    """How many records of half[s] the owner's tail has read."""
+    """The number of records of half[s] that the owner's tail has read."""
     own: set[int] = field(default_factory=set)
-    """Offsets of half records that the owner knows as its own writes."""
+    """The offsets of the owner's own half records."""
     births: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Where in half, op and parked the records of an id begin, since its outcome was last forgotten."""
+    """For each id whose outcome was forgotten: the last offsets of half, op and parked at that time."""
 
     def run(self, history: list[Step]) -> None:
-        """Let everything happen."""
+        """Carry out a history."""
         note(f"history = {history}")
         for step in history:
             self.now += 100
             self.step(step)
 
     def step(self, step: Step) -> None:
-        """Let one thing happen."""
+        """Carry out one step, if it is legal."""
         match step.action:
             case "prepare":
                 self._own_prepare(step)
@@ -158,18 +158,18 @@ class World:
                 self._resolve(step)
 
     def seen(self) -> Logs:
-        """Return what the owner knows of the logs."""
+        """Return the part of the logs that the owner has read."""
         half = [row for place, row in enumerate(self.logs.half) if place < self.tail or row[0] in self.own]
         return self._remembered(half)
 
-    def standing(self) -> Logs:
-        """Return the logs without the earlier lives of ids that were used again."""
+    def current(self) -> Logs:
+        """Return the logs without the earlier lives of ids that were reused."""
         return self._remembered(self.logs.half)
 
-    def unborn(self) -> set[str]:
-        """Name the ids whose outcome was forgotten and that were not used again: a fold may know them or not."""
-        standing = naive_fold.everything(self.standing())
-        return {name for name in self.births if name not in standing}
+    def forgotten(self) -> set[str]:
+        """Return the ids whose outcome was forgotten and that were not reused: a fold may know them or not."""
+        current = naive_fold.everything(self.current())
+        return {name for name in self.births if name not in current}
 
     def _remembered(self, half: list[tuple[int, str, Half | None]]) -> Logs:
         before = (-1, -1, -1)
@@ -181,28 +181,28 @@ class World:
         )
 
     def view(self, transaction_id: str) -> Known | None:
-        """Return what the owner knows of an id."""
+        """Return the state of an id, as far as the owner has read the logs."""
         return naive_fold.known(self.seen(), transaction_id)
 
     def read_tail(self, records: int) -> None:
-        """Let the tail bring some more records of half[s]."""
+        """Let the tail read some more records of half[s]."""
         for offset, key, half in self.logs.half[self.tail : self.tail + records]:
             self.owner.apply_half(offset, key, half)
             self.owner.half_tail = offset + 1
         self.tail = min(len(self.logs.half), self.tail + records)
 
-    # --- what happens
+    # --- actions
 
     def _forget(self) -> None:
-        """Let the horizon pass: the owner, with everything read and corrected, forgets all outcomes."""
+        """Let the horizon pass: the owner reads and corrects everything, then forgets all outcomes."""
         if self.horizon_ms is None:
             return
         self.read_tail(len(self.logs.half))
-        for name in naive_fold.strays(self.standing()):
+        for name in naive_fold.strays(self.current()):
             self._correct(Step("correct", name))
         self.read_tail(len(self.logs.half))
         self.now += self.horizon_ms
-        ended = [name for name, what in naive_fold.everything(self.standing()).items() if what.state.ended]
+        ended = [name for name, what in naive_fold.everything(self.current()).items() if what.state.ended]
         assert self.owner.forget(self.now - self.horizon_ms + 1) == len(ended)
         ends = _last(self.logs.half), _last(self.logs.op), _last(self.logs.parked)
         self.births |= dict.fromkeys(ended, ends)
@@ -210,7 +210,7 @@ class World:
     def _own_prepare(self, step: Step) -> None:
         half = half_of(step.id, step.content, self.now)
         unseen = [row for row in self.logs.half[self.tail :] if row[0] not in self.own and row[1] == step.id]
-        # Other content under the same id, still unseen, is the client's mistake: which of the two stands is open.
+        # An unread prepare with other content is a mistake of the client: either of the two may win.
         other = any(row is not None and row.fingerprint != half.fingerprint for _, _, row in unseen)
         if self.view(step.id) is not None or other:
             return
@@ -253,7 +253,7 @@ class World:
 
     def _correct(self, step: Step) -> None:
         what = self.view(step.id)
-        if what is None or not naive_fold.stray(self.seen(), step.id):
+        if what is None or not naive_fold.is_stray(self.seen(), step.id):
             return
         self._lane(step, half=[_lane_half(what) if what.state is State.PREPARED else None], op=None)
 
@@ -315,12 +315,12 @@ class World:
 
 
 def _last(rows: Sequence[tuple[int, *tuple[object, ...]]]) -> int:
-    """Return the offset of the last record, -1 where there is none."""
+    """Return the offset of the last record, -1 if there is none."""
     return rows[-1][0] if rows else -1
 
 
 def _lane_half(what: Known) -> Half:
-    """Make the half that the lane writes again, with the totals of its time."""
+    """Return the half that the lane writes again, with the current totals."""
     assert what.half is not None
     return msgspec.structs.replace(
         what.half,
@@ -332,8 +332,8 @@ def _lane_half(what: Known) -> Half:
     )
 
 
-def described(state: ShardState) -> dict[str, Known]:
-    """Say of a fold what the naive model says, without the offsets."""
+def known_by(state: ShardState) -> dict[str, Known]:
+    """Return the content of a fold in the form of the naive model, without the offsets."""
     found: dict[str, Known] = {}
     for pending in state.pending():
         found[pending.id] = Known(
@@ -370,7 +370,7 @@ def described(state: ShardState) -> dict[str, Known]:
 
 
 def expected(logs: Logs) -> dict[str, Known]:
-    """Say what the naive model says, without what a fold does not keep."""
+    """Return the content of the naive model, without the fields that a fold does not keep."""
     return {name: _comparable(what) for name, what in naive_fold.everything(logs).items()}
 
 

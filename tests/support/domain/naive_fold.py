@@ -1,7 +1,6 @@
-"""The state of a shard, computed the slow way: keep every record, look at each id's records from scratch.
+"""The state of a shard, computed in a slow and simple way: every record is kept, and each id is computed from scratch.
 
-What it says is docs/protocol.md#state-is-a-fold-over-the-log in as few words as possible; `ShardState` is held
-against it.
+This is docs/protocol.md#state-is-a-fold-over-the-log in as little code as possible. Tests compare `ShardState` with it.
 """
 
 import math
@@ -24,7 +23,7 @@ class Logs:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of one id. `half` and `half_offset` are what it would be committed from."""
+    """The state of one id. A commit would use `half` and `half_offset`."""
 
     state: State
     content: bytes | None
@@ -40,7 +39,7 @@ class Known:
 
 
 def known(logs: Logs, transaction_id: str) -> Known | None:
-    """Compute the state of an id, None if nothing is known of it."""
+    """Return the state of an id, None if it is unknown."""
     ops = [op for _, op in logs.op if op.id == transaction_id]
     for op in ops:
         if op.kind.final:
@@ -67,10 +66,10 @@ def known(logs: Logs, transaction_id: str) -> Known | None:
             checked_at=last.half.checked_at,
             half_offset=ops[-1].half_offset,
         )
-    standing = _standing(logs, transaction_id)
-    if standing is None:
+    pending = _pending(logs, transaction_id)
+    if pending is None:
         return None
-    offset, half = standing
+    offset, half = pending
     last_op = ops[-1] if ops else None
     return Known(
         state=State.PREPARED,
@@ -84,8 +83,8 @@ def known(logs: Logs, transaction_id: str) -> Known | None:
     )
 
 
-def stray(logs: Logs, transaction_id: str) -> bool:
-    """Say whether half[s] would bring the wrong content, an ended transaction or another life of the id back."""
+def is_stray(logs: Logs, transaction_id: str) -> bool:
+    """Return whether half[s] would restore the wrong content, an ended transaction or another life of the id."""
     halves = _halves(logs, transaction_id)
     authority = _authority(halves)
     if authority is not None:
@@ -95,20 +94,20 @@ def stray(logs: Logs, transaction_id: str) -> bool:
 
 
 def _repeats(first: Half, half: Half, horizon_ms: int | None) -> bool:
-    """Say whether a fold that sees this prepare alone finds the same as one that begins at the first."""
+    """Return whether a fold that reads only this prepare gets the same state as one that starts at the first."""
     until = math.inf if horizon_ms is None else first.prepared_at + horizon_ms
     return half.fingerprint == first.fingerprint and first.prepared_at <= half.prepared_at < until
 
 
 def everything(logs: Logs) -> dict[str, Known]:
-    """Compute the state of every id of which something is known."""
+    """Return the state of every known id."""
     ids = {key for _, key, _ in logs.half} | {op.id for _, op in logs.op} | {key for _, key, _ in logs.parked}
-    return {name: what for name in ids if (what := known(logs, name)) is not None}
+    return {name: state for name in ids if (state := known(logs, name)) is not None}
 
 
 def strays(logs: Logs) -> set[str]:
-    """Compute the ids whose half records must be corrected."""
-    return {name for name in {key for _, key, _ in logs.half} if stray(logs, name)}
+    """Return the ids whose half records must be corrected."""
+    return {name for name in {key for _, key, _ in logs.half} if is_stray(logs, name)}
 
 
 def _halves(logs: Logs, transaction_id: str) -> list[tuple[int, Half | None]]:
@@ -116,12 +115,12 @@ def _halves(logs: Logs, transaction_id: str) -> list[tuple[int, Half | None]]:
 
 
 def _authority(halves: list[tuple[int, Half | None]]) -> int | None:
-    """Return the place of the last record that the lane wrote: it has the last word over prepares."""
+    """Return the place of the last record that the lane wrote, which wins over all prepares."""
     places = [place for place, (_, half) in enumerate(halves) if half is None or half.origin is Origin.LANE]
     return places[-1] if places else None
 
 
-def _standing(logs: Logs, transaction_id: str) -> tuple[int, Half] | None:
+def _pending(logs: Logs, transaction_id: str) -> tuple[int, Half] | None:
     """Return the half that is pending: the lane's last one, or the first prepare (its last repeat, for the offset)."""
     halves = _halves(logs, transaction_id)
     authority = _authority(halves)

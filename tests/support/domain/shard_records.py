@@ -1,4 +1,4 @@
-"""Records of one transaction, or of a few, as tests of the fold apply them by hand."""
+"""Records of one or a few transactions, which tests of the fold apply one by one."""
 
 import msgspec
 

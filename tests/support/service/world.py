@@ -1,4 +1,4 @@
-"""A coordinator over the ports in memory, with a clock that a test moves."""
+"""A coordinator with the ports in memory, and a clock that a test advances."""
 
 import asyncio
 from dataclasses import dataclass
@@ -51,10 +51,10 @@ class World:
         return asyncio.get_running_loop().time() + seconds
 
     async def until(self, condition: object, within_s: float = GENEROUS_S) -> None:
-        """Wait for something that comes about by itself."""
+        """Wait until a condition becomes true."""
         assert callable(condition)
         async with asyncio.timeout(within_s):
-            while not condition():  # noqa: ASYNC110 - nothing tells when it has come about
+            while not condition():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.001)
 
     async def group(
@@ -105,13 +105,13 @@ class World:
         return (await self.get(transaction_id)).state
 
     async def until_state(self, transaction_id: str, state: State, within_s: float = GENEROUS_S) -> None:
-        """Wait until the coordinator answers with `state`: the log has the record a moment before it knows."""
+        """Wait until the coordinator returns `state`: the log has the record a moment earlier."""
         async with asyncio.timeout(within_s):
-            while await self.state(transaction_id) is not state:  # noqa: ASYNC110 - nothing tells when it has come about
+            while await self.state(transaction_id) is not state:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.001)
 
     async def scan(self, *, after_s: float = 0) -> None:
-        """Move the clock, scan every shard as the scheduler does, and let the checks that it sent come back."""
+        """Advance the clock, scan every shard as the scheduler does, and let the replies to its checks arrive."""
         self.memory.clock.advance(after_s)
         for shard in self.coordinator.shards.served:
             await self.coordinator.scan(shard, self.memory.clock.now_ms())

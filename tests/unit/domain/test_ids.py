@@ -7,7 +7,7 @@ import uuid_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.ids import CLIENT_ID, murmur2, partition_for_key, server_id, server_made, shard_of
+from halfway.domain.ids import CLIENT_ID, murmur2, parse_server_id, partition_for_key, server_id, shard_of
 
 JAVA_VECTORS = [
     (b"21", -973932308),
@@ -44,14 +44,14 @@ def test_a_server_made_id_tells_its_shard_and_its_time(shard: int, seconds: int,
     millis = seconds * 1000 + 7
     uuid7 = UUID(int=millis << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (2**62 - 1))
     made = server_id(shard, uuid7)
-    assert server_made(made) == (shard, millis)
+    assert parse_server_id(made) == (shard, millis)
     assert shard_of(made, 100_000) == shard
     assert CLIENT_ID.match(made), "every id is legal in a path"
 
 
 def test_a_uuid7_as_it_is_made() -> None:
     made = uuid_utils.uuid7(timestamp=1_760_000_000, nanos=123_000_000)
-    assert server_made(server_id(0, UUID(int=made.int))) == (0, 1_760_000_000_123)
+    assert parse_server_id(server_id(0, UUID(int=made.int))) == (0, 1_760_000_000_123)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_uuid7_as_it_is_made() -> None:
     ],
 )
 def test_nothing_else_is_taken_for_a_server_made_id(other: str) -> None:
-    assert server_made(other) is None
+    assert parse_server_id(other) is None
 
 
 def test_a_server_made_id_of_a_shard_that_is_not_there_has_no_shard() -> None:
@@ -81,7 +81,7 @@ def test_a_server_made_id_of_a_shard_that_is_not_there_has_no_shard() -> None:
 @given(st.from_regex(CLIENT_ID), st.integers(1, 64))
 def test_a_client_brought_id_is_hashed_to_a_shard(brought: str, shards: int) -> None:
     expected = (
-        partition_for_key(brought.encode(), shards) if server_made(brought) is None else shard_of(brought, shards)
+        partition_for_key(brought.encode(), shards) if parse_server_id(brought) is None else shard_of(brought, shards)
     )
     assert shard_of(brought, shards) == expected
 

@@ -1,4 +1,4 @@
-"""`Agenda`, `IndexedHeap` and `OffsetOrder` against dictionaries that are sorted each time."""
+"""`Agenda`, `IndexedHeap` and `OffsetOrder` against dictionaries that are sorted at every call."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class Entry:
 
 @given(st.sets(KEYS), st.lists(plans, max_size=80))
 def test_the_agenda_takes_what_comes_first(keys: set[str], history: list[tuple[str, str, int]]) -> None:
-    """Everything that was there first has the time 0; an entry may go, and come back without a time."""
+    """The initial entries have the time 0. An entry may be removed, and added again without a time."""
     entries = {key: Entry() for key in sorted(keys)}
     agenda, plain = Agenda(entries), dict.fromkeys(keys, 0)
     for action, key, number in history:
@@ -65,7 +65,7 @@ def test_the_agenda_takes_what_comes_first(keys: set[str], history: list[tuple[s
 
 
 def test_the_agenda_does_not_grow_with_what_has_gone() -> None:
-    """Nor with what is put again and again."""
+    """Nor with entries that are put again and again."""
     entries = {"old": Entry()}
     agenda = Agenda(entries)
     for number in range(1, 10_000):
@@ -85,7 +85,7 @@ class Half:
 
 @given(st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers(0, 40))), max_size=80))
 def test_the_order_of_places_tells_what_stands_first_now(history: list[tuple[str, int | None]]) -> None:
-    """Ids come, go and move, also to places before others; one place has one id at most, as in a log."""
+    """Ids are added, removed and moved, also to lower offsets. An offset has at most one id, as in a log."""
     standing: dict[str, Half] = {}
     order = OffsetOrder(standing)
     for key, place in history:
@@ -100,7 +100,7 @@ def test_the_order_of_places_tells_what_stands_first_now(history: list[tuple[str
 
 
 def test_the_order_of_places_does_not_grow_with_what_has_gone() -> None:
-    """Also where one id stays at the very beginning."""
+    """Also if one id stays at the lowest offset."""
     standing = {"old": Half(0)}
     order = OffsetOrder(standing)
     order.note("old", 0)
@@ -113,7 +113,7 @@ def test_the_order_of_places_does_not_grow_with_what_has_gone() -> None:
 
 
 def test_it_does_not_grow_with_changes() -> None:
-    """What is put and taken away a hundred thousand times must not be kept."""
+    """An entry that is added and removed a hundred thousand times takes no memory."""
     index = IndexedHeap()
     for number in range(100_000):
         index.put(f"{number % 10}", number)

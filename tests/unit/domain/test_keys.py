@@ -1,4 +1,4 @@
-"""The form of keys, what is stored of them, and the table of them."""
+"""The form of keys, their stored records, and the table of keys."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def test_a_key_has_a_form_that_scanners_find_and_says_its_kind(random: bytes, ki
 
 @given(random=RANDOM, at=st.integers(0, 67), other=st.characters(codec="ascii"))
 def test_a_mistyped_key_is_told_from_a_wrong_one(random: bytes, at: int, other: str) -> None:
-    """Any one character that is changed breaks the checksum, or the form."""
+    """A change of any one character breaks the checksum or the form."""
     text = key_text(PrincipalKind.GROUP, random)
     mistyped = text[:at] + other + text[at + 1 :]
     assert (kind_in(mistyped) is not None) == (mistyped == text)
@@ -61,7 +61,7 @@ def test_two_keys_differ_in_id_and_secret() -> None:
     ],
 )
 def test_a_record_that_somebody_else_changed_has_no_valid_seal(changed: dict[str, object]) -> None:
-    """To copy the hash of one's own key into an operator's record is of no use."""
+    """A caller gains nothing if it copies the hash of its own key into an operator's record."""
     secret = MasterSecret(b"a" * 32)
     sealed = secret.sealed(KEY)
     assert secret.has_sealed(sealed)
@@ -100,7 +100,7 @@ def test_what_is_logged_of_a_principal_is_its_public_id() -> None:
 
 
 def test_a_certificate_that_was_bound_twice_is_bound_as_long_as_one_binding_stands() -> None:
-    """Two instances may bind it at one moment: the later record counts, and each can be revoked, in any order."""
+    """Two instances may bind it at the same time: the later record counts, and each can be revoked, in any order."""
     later = msgspec.structs.replace(BOUND, id="later0123456")
     for first, second in ((BOUND, later), (later, BOUND)):
         table = KeyTable()
@@ -114,7 +114,7 @@ def test_a_certificate_that_was_bound_twice_is_bound_as_long_as_one_binding_stan
 
 
 def test_a_record_from_before_a_rotation_does_not_bring_an_expired_key_back() -> None:
-    """Its seal holds, so whoever may write to the topic could send it again; a record that ends it sooner is taken."""
+    """Its seal is valid, so any writer to the topic could send it again. A record with an earlier expiry is applied."""
     table = KeyTable()
     ending = msgspec.structs.replace(KEY, expires_at=5)
     for record in (KEY, ending, KEY, msgspec.structs.replace(KEY, expires_at=6)):

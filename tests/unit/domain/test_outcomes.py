@@ -126,7 +126,7 @@ def ended(number: int) -> Ended:
 
 @pytest.mark.parametrize("stays", [None, 0, 777], ids=["none stays", "the oldest stays", "one stays"])
 def test_many_that_come_and_go(stays: int | None) -> None:
-    """Over many segments and splits of the index, with one that outlives all others."""
+    """Over many segments and splits of the index, with an outcome that outlives all others."""
     outcomes, count, kept = Outcomes(SHARD), 20_000, 3_000
     for number in range(count):
         outcomes.put(op_of(ended(number)), None)

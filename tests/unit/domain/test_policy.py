@@ -1,4 +1,4 @@
-"""When a pending transaction is checked, given up or written again (docs/protocol.md#scan-and-check-back)."""
+"""The policy: when a pending transaction is checked, given up or re-anchored (docs/protocol.md#scan-and-check-back)."""
 
 from dataclasses import dataclass, replace
 
@@ -110,7 +110,7 @@ def test_nothing_is_asked_before_the_first_check_is_due(
 
 
 @given(policies, facts_of(), moments, jitters)
-@example(  # at `until` the last check is no longer ahead of the clock by more than clocks may differ
+@example(  # at `until` the last check is no longer too far ahead of the clock
     CheckPolicy(
         first_check_after_s=0,
         check_interval_s=1,
@@ -198,8 +198,8 @@ def test_more_jitter_is_never_earlier(policy: CheckPolicy, facts: Facts, one: fl
 def test_once_given_up_it_stays_given_up(
     policy: CheckPolicy, facts: Facts, one: int, other: int, jitter: float
 ) -> None:
-    began = facts.since if facts.checked_at is None else facts.checked_at  # by a clock that is right
-    earlier, later = sorted((began + one, began + other))
+    start = facts.since if facts.checked_at is None else facts.checked_at  # by the right clock
+    earlier, later = sorted((start + one, start + other))
     if isinstance(judge(policy, facts, earlier, jitter=jitter), Park | RollBack):
         assert isinstance(judge(policy, facts, later, jitter=jitter), Park | RollBack)
 
@@ -231,7 +231,7 @@ def test_a_transactions_own_first_check_goes_before_the_groups() -> None:
 
 
 def test_the_largest_age_rolls_back_only_what_was_asked() -> None:
-    """After an outage longer than that, everything that is pending is old, and nobody was asked."""
+    """After an outage longer than that, every pending transaction is old, and no check was sent."""
     policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
     assert judge(policy, Facts(), 1_100_000) == Park(
         reason="older than max_age_s 100; not rolled back, because no check was sent"
@@ -246,7 +246,7 @@ def test_the_largest_age_rolls_back_only_what_was_asked() -> None:
 
 @pytest.mark.parametrize("policy", [CheckPolicy(max_age_s=100), CheckPolicy(max_checks=1)])
 def test_nothing_is_given_up_while_the_last_check_may_be_answered(policy: CheckPolicy) -> None:
-    """By age as by number: a lease that was handed out a moment ago has its time."""
+    """By age as by number: a check that was just leased keeps its lease."""
     facts = Facts(attempts=1, checks=1, checked_at=1_099_000)
     assert judge(policy, facts, 1_139_999, answer_by=1_140_000) == Wait(until=1_140_000)
     assert isinstance(judge(policy, facts, 1_140_000, answer_by=1_140_000), Park)
@@ -258,7 +258,7 @@ def test_what_lies_far_behind_the_end_is_written_again(behind: int, decision: De
 
 
 def test_what_is_pending_may_lie_further_behind_the_more_of_it_there_is() -> None:
-    """So that writing it again adds little, and a recovery still reads little more than what is pending."""
+    """So re-anchoring adds little, and a recovery still reads little more than the pending transactions."""
     assert [reanchor_distance(1000, pending) for pending in (0, 1, 250, 251, 1000)] == [1000, 1000, 1000, 1004, 4000]
 
 
@@ -270,12 +270,12 @@ def test_a_group_chooses_parts_of_the_policy() -> None:
 
 @pytest.mark.parametrize("ahead_ms, decision", [(60_000, Wait(until=1_006_000)), (60_001, Check())])
 def test_what_a_clock_far_ahead_has_written_is_asked_about_now(ahead_ms: int, decision: Decision) -> None:
-    """Clocks may differ by a minute; whoever waited for a moment that is hours away would leave it pending so long."""
+    """Clocks may differ by a minute. A wait for a time hours ahead would leave the transaction pending for as long."""
     assert judge(CheckPolicy(), Facts(), 1_000_000 - ahead_ms) == decision
 
 
 def test_a_check_noted_by_a_clock_far_ahead_is_followed_by_the_next_one_now() -> None:
-    """And once that is noted by the right clock, the times between checks hold again."""
+    """When the right clock has recorded that, the intervals between checks apply again."""
     facts = Facts(attempts=1, checks=1, checked_at=5_000_000)
     assert judge(CheckPolicy(), facts, 1_000_000) == Check()
     assert judge(CheckPolicy(max_checks=1), facts, 1_000_000) == Park(reason="no verdict after 1 checks (max_checks 1)")
@@ -284,7 +284,7 @@ def test_a_check_noted_by_a_clock_far_ahead_is_followed_by_the_next_one_now() ->
 
 
 def test_no_group_is_checked_faster_than_the_floor() -> None:
-    """Both the interval and its largest are raised to it; what is slower stays as it is."""
+    """Both `check_interval_s` and `max_interval_s` are raised to it; larger values stay as they are."""
     hasty = CheckPolicy(check_interval_s=1e-9, max_interval_s=0.5)
     assert hasty.with_min_interval(1.0) == CheckPolicy(check_interval_s=1.0, max_interval_s=1.0)
     assert CheckPolicy().with_min_interval(1.0) == CheckPolicy()

@@ -42,7 +42,7 @@ def test_null_empty_and_absent_differ(other: Message) -> None:
 
 
 def test_a_fingerprint_is_the_same_for_ever() -> None:
-    """It is written to the log: a change would make every repeat of an older prepare a conflict."""
+    """It is written to the log: a change of the hash would turn every repeat of an older prepare into a conflict."""
     message = Message(topic="orders", key=b"k", value=b"v", headers=(("h", b"1"),), partition=2)
     assert fingerprint("shop", (message,), 500).hex() == "18632f50a924cc45cd7d09f8cc038ab8"
 

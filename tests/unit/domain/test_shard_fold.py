@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 from halfway.domain.shard import ShardState
 from halfway.domain.transaction import State
 from tests.support.domain import naive_fold
-from tests.support.domain.histories import GROUP, PARTITIONS, Step, World, described, expected, steps
+from tests.support.domain.histories import GROUP, PARTITIONS, Step, World, expected, known_by, steps
 from tests.support.domain.naive_fold import Logs
 
 moves = st.lists(st.tuples(st.sampled_from(PARTITIONS), st.integers(-6, 4)), max_size=60)
-"""For each partition in turn: read on so many records, or go back and read again."""
+"""For each partition in turn: read so many more records, or go back and read again."""
 
 
 class Reader:
-    """Reads the three partitions, each at its own speed, into one fold."""
+    """Reads the three partitions into one fold, each at its own speed."""
 
     def __init__(self, logs: Logs, *, horizon_ms: int | None = None) -> None:
         self.state = ShardState(0, horizon_ms=horizon_ms)
@@ -35,7 +35,7 @@ class Reader:
             self.move(partition, 1000)
 
     def apply(self, partition: str, place: int) -> bool:
-        """Apply the record at a place, wherever the reading stands; False where there is none."""
+        """Apply the record at a place, independent of the reading position; return False if there is none."""
         if partition == "half" and place < len(self._logs.half):
             self.state.apply_half(*self._logs.half[place])
             self.state.half_tail = max(self.state.half_tail, self._logs.half[place][0] + 1)
@@ -49,7 +49,7 @@ class Reader:
 
 
 def agrees(state: ShardState, logs: Logs) -> None:
-    assert described(state) == expected(logs)
+    assert known_by(state) == expected(logs)
     assert {name for name, _ in state.strays()} == naive_fold.strays(logs)
     alive = [what.state for what in expected(logs).values() if not what.state.ended]
     counts = alive.count(State.PREPARED), alive.count(State.PARKED)
@@ -94,7 +94,7 @@ def test_a_record_that_is_applied_again_changes_nothing(
 @settings(max_examples=600)
 @given(steps)
 def test_the_owners_live_fold_of_own_writes_and_tail_agrees_at_every_step(history: list[Step]) -> None:
-    """Own writes are applied as they are confirmed, and come again, with those of others between them, by the tail."""
+    """The owner applies its writes when they are confirmed; the tail reads them again, between the writes of others."""
     world = World()
     for step in history:
         world.run([step])
@@ -109,12 +109,12 @@ def test_correcting_every_stray_leaves_none_and_changes_no_state(history: list[S
     world = World()
     world.run(history)
     world.read_tail(1000)
-    before = described(world.owner)
+    before = known_by(world.owner)
     for transaction_id, _ in world.owner.strays():
         world.step(Step("correct", transaction_id))
     assert world.owner.strays() == []
     assert naive_fold.strays(world.logs) == set()
-    assert described(world.owner) == before
+    assert known_by(world.owner) == before
     agrees(world.owner, world.logs)
 
 
@@ -139,7 +139,7 @@ def test_an_op_and_the_tombstone_of_its_half_are_applied_together_as_they_are_al
             alone.state.apply_half(tombstone, op.id, None)
         else:
             together.state.apply_op(offset, op)
-        assert described(together.state) == described(alone.state)
+        assert known_by(together.state) == known_by(alone.state)
         assert together.state.strays() == alone.state.strays()
     together.finish()
     agrees(together.state, world.logs)

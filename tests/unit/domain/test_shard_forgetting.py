@@ -1,4 +1,4 @@
-"""What a shard keeps of transactions that have ended and of ids that it does not know, and when that goes."""
+"""The memory of a shard for ended transactions and unknown ids, and when it forgets them."""
 
 from halfway.domain.records import OpKind
 from halfway.domain.shard import ShardState
@@ -21,7 +21,7 @@ class TestForgetting:
         assert state_of(state, "t0") is None
 
     def test_not_before_the_tail_has_passed_the_tombstone(self, state: ShardState) -> None:
-        """A prepare that still stands between would be taken for a new transaction."""
+        """A prepare in between would be taken for a new transaction."""
         self.ended(state, ID, 0, at=0)
         state.half_tail = 100
         assert state.forget(10_000) == 0
@@ -52,7 +52,7 @@ class TestForgetting:
     def test_an_outcome_whose_tombstone_lies_before_the_cursor_is_forgotten_in_its_time(
         self, state: ShardState
     ) -> None:
-        """Recovery reads op further back than half: such a tombstone is never read."""
+        """A recovery reads op from an earlier time than half, so it never reads such a tombstone."""
         state.apply_op(0, op(OpKind.COMMITTED))
         state.half_tail = 500
         assert state.forget(10_000) == 0

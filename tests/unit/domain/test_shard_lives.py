@@ -1,4 +1,4 @@
-"""A client may use an id again once its outcome is forgotten: the earlier life must not reach into the later one."""
+"""A client may reuse an id when its outcome is forgotten: the earlier life must not affect the later one."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -8,7 +8,7 @@ from halfway.domain.records import OpKind
 from halfway.domain.shard import ShardState
 from halfway.domain.transaction import State
 from tests.support.domain import naive_fold
-from tests.support.domain.histories import Step, World, described, expected, half_of, steps_with_later_lives
+from tests.support.domain.histories import Step, World, expected, half_of, known_by, steps_with_later_lives
 from tests.support.domain.naive_fold import Known, Logs
 from tests.support.domain.shard_records import ID, op
 from tests.support.domain.states import state_of
@@ -27,7 +27,7 @@ PARKED_IN_ITS_SECOND_LIFE = [
     Step("prepare", "a"),
     Step("park", "a"),
 ]
-"""In its first life the lane wrote the half again, as a record of other content stood behind it."""
+"""In its first life the lane wrote the half again, because a record with other content followed it."""
 
 REPEATED_AFTER_THE_HORIZON = [
     Step("prepare", "a"),
@@ -36,7 +36,7 @@ REPEATED_AFTER_THE_HORIZON = [
     Step("forget", "a"),
     Step("foreign prepare", "a"),
 ]
-"""A recovery that saw the repeat alone would take the check, and the commit verdict, for those of an earlier life."""
+"""A recovery that saw only the repeat would attribute the check and the commit verdict to an earlier life."""
 
 
 def new_world() -> World:
@@ -48,10 +48,10 @@ def without(found: dict[str, Known], names: set[str]) -> dict[str, Known]:
 
 
 def agrees(state: ShardState, world: World) -> None:
-    unborn = world.unborn()
-    standing = world.standing()
-    assert without(described(state), unborn) == without(expected(standing), unborn)
-    assert {name for name, _ in state.strays()} - unborn == naive_fold.strays(standing) - unborn
+    forgotten = world.forgotten()
+    current = world.current()
+    assert without(known_by(state), forgotten) == without(expected(current), forgotten)
+    assert {name for name, _ in state.strays()} - forgotten == naive_fold.strays(current) - forgotten
 
 
 @settings(max_examples=300)
@@ -60,7 +60,7 @@ def test_the_owners_live_fold_agrees_at_every_step(history: list[Step]) -> None:
     world = new_world()
     for step in history:
         world.run([step])
-        assert described(world.owner) == expected(world.seen())
+        assert known_by(world.owner) == expected(world.seen())
     world.read_tail(1000)
     agrees(world.owner, world)
 
@@ -69,7 +69,7 @@ def test_the_owners_live_fold_agrees_at_every_step(history: list[Step]) -> None:
 @given(steps_with_later_lives, moves)
 @example(PARKED_IN_ITS_SECOND_LIFE, [("half", 4), ("op", 1)])
 def test_a_fold_over_all_the_lives_of_an_id_knows_the_last(history: list[Step], reading: list[tuple[str, int]]) -> None:
-    """An acquisition reads parked first, then half and op side by side."""
+    """An acquisition reads parked first, then half and op concurrently."""
     world = new_world()
     world.run(history)
     reader = Reader(world.logs, horizon_ms=HORIZON_MS)
@@ -90,7 +90,7 @@ def test_a_fold_over_all_the_lives_of_an_id_knows_the_last(history: list[Step], 
 def test_recovery_from_the_half_cursor_and_all_of_op_knows_the_last_life(
     history: list[Step], *, half_first: bool
 ) -> None:
-    """It may read op much further back than half, where another pending transaction needs it."""
+    """It may read op from much further back than half, if another pending transaction needs it."""
     world = new_world()
     world.run(history)
     agrees(recovered(world.logs, world.owner.half_cursor, half_first=half_first), world)
@@ -118,7 +118,7 @@ def recovered(logs: Logs, half_cursor: int, *, half_first: bool) -> ShardState:
 
 @pytest.mark.parametrize("half_first", [True, False])
 def test_a_repeat_that_was_prepared_before_this_life_does_not_end_it(*, half_first: bool) -> None:
-    """An instance that was paused with it may write it now: a recovery that saw it alone would find it committed."""
+    """A paused instance may write it only now: a recovery that saw only this record would find it committed."""
     logs = Logs(
         half=[(0, ID, half_of(ID, "A", 10_000)), (1, ID, half_of(ID, "A", 9_999))],
         op=[(0, op(OpKind.COMMITTED, at=10_000 - HORIZON_MS))],

@@ -1,4 +1,4 @@
-"""How much memory a shard takes for what is pending and for what has ended."""
+"""The memory of a shard for pending and for ended transactions."""
 
 import gc
 import sys
@@ -51,14 +51,14 @@ def ended_of(half: Half) -> Op:
 
 
 def test_a_pending_transaction_costs_at_most_1_kib_beside_its_payload(state: ShardState) -> None:
-    """Three messages, a check in the op, over 2,500 transactions."""
+    """With three messages and a check in op, on average over 2,500 transactions."""
     count, half = 2_500, None
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(count):
-            # Nothing is shared between records: each came off the wire by itself.
+            # Records share no objects, because each was decoded separately.
             half = decoded(typical_half(number), Half)
             state.apply_half(number, half.id, half)
             state.apply_op(number, decoded(op(OpKind.CHECKED, half.id, checks=1, at=1_760_000_009_999), Op))
@@ -72,7 +72,7 @@ def test_a_pending_transaction_costs_at_most_1_kib_beside_its_payload(state: Sha
 
 
 def bytes_of(root: object) -> int:
-    """Add up everything that is reachable from an object, but for code."""
+    """Return the size of everything that is reachable from an object, without code."""
     seen: dict[int, object] = {}
     found = [root]
     while found:
@@ -85,7 +85,7 @@ def bytes_of(root: object) -> int:
 
 @pytest.mark.parametrize("name", [None, "order-{:012}"], ids=["an id of the server", "an id of the client"])
 def test_an_outcome_costs_at_most_150_bytes(name: str | None) -> None:
-    """Three messages with one key, over 25,000 transactions; forgotten, they cost next to nothing."""
+    """With three messages of one key, on average over 25,000 transactions. Forgotten outcomes take almost nothing."""
     count, state, half = 25_000, ShardState(3), typical_half(0)
     end = ended_of(half)
     for number in range(count):

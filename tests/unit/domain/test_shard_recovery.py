@@ -1,4 +1,4 @@
-"""Recovery: a fold from the committed cursors, over compacted logs, knows all that must be known."""
+"""Recovery: a fold from the committed cursors, over compacted logs, finds everything that it must find."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from halfway.domain.shard import ShardState
 from tests.support.domain import naive_fold
-from tests.support.domain.histories import Step, World, described, expected, steps
+from tests.support.domain.histories import Step, World, expected, known_by, steps
 from tests.support.domain.naive_fold import Known, Logs
 
 HORIZON_MS = 1000
@@ -17,15 +17,15 @@ Row = TypeVar("Row")
 
 
 def compact(rows: list[Row], before: int, key: Callable[[Row], str], offset: Callable[[Row], int]) -> list[Row]:
-    """Keep, of the records below an offset, the last of each key, as the broker's cleaner does."""
+    """Of the records below an offset, keep the last one of each key, as the broker's cleaner does."""
     last = {key(row): offset(row) for row in rows if offset(row) < before}
     return [row for row in rows if offset(row) >= before or last[key(row)] == offset(row)]
 
 
 def compacted(logs: Logs, half: int, op: int, parked: int, *, tombstones: bool) -> Logs:
-    """Compact each partition below an offset of its own, without its tombstones where they are old enough too.
+    """Compact each partition below an offset of its own; also remove its tombstones if they are old enough.
 
-    The cleaner keeps its distance (`min.compaction.lag.ms`), so it never reaches a stray that is not corrected yet.
+    The cleaner stays behind (`min.compaction.lag.ms`), so it never reaches a stray that is not corrected yet.
     """
     uncorrected = naive_fold.strays(logs)
     half = min([half, *(offset for offset, key, _ in logs.half if key in uncorrected)])
@@ -40,7 +40,7 @@ def compacted(logs: Logs, half: int, op: int, parked: int, *, tombstones: bool) 
 
 
 def recover(logs: Logs, half_cursor: int, op_cursor: int, *, now: int) -> ShardState:
-    """Fold as an acquisition does: half and op from their cursors, op from the horizon at least, all of parked."""
+    """Fold as an acquisition does: half and op from their cursors, op at least from the horizon, and all of parked."""
     state = ShardState(0)
     remembered = next((offset for offset, op in logs.op if op.at >= now - HORIZON_MS), op_cursor)
     for offset, parked_id, parked in logs.parked:
@@ -57,7 +57,7 @@ def recover(logs: Logs, half_cursor: int, op_cursor: int, *, now: int) -> ShardS
 
 
 def forgotten(truth: dict[str, Known], now: int) -> set[str]:
-    """Name ids whose outcome is older than what is remembered: a late prepare of one is a new transaction."""
+    """Return the ids whose outcome is older than the horizon: a late prepare of such an id is a new transaction."""
     return {name for name, what in truth.items() if what.at is not None and what.at < now - HORIZON_MS}
 
 
@@ -81,7 +81,7 @@ def test_recovery_from_the_cursors_knows_what_is_pending_parked_and_lately_ended
     truth = expected(world.logs)
     old = forgotten(truth, world.now)
     revived = old & naive_fold.strays(world.logs)
-    found = described(recovered)
+    found = known_by(recovered)
     assert {name for name in found if name in old and not found[name].state.ended} <= revived
     assert without(found, old) == without(truth, old)
     assert {name for name, _ in recovered.strays()} - old == naive_fold.strays(world.logs) - old
@@ -97,7 +97,7 @@ def test_a_recovered_owner_goes_on_like_one_that_never_stopped(before: list[Step
     old = forgotten(expected(world.logs), world.now)
     world.run(after)
     world.read_tail(1000)
-    assert without(described(world.owner), old) == without(expected(world.logs), old)
+    assert without(known_by(world.owner), old) == without(expected(world.logs), old)
     assert {name for name, _ in world.owner.strays()} - old == naive_fold.strays(world.logs) - old
 
 

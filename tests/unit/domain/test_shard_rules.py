@@ -1,4 +1,4 @@
-"""Single rules of the fold, and counter-examples that random histories once found."""
+"""Single rules of the fold, and counter-examples that random histories have found."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ def pending(state: ShardState, transaction_id: str = ID) -> Pending:
 
 
 class TestForeignRecords:
-    """Something that halfway did not write stands in half under an id."""
+    """A record in half under an id that halfway did not write."""
 
     def test_over_an_unknown_id_it_is_nothing(self, state: ShardState) -> None:
         state.complete_fold()
@@ -30,7 +30,7 @@ class TestForeignRecords:
         assert (state.find(ID), state.strays()) == (None, [])
 
     def test_what_it_stands_over_may_be_read_after_it(self, state: ShardState) -> None:
-        """A recovery reads half and op side by side: half may be ahead."""
+        """A recovery reads half and op concurrently: half may be ahead."""
         state.apply_half(3, ID, A)
         state.apply_half(4, ID, None)
         state.apply_half(5, ID, FOREIGN)
@@ -74,7 +74,7 @@ class TestPrepares:
         assert state.oldest() is None
 
     def test_a_repeat_moves_the_offset_and_keeps_the_first_time(self, state: ShardState) -> None:
-        """The later copy is the one that compaction keeps; the age counts from the first."""
+        """Compaction keeps the later copy; the age counts from the first."""
         state.apply_half(3, ID, A)
         state.apply_half(7, ID, A_LATER)
         assert (pending(state).offset, pending(state).since, pending(state).prepared_at) == (7, 1_000, 1_000)
@@ -99,7 +99,7 @@ class TestPrepares:
     def test_recovery_begins_at_the_first_content_where_other_content_stands_between_repeats(
         self, state: ShardState
     ) -> None:
-        """A at 0, B at 1, A at 2: a recovery that began at B would take B for the first content."""
+        """A at 0, B at 1, A at 2: a recovery that starts at B would take B for the first content."""
         for offset, half in enumerate((A, B, A_LATER)):
             state.apply_half(offset, ID, half)
         state.half_tail = 3
@@ -107,7 +107,7 @@ class TestPrepares:
         assert state.strays() == [(ID, 2)]
 
     def test_a_repeat_of_what_the_lane_wrote_again_is_a_stray(self, state: ShardState) -> None:
-        """The last record of the id must carry the count of checks, and a first prepare carries none."""
+        """The last record of the id must have the count of checks, and a first prepare has none."""
         state.apply_half(4, ID, msgspec.structs.replace(LANE_A, checks=3))
         state.apply_half(5, ID, A)
         assert (pending(state).offset, pending(state).checks) == (4, 3)
@@ -148,7 +148,7 @@ class TestOutcomes:
         assert state.strays() == []
 
     def test_a_prepare_that_the_tombstone_already_covers_is_no_stray(self, state: ShardState) -> None:
-        """A paused owner's prepare at 1, which this owner's tail reads only after its own tombstone at 2."""
+        """The prepare of a paused owner at 1, which this owner's tail reads only after its own tombstone at 2."""
         state.apply_half(0, ID, A)
         state.apply_op(0, op(OpKind.COMMITTED))
         state.apply_half(2, ID, None)
@@ -216,7 +216,7 @@ class TestParking:
         assert state.group_counts == {}
 
     def test_what_stood_before_a_park_or_a_resume_may_be_read_again(self, state: ShardState) -> None:
-        """Each record of the way to the second park, once more: parked it stays, and nothing else."""
+        """Apply each record up to the second park again: it stays parked, and nothing else changes."""
         halves = [(0, A), (1, None), (2, LANE_A), (3, None)]
         parks = [(0, parked_of(A)), (1, None), (2, parked_of(A))]
         for offset, half in halves:
@@ -273,7 +273,7 @@ class TestCursors:
         assert (state.half_cursor, state.op_cursor) == (2, 1)
 
     def test_the_half_cursor_does_not_pass_the_tail_for_own_writes(self, state: ShardState) -> None:
-        """A paused former owner's prepare may stand between what the tail has read and an own write."""
+        """The prepare of a paused former owner may lie between the tail's position and an own write."""
         state.half_tail = 5
         state.apply_half(9, ID, A)
         assert state.half_cursor == 5
@@ -295,7 +295,7 @@ class TestCursors:
         assert state.op_cursor == 7
 
     def test_an_op_that_repeats_what_an_op_before_it_said_still_holds_the_op_cursor(self, state: ShardState) -> None:
-        """A verdict to commit, recorded twice after a re-anchor: recovery must find one of the two."""
+        """A commit verdict is recorded twice after a re-anchor: a recovery must find one of the two."""
         said = msgspec.structs.replace(op(OpKind.VERDICT), commit_verdict=True)
         state.apply_half(0, ID, LANE_A)
         state.apply_op(3, said)

@@ -1,4 +1,4 @@
-"""What is shown as text."""
+"""The data that is shown as text."""
 
 import pytest
 
@@ -12,5 +12,5 @@ def test_utf_8_without_control_characters_is_text(text: str) -> None:
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xed\xa0\x80", b"a\x00", b"\x1b[31m", b"\x01" * 1000, b"a\x0bb"])
 def test_anything_else_is_not(data: bytes) -> None:
-    """A terminal's escape sequences among it: such data would be six times as large in JSON."""
+    """For example escape sequences of a terminal: such data would be six times as large in JSON."""
     assert as_text(data) is None

@@ -1,4 +1,4 @@
-"""The table of states and calls, as docs/protocol.md#state-is-a-fold-over-the-log has it."""
+"""The table of states and calls in docs/protocol.md#state-is-a-fold-over-the-log."""
 
 import pytest
 
@@ -20,7 +20,7 @@ CONFLICTS = [(state, action) for state, action, target in CELLS if target is Non
 
 
 def transition(transaction_id: str, state: State, action: Action) -> State:
-    """Return the state that an action leads to, or raise the error of one that is not allowed."""
+    """Return the state that results from an action, or raise the error of an action that is not allowed."""
     target = TRANSITIONS.get((state, action))
     if target is None:
         raise conflict(transaction_id, state)

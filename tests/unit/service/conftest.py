@@ -1,4 +1,4 @@
-"""A coordinator over the ports in memory for each test."""
+"""A coordinator with the ports in memory for each test."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""What an instance remembers of late: rates over ten seconds, failures until they are mended, all of it bounded."""
+"""The recent activity of an instance: rates over ten seconds, and failures until they end, in bounded memory."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from halfway.service.journal import Journal
 
 
 class Seconds:
-    """A clock of whole seconds that a test moves."""
+    """A clock of whole seconds that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1_000
@@ -47,7 +47,7 @@ def reply(number: int, detail: str = "status 502, not 200") -> CheckReply:
 
 
 def test_a_rate_is_the_mean_of_the_last_ten_whole_seconds(seen: Activity, seconds: Seconds) -> None:
-    """The current second is not over; what is older does not count, and the total keeps it."""
+    """The current second and older ones do not count in the rate; the total counts all."""
     for _ in range(10):
         seen.note_outcomes({"shop": 30}, "commit", "producer")
         seconds.now += 1
@@ -119,7 +119,7 @@ def test_a_journal_keeps_the_last_of_each_and_the_last_ids(monkeypatch: pytest.M
 def test_large_answers_of_endpoints_push_out_the_oldest_and_equal_ones_count_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many bytes endpoints answer with, what is kept of them is bounded."""
+    """The memory for answers of endpoints is bounded, independent of their size."""
     monkeypatch.setattr(journal, "MAX_BYTES", 10_000)
     kept = Journal(0)
 

@@ -1,4 +1,4 @@
-"""Answers to many operations, told together; replies that are late get an error, whatever one of them raises."""
+"""Answers to many operations, delivered together; late replies get an error, even if one of them raises."""
 
 import asyncio
 from functools import partial
@@ -32,7 +32,7 @@ async def test_only_raises_what_is_an_error() -> None:
 
 
 async def test_a_listener_is_told_each_index_once_with_others_of_its_turn() -> None:
-    """Those that were answered before it listened come first."""
+    """Answers from before it listened come first."""
     answers: Answers[int] = Answers([None] * 4)
     told: list[list[int]] = []
     answers.answer(3, 3)
@@ -78,7 +78,7 @@ async def test_whoever_is_cancelled_while_it_waits_abandons_the_rest() -> None:
 
 
 async def test_whoever_watches_hears_every_answer_waited_for_or_not() -> None:
-    """One that breaks keeps nobody from the answers."""
+    """A watcher that raises delays no answer."""
     answers: Answers[int] = Answers([None] * 3)
     seen: list[tuple[int, object]] = []
 
@@ -133,7 +133,7 @@ async def test_a_late_one_that_raises_keeps_no_other_from_being_called() -> None
 
 
 class Broken:
-    """A reply that raises when it is told."""
+    """A reply that raises when it is answered."""
 
     def done(self) -> bool:
         return False

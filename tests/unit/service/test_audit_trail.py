@@ -1,4 +1,4 @@
-"""What the audit trail records of the calls that change something by hand."""
+"""The events that the audit trail records for manual changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def spec(name: str = "audited", *, url: str = "http://orders:9000/?token=t0ps3cr
 
 @pytest.fixture
 def events(world: World) -> Callable[[], list[AuditEvent]]:
-    """Give the events since the fixture was made."""
+    """Return the events since the fixture was made."""
     before = len(world.memory.audit_trail.events)
     return lambda: world.memory.audit_trail.events[before:]
 
@@ -40,7 +40,7 @@ def events(world: World) -> Callable[[], list[AuditEvent]]:
 async def test_registering_changing_and_deleting_a_group_are_recorded(
     world: World, events: Callable[[], list[AuditEvent]]
 ) -> None:
-    """With who did it, what changed and the hosts that are checked; the rest of a URL may hold a secret."""
+    """With the caller, the change, and the hosts of the check URLs; the rest of a URL may hold a secret."""
     put, deadline = world.coordinator.put_group, world.deadline()
     await put(spec(), deadline=deadline, principal=ANNA)
     await put(spec(), deadline=deadline, principal=SHOP)
@@ -74,7 +74,7 @@ async def test_what_was_refused_is_recorded_with_the_errors_code(
 async def test_ends_by_hand_are_recorded_and_a_producers_own_are_not(
     world: World, events: Callable[[], list[AuditEvent]]
 ) -> None:
-    """By hand is what an operator ends, and what says so; also what is refused, and each end of a batch."""
+    """An end is manual if an operator sends it or if it says so; refused ends and ends of a batch are recorded too."""
     first, second = [await world.prepare(Message(topic="orders", key=b"k", value=b"p4yl0ad")) for _ in range(2)]
 
     async def end(transaction_id: str, outcome: Outcome, cause: Cause, principal: Principal) -> None:
@@ -106,7 +106,7 @@ async def test_checks_on_demand_and_resumptions_are_recorded_with_the_group(
 
 
 async def test_each_event_is_in_the_log_too(world: World) -> None:
-    """Under one name, with its fields: the log is what is left if the topic cannot be written."""
+    """As one event with its fields: if the topic cannot be written, only the log has it."""
     with capture_logs() as logs:
         await world.coordinator.put_group(spec(), deadline=world.deadline(), principal=ANNA)
     (logged,) = [one for one in logs if one["event"] == "audit"]
@@ -133,14 +133,14 @@ async def test_a_call_that_nobody_waits_for_any_more_is_recorded_as_interrupted(
 
 
 def test_the_root_of_all_errors_has_a_code() -> None:
-    """What is recorded of an error is its code, never its text."""
+    """Of an error, its code is recorded, never its text."""
     assert HalfwayError.code
 
 
 async def test_who_read_what_checks_are_signed_with_is_recorded(
     world: World, events: Callable[[], list[AuditEvent]]
 ) -> None:
-    """Whoever has read it can sign checks of that group for as long as the master secret stays."""
+    """A reader of the secret can sign checks of that group until the master secret changes."""
     await world.coordinator.check_secrets("shop", deadline=world.deadline(), principal=SHOP)
     assert [(one.action, one.actor, one.key_id, one.subject, one.group, one.result) for one in events()] == [
         ("read_check_secrets", "shop", "7pQ2", "shop", "shop", "done")

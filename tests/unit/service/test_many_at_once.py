@@ -1,4 +1,4 @@
-"""Random lists of prepares and ends at two instances whose lanes are lost: nothing is held for ever."""
+"""Random lists of prepares and ends at two instances whose lanes are lost: nothing is held forever."""
 
 import asyncio
 import random
@@ -51,7 +51,7 @@ def end(chance: random.Random, names: list[str]) -> End:
 
 
 def nothing_is_held(world: World) -> bool:
-    """Whether every claim, reservation, count and timer has been given back."""
+    """Return whether every claim, reservation, count and timer was released."""
     service = world.coordinator
     resolver, preparer = service._resolver, service._preparer
     return not (
@@ -68,7 +68,7 @@ def nothing_is_held(world: World) -> bool:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_place_is_answered_and_gives_back_what_it_took(seed: int) -> None:
-    """Whoever goes away, whatever is lost on the way; and each id is decided once."""
+    """Even if callers disconnect and answers are lost; and each id is decided once."""
     chance, worlds = random.Random(seed), await two_instances()
     prepares: list[Answers[Prepared]] = []
     ends: list[tuple[list[End], Answers[EndResult]]] = []

@@ -168,7 +168,7 @@ class Events:
         """Gather statistics again and again, and tell them."""
         while True:
             try:
-                found = await self._coordinator.statistics.of(group)
+                found = await self._coordinator.statistics.get(group)
                 feed.tell(shown(found, of_one_group=group is not None))
             except Exception:
                 log.exception("statistics_not_gathered")

@@ -27,7 +27,7 @@ class Breaker:
         return self._until
 
     def admits(self, now: int) -> bool:
-        """Return whether a call may be made now. An is_open breaker admits one probe at a time."""
+        """Return whether a call may be made now. An open breaker admits one probe at a time."""
         if self._until is None:
             return True
         if self._probing or now < self._until:
@@ -42,7 +42,7 @@ class Breaker:
         return max(self._until, now + self._first_ms // 2)
 
     def clock_was_set(self, now: int) -> None:
-        """Adapt to a wall clock that was set: hold calls back for at most one is_open period from `now`."""
+        """Adapt to a wall clock that was set: hold calls back for at most one open period from `now`."""
         if self._until is not None:
             self._until = min(self._until, now + self._open_ms)
 

@@ -101,9 +101,9 @@ class Forwarder:
 
         """
         loop = asyncio.get_running_loop()
-        began, result = loop.time(), "done"
+        started, result = loop.time(), "done"
         # At most a quarter of the remaining time, so that the owner has some.
-        until = deadline - min(_HELD_BACK_S, max(0.0, deadline - began) / 4)
+        until = deadline - min(_HELD_BACK_S, max(0.0, deadline - started) / 4)
         try:
             return await self._peers.ask(owner, call, deadline=until, principal=principal)
         except PeerLostError as error:
@@ -113,7 +113,7 @@ class Forwarder:
             result = error.code
             raise
         finally:
-            self._observer.forwarded(str(type(call).__struct_config__.tag), result, loop.time() - began)
+            self._observer.forwarded(str(type(call).__struct_config__.tag), result, loop.time() - started)
 
     def owner_of(self, shard: int) -> OwnerHint | None:
         """Return the owner of a shard, None if it is not known here."""

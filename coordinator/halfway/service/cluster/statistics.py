@@ -62,9 +62,9 @@ class ClusterStatistics:
     async def gather(self, *, group: str | None = None, principal: Principal = ANYBODY) -> Statistics:
         """Return the figures of one group or of everything, if the caller may read them."""
         self._authority.require(principal, Permission.READ_STATISTICS, group)
-        return await self.of(group)
+        return await self.get(group)
 
-    async def of(self, group: str | None) -> Statistics:
+    async def get(self, group: str | None) -> Statistics:
         """Return the figures of one group or of everything, up to half a second old: concurrent callers share them."""
         now = asyncio.get_running_loop().time()
         self._shared = {key: shared for key, shared in self._shared.items() if now - shared[0] < _FRESH_S}

@@ -15,7 +15,7 @@ from halfway.domain.errors import (
     TopicNotAllowedError,
     UnknownTopicError,
 )
-from halfway.domain.ids import CLIENT_ID, server_made
+from halfway.domain.ids import CLIENT_ID, parse_server_id
 from halfway.domain.records import size_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def require_legal_id(transaction_id: str | None) -> None:
         raise InvalidRequestError(
             f"id {transaction_id[:140]!r} is not valid: use 1 to 128 of letters, digits, and . _ ~ -", field="id"
         )
-    if server_made(transaction_id) is not None:
+    if parse_server_id(transaction_id) is not None:
         raise InvalidRequestError(
             f"id {transaction_id!r} has the form of an id that the server makes: choose another", field="id"
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from halfway.domain.audit_trail import Audited
 from halfway.domain.errors import HalfwayError, OutcomeExpiredError, OverloadedError, UnknownTransactionError
-from halfway.domain.ids import server_made
+from halfway.domain.ids import parse_server_id
 from halfway.domain.principal import Permission, Principal, PrincipalKind
 from halfway.domain.records import OpKind
 from halfway.domain.shard import Ended, ParkedEntry, Pending
@@ -224,7 +224,7 @@ class Histories:
 def _starts(entry: Entry | None, transaction_id: str) -> list[int]:
     """Return the times from which op is searched for its records, in order; none to search from the end back."""
     if entry is None:
-        made = server_made(transaction_id)
+        made = parse_server_id(transaction_id)
         return [] if made is None else [made[1]]
     times = {entry.prepared_at}
     if isinstance(entry, Ended):

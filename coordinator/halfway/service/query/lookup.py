@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfway.domain.errors import OutcomeExpiredError, UnknownTransactionError
-from halfway.domain.ids import server_made
+from halfway.domain.ids import parse_server_id
 from halfway.domain.shard import ParkedEntry
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Lookup:
         entry = _visible_entry(shard, transaction_id, group)
         if entry is not None:
             return shard, entry
-        made = server_made(transaction_id)
+        made = parse_server_id(transaction_id)
         horizon_s = self._limits.outcome_horizon_s
         if made is not None and made[1] < self._clock.now_ms() - horizon_s * 1000:
             raise OutcomeExpiredError(transaction_id, horizon_s=horizon_s)

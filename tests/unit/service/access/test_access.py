@@ -1,4 +1,4 @@
-"""Who is known by a key or a certificate, for how long, and at what cost."""
+"""Authentication by a key or a certificate: its duration, and its cost."""
 
 import msgspec
 import pytest
@@ -77,7 +77,7 @@ def test_a_key_that_is_shown_again_is_not_hashed_again_while_its_record_stands(
     scene.add(record())
     for _ in range(3):
         assert scene.access.authenticate(TEXT).name == "shop"
-    assert hashed.count(TEXT) == 2  # by `record`, and when it was first shown
+    assert hashed.count(TEXT) == 2  # by `record`, and when it was first presented
     scene.add(SECRET.sealed(msgspec.structs.replace(record(), digest=b"of another text")))
     assert scene.refusal(TEXT) == "unknown_key"
 
@@ -114,7 +114,7 @@ def test_a_key_that_this_instance_has_not_read_yet_may_act_for_whom_another_one_
 
 
 def test_a_forged_record_lets_nobody_in(scene: Scene) -> None:
-    """Who may write to the topic copies the hash of their own key into an operator's record."""
+    """A writer to the topic copies the hash of its own key into an operator's record."""
     scene.add(msgspec.structs.replace(record(), kind=PrincipalKind.OPERATOR, name="me"))
     assert scene.refusal(TEXT) == "forged"
     scene.add(record())
@@ -144,7 +144,7 @@ def test_a_certificate_stands_for_a_key_and_a_key_goes_before_it(scene: Scene) -
 
 
 def test_of_the_names_of_a_certificate_one_whose_binding_holds_counts(scene: Scene) -> None:
-    """Although that of another name has expired; once none holds, the refusal says so."""
+    """Although the record of another name has expired. If none is valid, the refusal says so."""
     names = ("DNS:old.svc", "DNS:shop.svc")
     for number, name in enumerate(names):
         expires_at = scene.clock.now_ms() + number * EXPIRES_S * 1000
@@ -183,7 +183,7 @@ def test_under_open_access_everybody_may_do_everything() -> None:
 
 
 def test_under_open_access_only_operators_make_keys(scene: Scene) -> None:
-    """What anybody made before keys are asked for would be a way in afterwards."""
+    """A key that anybody could make under open access would stay valid afterwards."""
     scene.add(record())
     access = OpenAccess(scene.access)
     assert access.authenticate(TEXT) == access.authenticate("mistyped") == access.authenticate(None) == ANYBODY
@@ -194,7 +194,7 @@ def test_under_open_access_only_operators_make_keys(scene: Scene) -> None:
 
 
 def test_under_open_access_secrets_are_shown_to_whom_they_belong_only(scene: Scene) -> None:
-    """Once keys are asked for, a secret that anybody read before would still sign checks."""
+    """A secret that anybody could read under open access would still sign checks afterwards."""
     scene.add(record())
     access = OpenAccess(scene.access)
     wanted = Permission.READ_CHECK_SECRETS

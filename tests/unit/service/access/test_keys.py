@@ -1,4 +1,4 @@
-"""Keys are made, rotated and revoked by operators; a principal has two at most."""
+"""Operators make, rotate and revoke keys; a principal has at most two."""
 
 import asyncio
 import itertools
@@ -113,7 +113,7 @@ async def test_a_rotation_never_makes_a_key_hold_longer(scene: Scene) -> None:
 
 
 async def test_a_record_that_somebody_else_changed_is_not_rotated(scene: Scene) -> None:
-    """Else halfway would seal it itself, and a group's service that can write to the topic would be an operator."""
+    """Otherwise halfway would seal it, and a group's service that can write to the topic could become an operator."""
     new = await scene.create()
     forged = msgspec.structs.replace(new.key, kind=PrincipalKind.OPERATOR, name="alice")
     scene.memory.keys.table.apply(forged.id, forged)
@@ -135,7 +135,7 @@ async def test_a_key_of_the_master_secret_before_is_rotated(scene: Scene) -> Non
 async def test_a_key_that_is_revoked_while_it_is_rotated_does_not_come_back(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not after a restart either: the last record of it is the revocation."""
+    """Not after a restart either: the last record of the key is the revocation."""
     last: dict[str, Key | None] = {}
     old, put = await scene.create(), scene.memory.keys.put
 

@@ -1,4 +1,4 @@
-"""Check-back: when it is sent, what counts, what a verdict does, and what happens when there is none."""
+"""Check-back: when checks are sent and counted, and the effect of a verdict and of no verdict."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ from tests.unit.service.resolve.test_ending import ops
 
 
 async def test_the_first_check_comes_in_its_time_and_its_verdict_resolves(world: World) -> None:
-    """Nothing is asked before `first_check_after_s`; a commit verdict writes the messages, with the cause check."""
+    """No check is sent before `first_check_after_s`; a commit verdict writes the messages, with the cause check."""
     world.memory.caller.always(verdict(Outcome.COMMIT, remark="in the books"))
     prepared = await world.prepare()
     await world.scan(after_s=4.9)
@@ -36,7 +36,7 @@ async def test_the_first_check_comes_in_its_time_and_its_verdict_resolves(world:
 
 
 async def test_a_transaction_brings_its_own_first_check(world: World) -> None:
-    """`check_after_s` of a prepare stands above the group's."""
+    """`check_after_s` of a prepare overrides the group's `first_check_after_s`."""
     await world.prepare(check_after_ms=60_000)
     await world.scan(after_s=59)
     assert world.memory.caller.requests == []
@@ -45,7 +45,7 @@ async def test_a_transaction_brings_its_own_first_check(world: World) -> None:
 
 
 async def test_a_check_on_demand_is_refused_if_no_endpoint_may_be_called(world: World) -> None:
-    """The operator may have changed the rules since the group was registered; the refusal says what would allow it."""
+    """The operator may have changed the rules since the registration of the group; the refusal names the setting."""
     prepared = await world.prepare()
     group = await world.coordinator.get_group("shop", deadline=world.deadline())
     for url in group.urls:
@@ -57,7 +57,7 @@ async def test_a_check_on_demand_is_refused_if_no_endpoint_may_be_called(world: 
 
 
 async def test_no_check_after_an_end(world: World) -> None:
-    """What has ended is not asked about."""
+    """No check is sent for an ended transaction."""
     prepared = await world.prepare()
     await world.end(prepared.id, Outcome.ROLLBACK)
     await world.scan(after_s=100)
@@ -113,7 +113,7 @@ async def test_a_parked_transaction_can_be_ended_by_its_producer(world: World) -
 
 
 async def test_an_interval_below_the_floor_is_raised_to_it(world: World) -> None:
-    """A group that asks for a check every nanosecond is asked every second, and is shown that interval."""
+    """A group that sets an interval of a nanosecond gets a check every second, and sees that interval."""
     await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1e-9, max_interval_s=1e-9))
     shown = await world.coordinator.get_group("shop", deadline=world.deadline())
     assert (shown.policy.check_interval_s, shown.policy.max_interval_s) == (1.0, 1.0)
@@ -152,7 +152,7 @@ async def test_max_age_ends_the_asking_whatever_was_sent(world: World) -> None:
 
 
 async def test_a_reply_that_is_no_verdict_counts_and_shows_why(world: World) -> None:
-    """A 500 was sent and answered nothing: it is counted, and the transaction shows it."""
+    """A check that was answered with 500 is counted, and the transaction shows the error."""
     world.memory.caller.always(no_verdict("status 500"))
     prepared = await world.prepare()
     await world.scan(after_s=6)
@@ -166,7 +166,7 @@ async def test_a_reply_that_is_no_verdict_counts_and_shows_why(world: World) -> 
 
 
 async def test_a_host_gets_no_more_checks_a_second_than_the_operator_allows(world: World) -> None:
-    """What is over the rate waits for the next second, and is asked about then."""
+    """Checks above the rate are sent in the next second."""
     world.memory.caller.always(verdict(Outcome.COMMIT))
     prepared = [await world.prepare() for _ in range(12)]
     world.coordinator._checks._rates = HostRateLimits(5)
@@ -187,7 +187,7 @@ async def test_endpoints_take_turns(world: World) -> None:
 
 
 async def test_a_verdict_that_comes_too_late_changes_nothing(world: World) -> None:
-    """The producer's end overtakes the check: its outcome stands."""
+    """The producer's end comes before the check's answer: its outcome stays."""
     gate = asyncio.Event()
 
     async def late(_: CheckRequest) -> CheckReply:
@@ -205,7 +205,7 @@ async def test_a_verdict_that_comes_too_late_changes_nothing(world: World) -> No
 
 
 async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(world: World) -> None:
-    """The first ended and was forgotten while its check was under way; the second is its client's to resolve."""
+    """The first transaction was ended and forgotten during its check; only the client resolves the second one."""
     gate = asyncio.Event()
 
     async def late(_: CheckRequest) -> CheckReply:
@@ -228,7 +228,7 @@ async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(
 
 
 async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_policy(world: World) -> None:
-    """VERDICT is recorded; when the policy gives up it parks, although the group chose rollback."""
+    """VERDICT is recorded; when the policy gives up, it parks, although the group chose rollback."""
     await world.group(policy=ROLLBACK_AT_LAST)
     world.memory.caller.always(verdict(Outcome.COMMIT))
     prepared = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
@@ -249,7 +249,7 @@ async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_p
 
 
 async def test_an_operator_asks_at_once(world: World) -> None:
-    """A manual check does not wait for its time; for anything but a prepared transaction it is a conflict."""
+    """A manual check is sent at once; for any transaction that is not prepared it is a conflict."""
     world.memory.caller.always(verdict(Outcome.ROLLBACK))
     prepared = await world.prepare()
     await world.coordinator.check(prepared.id, deadline=world.deadline())
@@ -259,7 +259,7 @@ async def test_an_operator_asks_at_once(world: World) -> None:
 
 
 async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_allows(world: World) -> None:
-    """Asked without end, each time with the whole payload, an endpoint would be flooded by calls without a body."""
+    """Otherwise calls without a body could flood an endpoint with checks that carry the whole payload."""
     world.memory.caller.always(verdict(Outcome.UNKNOWN))
     prepared = await world.prepare()
     for asked in (1, 2):
@@ -275,7 +275,7 @@ async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_
 
 
 async def test_hung_groups_do_not_delay_another(world: World) -> None:
-    """Twenty groups whose endpoints hang take up their own places only."""
+    """Twenty groups whose endpoints hang use only their own limits."""
     gate = asyncio.Event()
 
     async def answer(request: CheckRequest) -> CheckReply:
@@ -297,7 +297,7 @@ async def test_hung_groups_do_not_delay_another(world: World) -> None:
 
 
 async def test_checks_under_way_are_bounded_by_their_payload_too() -> None:
-    """Groups that hang hold no more of it than allowed and one check each; what had to wait is asked afterwards."""
+    """Groups that hang hold the allowed bytes and one check each; waiting checks are sent afterwards."""
     gate = asyncio.Event()
 
     async def answer(_: CheckRequest) -> CheckReply:
@@ -323,7 +323,7 @@ async def test_checks_under_way_are_bounded_by_their_payload_too() -> None:
 
 
 async def test_an_open_breaker_holds_checks_back_and_closes_again(world: World) -> None:
-    """Endpoints that nobody can reach are left alone for a while; afterwards everything is asked and resolved."""
+    """Unreachable endpoints get no checks for a while; afterwards every transaction is checked and resolved."""
     world.memory.caller.always(unreachable())
     prepared = [await world.prepare() for _ in range(60)]
     await world.scan(after_s=6)

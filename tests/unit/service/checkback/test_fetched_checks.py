@@ -1,4 +1,4 @@
-"""Checks that a group fetches: leases, waiting polls, and who gets a check."""
+"""Checks that a group fetches: leases, waiting polls, and the callers that get a check."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_pull_hands_out_due_checks_and_counts_them(world: World) -> None:
 
 
 async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
-    """A producer that took a check and said nothing is asked again, until the checks are used up."""
+    """A producer that fetches a check and does not answer gets it again, until the checks are exhausted."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = await world.prepare(group="puller")
     attempts = []
@@ -48,7 +48,7 @@ async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
 
 
 async def test_a_check_that_a_worker_has_is_not_handed_to_a_second_one(world: World) -> None:
-    """Whoever asks for another check meanwhile: it uses none up. What was answered, or not in time, is free again."""
+    """A manual check in the meantime counts no check. After the answer or the end of the lease it is free again."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = await world.prepare(group="puller")
 
@@ -73,7 +73,7 @@ async def test_a_check_that_a_worker_has_is_not_handed_to_a_second_one(world: Wo
 
 
 async def test_a_waiting_poll_ends_if_nobody_wants_the_check_that_comes_due(world: World) -> None:
-    """The client reads no more, say: the poll takes none, does not ask again, and the event loop goes on."""
+    """For example a client that no longer reads: the poll takes no check, ends, and the event loop continues."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     await world.prepare(group="puller")
     asked = 0
@@ -94,7 +94,7 @@ async def test_a_waiting_poll_ends_if_nobody_wants_the_check_that_comes_due(worl
 
 
 async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None:
-    """It is handed to the next one, and counts as sent only then."""
+    """The check goes to the next poll, and only then counts as sent."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = await world.prepare(group="puller")
     await world.scan(after_s=6)
@@ -107,13 +107,13 @@ async def test_a_poll_that_nobody_waits_for_takes_no_check(world: World) -> None
 
 
 async def test_a_group_that_is_called_cannot_poll(world: World) -> None:
-    """The error says how to change it."""
+    """The error names the remedy."""
     with pytest.raises(InvalidRequestError, match="pull"):
         await world.coordinator.lease_checks("shop", at_most=1, wait_s=0)
 
 
 async def test_two_polls_never_get_the_same_check(world: World) -> None:
-    """Concurrent polls share the due checks out."""
+    """Concurrent polls get different checks."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = {(await world.prepare(group="puller")).id for _ in range(20)}
     await world.scan(after_s=6)
@@ -123,7 +123,7 @@ async def test_two_polls_never_get_the_same_check(world: World) -> None:
 
 
 async def test_a_waiting_poll_ends_once_its_key_is_revoked() -> None:
-    """Long before its time is over, and with nothing: a check that comes due later is for who may still fetch it."""
+    """Long before its time ends, and with no check: a check that becomes due later goes to permitted callers only."""
     memory = Memory(shards=2, topics={"orders": 1})
     memory.authority = KeyedAccess(memory.keys.table, [MasterSecret(b"s" * 32)], memory.clock)
     world = await World.start(memory)
@@ -146,7 +146,7 @@ async def test_a_waiting_poll_ends_once_its_key_is_revoked() -> None:
 
 
 async def test_after_unknown_the_next_check_comes_by_the_policy_not_after_the_lease(world: World) -> None:
-    """And once the last one is answered so, nothing holds its transaction back from an operator."""
+    """When the last one is answered so, nothing delays the parking of its transaction."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = await world.prepare(group="puller")
     await world.scan(after_s=5)
@@ -170,7 +170,7 @@ async def test_after_unknown_the_next_check_comes_by_the_policy_not_after_the_le
 
 
 async def test_an_answer_that_comes_before_its_lease_is_noted_ends_the_lease(world: World) -> None:
-    """The lane is slow: the note comes after the answer, and does not bring the lease back."""
+    """The lane is slow: the check is recorded after its answer, which does not restore the lease."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
     prepared = await world.prepare(group="puller")
     await world.scan(after_s=5)
@@ -208,7 +208,7 @@ async def test_a_late_answer_to_an_earlier_check_leaves_the_lease_of_the_last_on
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_new_owner_waits_for_a_lease_of_the_former_one_unless_it_is_answered(*, answered: bool) -> None:
-    """It only knows that a check was sent."""
+    """The new owner knows only that a check was sent."""
     former = await World.start()
     await former.group("puller", mode=CheckMode.PULL, policy=msgspec.structs.replace(QUICK, max_age_s=10))
     prepared = await former.prepare(group="puller")

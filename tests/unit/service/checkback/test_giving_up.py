@@ -1,4 +1,4 @@
-"""What policy may do: nothing against a verdict, and a rollback only of what was really asked."""
+"""The policy does nothing against a verdict, and rolls back only transactions that were checked."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ SHORT_LIVED = PolicyOverrides(
 
 @pytest.fixture
 async def pulled() -> AsyncIterator[World]:
-    """One instance whose group fetches its checks, and chose rollback after two of them."""
+    """One instance with a group that fetches its checks and chose rollback after two checks."""
     world = await World.start()
     await world.group(mode=CheckMode.PULL, policy=ROLLBACK_AT_LAST)
     yield world
@@ -36,14 +36,14 @@ async def pulled() -> AsyncIterator[World]:
 
 
 async def leased(world: World) -> list[LeasedCheck]:
-    """Fetch what is due, and have that noted."""
+    """Fetch the due checks, and wait until they are recorded."""
     checks = await world.coordinator.lease_checks("shop", at_most=10, wait_s=0)
     await world.scan()
     return list(checks)
 
 
 async def due(world: World) -> list[LeasedCheck]:
-    """Fetch the next checks, once their time has come."""
+    """Advance the clock to the next checks, and fetch them."""
     await world.scan(after_s=60)
     return await leased(world)
 
@@ -56,7 +56,7 @@ async def commit_refused(world: World, check: LeasedCheck) -> None:
 
 
 async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(pulled: World) -> None:
-    """Each commit was refused because of its topic: it is written down, and policy parks, after a restart too."""
+    """Each commit was refused because of its topic: the verdict is recorded; the policy parks, after a restart too."""
     prepared = await pulled.prepare()
     for _ in range(2):
         await pulled.scan(after_s=60)
@@ -79,7 +79,7 @@ async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(p
 
 
 async def test_a_fetched_check_whose_caller_went_away_is_kept_too(pulled: World) -> None:
-    """The connection broke while the commit was on its way, and then the topic refused it."""
+    """The connection broke during the commit, and then the topic refused it."""
     prepared = await pulled.prepare()
     await pulled.scan(after_s=6)
     (check,) = await leased(pulled)
@@ -93,7 +93,7 @@ async def test_a_fetched_check_whose_caller_went_away_is_kept_too(pulled: World)
 
 
 async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resumed(pulled: World) -> None:
-    """Policy had given up, then the answer came: after a restart and a resume nothing rolls it back."""
+    """The answer comes after the policy gave up: after a restart and a resume nothing rolls it back."""
     await pulled.group(mode=CheckMode.PULL, policy=msgspec.structs.replace(ROLLBACK_AT_LAST, max_checks=9))
     prepared = await pulled.prepare()
     await pulled.scan(after_s=6)
@@ -123,7 +123,7 @@ async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resum
 
 @pytest.mark.parametrize("turns", [0, 1, 4, 20])
 async def test_a_verdict_that_arrives_as_the_age_ends_is_not_rolled_back(world: World, turns: int) -> None:
-    """The check was under way all the time; the scan comes some turns of the loop after its answer."""
+    """The check was in flight all the time; the scan comes some turns of the event loop after its answer."""
     await world.group(policy=SHORT_LIVED)
     prepared = await world.prepare()
     world.memory.faults.denied_topics.add("orders")
@@ -148,7 +148,7 @@ async def test_a_verdict_that_arrives_as_the_age_ends_is_not_rolled_back(world: 
 
 
 async def test_a_verdict_overtakes_a_rollback_by_policy_that_waits_for_the_lane(pulled: World) -> None:
-    """Its lease had passed, and policy had decided; nothing was written yet, so the verdict stands."""
+    """Its lease had ended, and the policy had decided; nothing was written yet, so the verdict wins."""
     prepared = await pulled.prepare()
     checks = [check for _ in range(2) for check in await due(pulled)]
     with pulled.memory.faults.lane_held():
@@ -161,7 +161,7 @@ async def test_a_verdict_overtakes_a_rollback_by_policy_that_waits_for_the_lane(
 
 
 async def test_a_rollback_by_policy_is_decided_again_after_a_lost_lane(pulled: World) -> None:
-    """What was decided before the lane was lost is not written after a verdict that came meanwhile."""
+    """A decision from before the loss of the lane is not written after a verdict that came in the meantime."""
     prepared = await pulled.prepare()
     checks = [check for _ in range(2) for check in await due(pulled)]
     pulled.memory.faults.lose_next_batch(written=False)
@@ -175,7 +175,7 @@ async def test_a_rollback_by_policy_is_decided_again_after_a_lost_lane(pulled: W
 
 
 async def test_age_alone_parks_what_nobody_was_asked_about(world: World) -> None:
-    """Halfway was down for longer than `max_age_s`: rollback was chosen, but for what was asked."""
+    """After an outage longer than `max_age_s`: the group chose rollback, but only for checked transactions."""
     await world.group(policy=ROLLBACK_AT_LAST)
     prepared = await world.prepare()
     world.memory.clock.advance(1001)
@@ -190,7 +190,7 @@ async def test_age_alone_parks_what_nobody_was_asked_about(world: World) -> None
 
 
 async def test_an_endpoint_that_was_never_reached_was_not_asked(world: World) -> None:
-    """Refused connections are no checks, however many there were."""
+    """Refused connections are not checks, at any number."""
     await world.group(policy=ROLLBACK_AT_LAST)
     world.memory.caller.always(unreachable())
     prepared = await world.prepare()
@@ -202,7 +202,7 @@ async def test_an_endpoint_that_was_never_reached_was_not_asked(world: World) ->
 
 @pytest.mark.parametrize("clock_is_set", [False, True])
 async def test_a_lease_has_its_time_before_policy_rolls_back(pulled: World, clock_is_set: bool) -> None:
-    """Also where the clock jumps ahead, which ends the age and the lease by the look of it."""
+    """Also if the clock jumps ahead, so that the age and the lease seem to have ended."""
     await pulled.group(mode=CheckMode.PULL, policy=SHORT_LIVED)
     prepared = await pulled.prepare()
     if not clock_is_set:
@@ -225,7 +225,7 @@ async def test_a_lease_has_its_time_before_policy_rolls_back(pulled: World, cloc
 
 
 async def test_a_new_owner_asks_once_more_before_it_rolls_back() -> None:
-    """The former one may have died with a commit verdict that it had not written."""
+    """The former owner may have died with a commit verdict that it had not written."""
     world = await World.start()
     await world.group(policy=SHORT_LIVED)
     prepared = await world.prepare()
@@ -261,7 +261,7 @@ async def test_a_new_owner_gives_up_by_what_its_own_check_brings(*, asked: bool)
 
 
 async def test_a_new_owner_tries_again_to_ask_before_it_parks() -> None:
-    """The endpoint was away for a moment, as after a failure that both had: that is no reason to park."""
+    """The endpoint was unavailable for a moment, as after a common failure: that is no reason to park."""
     world = await World.start()
     await world.group(policy=SHORT_LIVED)
     prepared = await world.prepare()

@@ -1,4 +1,4 @@
-"""Policy against verdicts, in many orders: after a check said commit, policy never rolls back."""
+"""The policy and verdicts in many orders: after a check said commit, the policy never rolls back."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,7 +31,7 @@ STEPS = 250
 
 
 class Run:
-    """One seeded run: what happens next is drawn, and what every check said is kept."""
+    """One seeded run: the next event is drawn, and the answer of every check is recorded."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world = world
@@ -49,7 +49,7 @@ class Run:
         return await reply
 
     def _says_commit(self, transaction_id: str) -> None:
-        """Note it, unless its outcome stood already when the verdict came."""
+        """Record a verdict, unless the transaction had its outcome when the verdict came."""
         if not any(op.kind.final for op in self.ops(transaction_id)):
             self.said_commit.add(transaction_id)
 
@@ -61,10 +61,10 @@ class Run:
             if isinstance(record.value, Op) and record.key == transaction_id
         ]
 
-    # --- what may happen
+    # --- events
 
     async def prepare(self) -> None:
-        """Prepare while the topic can be written, so that it is accepted."""
+        """Prepare while the topic can be written to, so that the prepare is accepted."""
         group, denied = self.random.choice(("pushed", "pulled")), self.world.memory.faults.denied_topics
         before = set(denied)
         denied.clear()
@@ -84,7 +84,7 @@ class Run:
             self.world.coordinator.clock_was_set()
 
     async def reply(self) -> None:
-        """Answer a check that is under way."""
+        """Answer a check in flight."""
         if not self._asked:
             return
         transaction_id, reply = self._asked.pop(self.random.randrange(len(self._asked)))
@@ -100,7 +100,7 @@ class Run:
             self._leased += await self.world.coordinator.lease_checks("pulled", at_most=5, wait_s=0)
 
     async def answer_lease(self) -> None:
-        """Answer a check that was fetched, be its lease over or not; the caller may go away."""
+        """Answer a fetched check, during or after its lease; the caller may disconnect."""
         if not self._leased:
             return
         check = self.random.choice(self._leased)
@@ -121,7 +121,7 @@ class Run:
     def _called(self, transaction_id: str, known: bool, call: Answers[EndResult], _: Sequence[int]) -> None:
         self._calls.discard(call)
         if isinstance(call.results[0], NotServedError) and not known:
-            self.said_commit.discard(transaction_id)  # nobody took it
+            self.said_commit.discard(transaction_id)  # no caller took it
 
     async def topic_denied(self) -> None:
         denied = self.world.memory.faults.denied_topics
@@ -159,7 +159,7 @@ class Run:
         await chosen()  # type: ignore[misc]
 
     async def finish(self) -> None:
-        """Have every check answered or given up, and policy decide about all that is left."""
+        """Answer or give up every check, and let the policy decide on all remaining transactions."""
         for _ in range(12):
             while self._asked:
                 await self.reply()
@@ -185,7 +185,7 @@ async def running(seed: int) -> AsyncIterator[Run]:
 async def test_after_a_check_said_commit_policy_never_rolls_back(seed: int) -> None:
     """Pushed and fetched checks, late answers, refused commits, lost lanes, clocks that are set: no order breaks it.
 
-    And what policy rolls back was asked.
+    And the policy rolls back only transactions that were checked.
     """
     async with running(seed) as run:
         for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""The scan: cursors, re-anchor, payloads that are not in memory, lists."""
+"""The scan: cursors, re-anchoring, payloads that are not in memory, lists."""
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world
 
 
 async def test_a_later_transaction_of_an_id_is_written_again_as_itself(world: World) -> None:
-    """The same messages of the earlier one may still be in memory here, after another instance had the shard."""
+    """The payload of the earlier transaction may still be in memory, after another instance had the shard."""
     shards, listener = world.coordinator.shards, world.coordinator.listener
     number = shards.number_of("older")
     reused = next(name for name in map(str, range(99)) if shards.number_of(name) == number)
@@ -73,7 +73,7 @@ async def test_a_later_transaction_of_an_id_is_written_again_as_itself(world: Wo
 
 
 async def test_a_backlog_longer_than_the_distance_is_not_written_again_for_ever(world: World) -> None:
-    """Each round of writing it again moves the end on: by a fixed distance the next round would follow at once."""
+    """Each round of re-anchoring moves the end: with a fixed distance the next round would follow at once."""
     limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, reanchor_after=20)
     again = await world.restart(limits)
     await again.group()
@@ -95,7 +95,7 @@ async def test_a_backlog_longer_than_the_distance_is_not_written_again_for_ever(
 
 
 async def test_a_payload_that_is_not_in_memory_is_read_back(world: World) -> None:
-    """With no room for payloads every commit reads its half by offset, also after a restart."""
+    """Without memory for payloads every commit reads its half by offset, also after a restart."""
     limits = ServiceLimits(shards=SHARDS, payload_cache_bytes=1)
     again = await world.restart(limits)
     prepared = [await again.prepare(Message(topic="orders", key=b"k", value=b"%d" % number)) for number in range(5)]
@@ -107,7 +107,7 @@ async def test_a_payload_that_is_not_in_memory_is_read_back(world: World) -> Non
 
 
 async def test_lists_filter_and_page(world: World) -> None:
-    """Every filter alone, and pages that hold every transaction once."""
+    """Every filter alone, and pages that have every transaction once."""
     ids = []
     for number in range(25):
         prepared = await world.prepare(
@@ -143,7 +143,7 @@ async def test_lists_filter_and_page(world: World) -> None:
 
 
 async def test_a_group_in_use_cannot_be_deleted(world: World) -> None:
-    """Pending and parked transactions stand in the way; afterwards it goes."""
+    """Not while it has pending or parked transactions; afterwards it can be deleted."""
     prepared = await world.prepare()
     with pytest.raises(GroupInUseError):
         await world.coordinator.delete_group("shop", deadline=world.deadline())
@@ -180,7 +180,7 @@ async def test_an_endpoint_that_the_operator_does_not_allow_cannot_be_registered
 
 
 async def test_a_clock_that_was_set_ahead_makes_no_outcome_forgotten(world: World) -> None:
-    """By such a clock an outcome of a moment ago is older than the horizon; the same prepare must still find it."""
+    """By such a clock a recent outcome is older than the horizon; a repeat of the prepare must still find it."""
     await world.prepare(transaction_id="one")
     await world.end("one", Outcome.COMMIT)
     world.memory.clock.advance(3600)
@@ -194,7 +194,7 @@ async def test_a_clock_that_was_set_ahead_makes_no_outcome_forgotten(world: Worl
 
 
 async def test_an_outcome_is_never_older_than_its_prepare(world: World) -> None:
-    """With a clock that is set back in between; otherwise a recovery would take it for one of an earlier life."""
+    """With a clock that is set back in between; otherwise a recovery would attribute it to an earlier life."""
     await world.prepare(transaction_id="one")
     world.memory.clock.advance(-3600)
     await world.end("one", Outcome.COMMIT)
@@ -207,7 +207,7 @@ async def test_an_outcome_is_never_older_than_its_prepare(world: World) -> None:
 
 
 async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_is_right_again(world: World) -> None:
-    """Not only when the moment comes that the wrong clock has written down."""
+    """Not only at the time that the wrong clock has recorded."""
     world.memory.clock.advance(600)
     prepared = await world.prepare()
     world.memory.clock.advance(-600)
@@ -227,7 +227,7 @@ async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_
     ids=["the breaker was open", "the queue was full"],
 )
 async def test_what_was_put_off_by_a_clock_ahead_is_asked_about_soon(world: World, limits: ServiceLimits) -> None:
-    """The endpoint was away, or had much to do, before the clock was set right."""
+    """The endpoint was unavailable or busy before the clock was corrected."""
     again = await world.restart(limits)
     again.memory.caller.always(unreachable())
     prepared = [await again.prepare() for _ in range(5)]
@@ -243,7 +243,7 @@ async def test_what_was_put_off_by_a_clock_ahead_is_asked_about_soon(world: Worl
 
 
 async def test_a_clock_that_is_set_back_during_a_scan_makes_nothing_due_again(world: World) -> None:
-    """The scan would look at the same transactions until it had reached the time of its own start."""
+    """Otherwise the scan would look at the same transactions until the time of its own start."""
     number = 0
     shard = world.coordinator.shards.get(number)
     ids = [name for name in map(str, range(10_000)) if world.coordinator.shards.number_of(name) == number][:500]
@@ -267,7 +267,7 @@ async def test_a_clock_that_is_set_back_during_a_scan_makes_nothing_due_again(wo
 async def test_what_is_being_prepared_while_the_clock_is_set_right_is_asked_about_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was stored with the former time, and acknowledged when everything had been looked at again."""
+    """It was stored with the former time, and acknowledged after the scan looked at every transaction again."""
     append = world.memory.half_log._append
 
     async def set_right_meanwhile(shard: int, half: Half) -> int:

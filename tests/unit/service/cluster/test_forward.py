@@ -1,4 +1,4 @@
-"""Two instances over one log: what is not here is asked for elsewhere, once, and nothing partial is told."""
+"""Two instances over one log: calls go to the owner of the shard, over one hop, and no partial result is returned."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def instance(owns: set[int], first: Memory | None = None) -> World:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[World, World]]:
-    """Give two instances with a shard each, and the group `shop`."""
+    """Start two instances with one shard each, and the group `shop`."""
     here = await instance({0})
     there = await instance({1}, here.memory)
     await here.group()
@@ -50,7 +50,7 @@ async def pair() -> AsyncIterator[tuple[World, World]]:
 
 
 def own_id(shard: int, number: int = 0) -> str:
-    """Give an id that a client brings, of a shard."""
+    """Return a client's id that belongs to a shard."""
     return next(name for name in (f"t-{number}-{turn}" for turn in range(1000)) if shard_of(name, SHARDS) == shard)
 
 
@@ -70,7 +70,7 @@ async def test_everything_is_done_by_the_owner(pair: tuple[World, World]) -> Non
 
 
 async def test_a_forwarded_call_is_counted_where_it_is_done(pair: tuple[World, World]) -> None:
-    """The instance that was asked counts that it forwarded, not a failure."""
+    """The instance that forwards counts a forwarded call, not a failure."""
     here, there = pair
     await here.end((await here.prepare(transaction_id=own_id(1))).id, Outcome.COMMIT)
     assert here.memory.observer.count("prepared") == here.memory.observer.count("ended") == 0
@@ -104,7 +104,7 @@ async def test_a_shard_without_owner_is_unavailable(pair: tuple[World, World]) -
 
 
 async def test_what_is_asked_by_another_instance_is_never_forwarded(pair: tuple[World, World]) -> None:
-    """One hop: whoever is asked as an owner and is none says so."""
+    """One hop: an instance that is called as the owner and is not the owner refuses."""
     here, _ = pair
     with pytest.raises(ShardUnavailableError) as caught:
         await here.coordinator.peer_handler.answer(GetCall(id=own_id(1)), deadline=here.deadline(), principal=PEER)
@@ -113,7 +113,7 @@ async def test_what_is_asked_by_another_instance_is_never_forwarded(pair: tuple[
 
 
 async def test_a_lost_answer_is_said_to_be_unknown(pair: tuple[World, World]) -> None:
-    """What was done stands; the same again tells."""
+    """What the owner did stands; a repeat returns it."""
     here, there = pair
     name = own_id(1)
     here.memory.peers.lose_answers = 1
@@ -150,7 +150,7 @@ async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World]) ->
     there.memory.membership.kill()
     with pytest.raises(ShardUnavailableError, match="all shards"):
         await here.coordinator.list(ListQuery(), deadline=here.deadline())
-    here.memory.log.owners[1] = here.memory.log.owners[0]  # a hint that is wrong
+    here.memory.log.owners[1] = here.memory.log.owners[0]  # a wrong hint
     third = await instance(set(), here.memory)
     with pytest.raises(ShardUnavailableError, match="shard 1"):
         await third.coordinator.list(ListQuery(), deadline=third.deadline())
@@ -189,7 +189,7 @@ async def test_a_group_that_is_being_deleted_takes_no_prepares_anywhere(pair: tu
 
 
 async def test_a_second_deletion_of_a_group_lets_no_prepare_in_before_the_first(pair: tuple[World, World]) -> None:
-    """It looks whether the group is in use while the first one writes: what came in would be left without a group."""
+    """It checks whether the group is in use while the first one writes: a new prepare would be left without a group."""
     here, _ = pair
     peer_handler = here.coordinator.peer_handler
     for hold_s in (10.0, 0.0):
@@ -244,7 +244,7 @@ async def test_a_poll_that_waits_ends_with_a_check_that_comes_due_elsewhere(pair
 
 
 async def test_a_poll_goes_on_while_an_owner_is_away(pair: tuple[World, World]) -> None:
-    """What is here is handed out; the rest comes with a later poll."""
+    """The checks of this instance are handed out; the others come with a later poll."""
     here, _ = pair
     await here.group(mode=CheckMode.PULL)
     name = (await here.prepare(transaction_id=own_id(0))).id
@@ -257,7 +257,7 @@ async def test_a_poll_goes_on_while_an_owner_is_away(pair: tuple[World, World]) 
 
 
 async def test_a_poll_is_answered_though_what_waits_for_others_is_cancelled_first(pair: tuple[World, World]) -> None:
-    """An instance that stops ends its questions to others; its callers are answered all the same."""
+    """An instance that stops ends its calls to others; its callers are answered."""
     here, _ = pair
     await here.group(mode=CheckMode.PULL)
     waiting = asyncio.create_task(here.coordinator.lease_checks("shop", at_most=5, wait_s=3600))
@@ -276,7 +276,7 @@ async def test_a_poll_is_answered_though_what_waits_for_others_is_cancelled_firs
 async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarded(
     pair: tuple[World, World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between asking for the end of half and waiting for it: nobody would wake who waits for a shard that is gone."""
+    """Between reading the end of half and waiting for it: nothing would wake a call that waits for a lost shard."""
     here, there = pair
     name, half_end = own_id(0), here.memory.half_log.half_end
 
@@ -293,7 +293,7 @@ async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarde
 
 
 async def test_a_call_whose_caller_went_away_is_answered_all_the_same(pair: tuple[World, World]) -> None:
-    """What hangs on an answer, such as a group's bytes, is given back; another instance is asked no more."""
+    """Resources of an answer, such as a group's bytes, are released; the other instance is not called again."""
     here, _ = pair
     request = Prepare(group="shop", messages=(Message(topic="orders", value=b"v"),), id=own_id(1))
     answers = here.coordinator.begin_prepares([request], deadline=here.deadline())

@@ -1,4 +1,4 @@
-"""What goes between instances, byte by byte, and across releases."""
+"""The calls between instances, byte by byte, and across releases."""
 
 import json
 from pathlib import Path
@@ -119,7 +119,7 @@ CALLS: list[tuple[PeerCall, msgspec.Struct]] = [
     (DueCall(group="shop", wait_s=1.5), DueResult(due=True)),
     (LeaseCall(group="shop", at_most=3), LeaseResult(checks=(CHECK,))),
 ]
-"""Those that the first release knew."""
+"""The calls that the first release knows."""
 SEARCH = ListQuery(id="o", prepared_from=1, prepared_until=9, cause=Cause.CHECK, error="502", unresolved=True)
 SPEC = JobSpec(
     id="j",
@@ -218,7 +218,7 @@ def test_every_call_and_its_answer_come_back_as_they_were() -> None:
 
 
 def test_what_the_first_release_sends_is_understood() -> None:
-    """These bytes stand as they were recorded: a change that cannot read them breaks a rolling upgrade."""
+    """These bytes are recorded: a change that cannot read them breaks a rolling upgrade."""
     recorded = json.loads(FIRST_RELEASE.read_text(encoding="utf-8"))
     assert peer_calls.VERSION == 1
     for (call, answer), (asked, told) in zip(CALLS, recorded, strict=True):
@@ -230,11 +230,11 @@ def test_what_the_first_release_sends_is_understood() -> None:
 
 
 def test_what_this_release_sends_has_every_field_that_the_first_one_needs() -> None:
-    """Older readers need the names that they know; further ones they ignore."""
+    """Older readers need the names that they know, and ignore others."""
     recorded = json.loads(FIRST_RELEASE.read_text(encoding="utf-8"))
     for (call, answer), (asked, told) in zip(CALLS, recorded, strict=True):
         before = msgspec.msgpack.decode(bytes.fromhex(asked))
-        del before["calls"][0]["credential"]  # not needed: it is who calls that is passed on, never what they showed
+        del before["calls"][0]["credential"]  # not needed: the caller is passed on, never its credential
         now = msgspec.msgpack.decode(encode_request([encode_call(call, within_ms=9, principal=SHOP)]))
         assert _contains(now, before)
         assert _contains(

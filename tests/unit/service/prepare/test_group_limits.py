@@ -1,4 +1,4 @@
-"""A group at one of its limits is refused with the limit's name; others are not."""
+"""A group that has reached a limit is refused with the name of the limit; other groups are not."""
 
 import asyncio
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ async def refusal(world: World, *messages: Message, group: str = "shop") -> Grou
 
 
 class Seconds:
-    """The clock by which tokens come, which stands still unless a test moves it."""
+    """The clock of the token bucket, which only a test advances."""
 
     now = 0.0
 
@@ -76,7 +76,7 @@ async def test_pending_transactions_are_limited_until_they_are_ended() -> None:
 
 @pytest.mark.parametrize("limit", ["group_max_pending", "max_pending"])
 async def test_parked_transactions_count_until_they_are_ended(limit: str) -> None:
-    """Else a group without verdicts would fill the memory of all. What is parked can still be resumed and ended."""
+    """Otherwise a group without verdicts would fill the memory. Parked transactions can still be resumed and ended."""
     changed: dict[str, Any] = {limit: 2}
     world = await limited(**changed)
     world.memory.caller.always(no_verdict("status 502"))
@@ -111,7 +111,7 @@ async def test_prepares_on_their_way_count_as_pending() -> None:
 
 
 async def two_instances(**limits: object) -> list[World]:
-    """Give two instances that share the log, with a shard each."""
+    """Start two instances that share the log, with one shard each."""
     first = Memory(shards=SHARDS, topics={"orders": 3}, owns={0})
     second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
     worlds = []
@@ -127,7 +127,7 @@ async def two_instances(**limits: object) -> list[World]:
 
 
 async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
-    """Each takes the share of the shards that it serves."""
+    """Each instance has the share of the shards that it serves."""
     worlds = await two_instances(group_max_pending=6)
     taken = 0
     ids = [f"t-{number}" for number in range(40)]
@@ -147,7 +147,7 @@ async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
 
 @pytest.mark.usefixtures("seconds")
 async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> None:
-    """Of what is pending and in flight at the owner; the rate is that of the instance that is asked."""
+    """Pending transactions and bytes in flight count at the owner, the rate at the instance that gets the request."""
     large = Message(topic="orders", key=b"k", value=b"v" * 700)
     for limits, taken in (
         ({"group_max_pending": 6}, 3),

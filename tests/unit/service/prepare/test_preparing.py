@@ -1,4 +1,4 @@
-"""Prepares: what is refused, what is repeated, and what becomes of an answer that is lost."""
+"""Prepares: refusals, repeats, and lost answers."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from halfway.domain.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
-from halfway.domain.ids import server_made
+from halfway.domain.ids import parse_server_id
 from halfway.domain.records import Foreign, Half, Message, fingerprint
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import topic
@@ -31,11 +31,11 @@ BIG = 900_000
 
 
 async def test_an_id_made_here_holds_the_time_of_its_prepare(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However fast the clock goes: audits take the one for the other."""
+    """At any speed of the clock: audits take one for the other."""
     clock, times = world.memory.clock, count(world.memory.clock.now_ms())
     monkeypatch.setattr(clock, "now_ms", lambda: next(times))
     prepared = await world.prepare()
-    made = server_made(prepared.id)
+    made = parse_server_id(prepared.id)
     assert made is not None
     assert made[1] == prepared.prepared_at
 
@@ -67,7 +67,7 @@ async def test_many_prepares_of_one_id_at_one_instant_store_one_half(world: Worl
 
 @pytest.mark.parametrize("stored", [True, False])
 async def test_a_lost_answer_is_outcome_unknown_and_a_repeat_is_safe(world: World, *, stored: bool) -> None:
-    """The caller may send the same id again; it ends up with one transaction."""
+    """The caller may send the same id again; there is one transaction in the end."""
     world.memory.faults.next_append_ambiguous(stored=stored)
     with pytest.raises(OutcomeUnknownError) as raised:
         await world.prepare(transaction_id="order-1")
@@ -81,7 +81,7 @@ async def test_a_lost_answer_is_outcome_unknown_and_a_repeat_is_safe(world: Worl
 
 
 async def test_a_half_whose_answer_was_lost_is_resolved_by_check_back(world: World) -> None:
-    """Stored but never acknowledged: it is pending, and the producer is asked."""
+    """The half is stored but never acknowledged: it is pending, and a check is sent to the producer."""
     world.memory.faults.next_append_ambiguous(stored=True)
     with pytest.raises(OutcomeUnknownError):
         await world.prepare(transaction_id="order-1")
@@ -90,7 +90,7 @@ async def test_a_half_whose_answer_was_lost_is_resolved_by_check_back(world: Wor
 
 
 async def test_a_late_duplicate_never_resolves_and_is_put_right(world: World) -> None:
-    """A half of a paused instance that comes after the end does not show, is tombstoned, and stays gone."""
+    """A half of a paused instance that comes after the end is not shown, is tombstoned, and stays removed."""
     await world.prepare(transaction_id="order-1")
     await world.end("order-1", Outcome.COMMIT)
     number = world.coordinator.shards.number_of("order-1")
@@ -175,13 +175,13 @@ async def test_sizes_are_refused_before_they_are_stored(world: World) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "a/b", "x" * 129, "a b", "0-01890a5d-ac96-774b-bcce-b302099a8057", "a\n"])
 async def test_an_illegal_id_is_refused(world: World, wrong: str) -> None:
-    """Ids that could not be addressed, or that look like the server's."""
+    """Ids that do not fit into a URL, or that look like the server's."""
     with pytest.raises(InvalidRequestError):
         await world.prepare(transaction_id=wrong)
 
 
 async def test_an_unknown_group_is_refused(world: World) -> None:
-    """The error says how to make it."""
+    """The error says how to register it."""
     with pytest.raises(UnknownGroupError, match="PUT"):
         await world.prepare(group="nobody")
 
@@ -197,7 +197,7 @@ async def test_a_draining_coordinator_takes_ends_only(world: World) -> None:
 
 
 async def test_pending_is_bounded(world: World) -> None:
-    """Past the bound a prepare is refused before it is stored."""
+    """Above the limit a prepare is refused before it is stored."""
     again = await world.restart(ServiceLimits(shards=SHARDS, max_pending=2))
     await again.prepare()
     await again.prepare()
@@ -209,7 +209,7 @@ async def test_pending_is_bounded(world: World) -> None:
 async def test_a_prepare_that_waits_for_its_topic_is_not_stored_after_its_group_was_deleted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deletion counts what is on its way to the log: this is not yet."""
+    """A deletion counts prepares on their way to the log: this one is not there yet."""
     asked, gate, described = asyncio.Event(), asyncio.Event(), world.memory.topics.describe
 
     async def slowly(names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
@@ -231,7 +231,7 @@ async def test_a_prepare_that_waits_for_its_topic_is_not_stored_after_its_group_
 async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stands(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The former owner's record came and was committed while this one was on its way: it is not said to be pending."""
+    """The former owner's record was committed while this one was on its way: the answer must not be pending."""
     gate, append = asyncio.Event(), world.memory.half_log.append
     halves: list[tuple[int, Half]] = []
 
@@ -253,7 +253,7 @@ async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stan
 async def test_a_prepare_looks_again_if_another_one_of_its_id_became_ambiguous_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log's end that it has asked for does not cover the half of that one, which the tail has not brought yet."""
+    """The end offset that it has read does not cover the half of the later prepare, which the tail has not read yet."""
     world.memory.faults.next_append_ambiguous(stored=False)
     with pytest.raises(OutcomeUnknownError):
         await world.prepare(transaction_id="order-1")
@@ -288,7 +288,7 @@ async def test_a_prepare_looks_again_if_another_one_of_its_id_became_ambiguous_m
 async def test_what_a_prepare_holds_is_given_back_if_its_caller_goes_away_while_it_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every place is answered once, whether somebody waits for it or not."""
+    """Every prepare is answered once, even if no caller waits."""
     world = await World.start(limits=ServiceLimits(shards=SHARDS, group_bytes_in_flight=10))
     await world.group()
     asked, go_on, describe = asyncio.Event(), asyncio.Event(), world.memory.topics.describe

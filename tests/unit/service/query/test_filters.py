@@ -28,7 +28,7 @@ async def ids(world: World, **filters: object) -> list[str]:
 
 @pytest.fixture
 async def stocked(world: World) -> World:
-    """Give three parked ones of the group `asked`, then three prepared, one committed, one rolled back of `shop`."""
+    """Prepare three parked ones of the group `asked`, then three prepared, one committed, one rolled back of `shop`."""
     await world.group("asked", policy=PARKED_SOON)
     world.memory.caller.always(no_verdict("a:80: status 502, not 200"))
     for number in range(3):
@@ -68,7 +68,7 @@ async def test_age_is_that_of_the_prepare(stocked: World) -> None:
 
 
 async def test_an_error_is_found_by_a_part_of_it(stocked: World) -> None:
-    """Of a prepared one it is the last error, of a parked one the reason."""
+    """It matches the last error of a prepared transaction, and the reason of a parked one."""
     world = stocked
     await world.prepare(transaction_id="asked-now", group="asked")
     await world.scan(after_s=1)
@@ -80,7 +80,7 @@ async def test_an_error_is_found_by_a_part_of_it(stocked: World) -> None:
 
 
 async def test_two_instances_find_what_one_finds() -> None:
-    """Whichever is asked, in one order, with the oldest first where only some are wanted."""
+    """On either instance, in the same order, with the oldest first if there is a limit."""
     first = Memory(shards=2, topics={"orders": 3}, owns={0})
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
     here, there = (Coordinator(limits=LIMITS, **memory.ports) for memory in (first, second))

@@ -1,4 +1,4 @@
-"""A list while what it shows changes: it is made in slices, and ends go on between them."""
+"""A list while transactions change: it is made in slices, and ends continue between them."""
 
 import asyncio
 from collections import Counter
@@ -18,12 +18,12 @@ PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_int
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut the work into slices that are smaller than what a test prepares."""
+    """Make slices smaller than the number of transactions of a test."""
     monkeypatch.setattr(get_and_list, "_SLICE", 1)
 
 
 async def begun(world: World, state: State | None = None) -> "asyncio.Task[Page]":
-    """Begin a list; its first slice of the first shard is read when this returns."""
+    """Start a list. When this returns, the first slice of the first shard is read."""
     listing = asyncio.create_task(
         world.coordinator.list(ListQuery(limit=1000, state=state), deadline=world.deadline(20))
     )
@@ -34,7 +34,7 @@ async def begun(world: World, state: State | None = None) -> "asyncio.Task[Page]
 
 
 def in_shard(world: World, ids: list[str]) -> list[str]:
-    """Return those that the first shard has."""
+    """Return the ids that belong to the first shard."""
     return [name for name in ids if world.coordinator.shards.number_of(name) == 0]
 
 
@@ -57,7 +57,7 @@ async def test_what_ends_while_a_list_is_made_is_listed_once(world: World, outco
 
 
 async def test_what_is_parked_or_resumed_while_a_list_is_made_is_listed_once(world: World) -> None:
-    """One was parked when the prepared were read, and is prepared when the parked are; others the other way round."""
+    """One is parked when prepared ones are read, and prepared when parked ones are; others the other way round."""
     await world.group("asked", policy=PARKED_SOON)
     world.memory.caller.always(no_verdict())
     parked = [(await world.prepare(transaction_id=f"p{n}", group="asked")).id for n in range(4)]

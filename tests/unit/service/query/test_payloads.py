@@ -1,4 +1,4 @@
-"""Who reads payloads: the group, an operator unless that is switched off, and nobody else."""
+"""Payloads are shown to the group, to operators unless that is switched off, and to no other caller."""
 
 from collections.abc import AsyncIterator
 
@@ -21,7 +21,7 @@ PAYLOAD = Message(topic="orders", key=b"k-4711", value=b"p4yl0ad")
 
 
 async def started(*, hide_payloads: bool) -> World:
-    """Start an instance that asks for keys, with a transaction of the group `shop`, which fetches its checks."""
+    """Start an instance with access control, and a transaction of the group `shop`, which fetches its checks."""
     memory = Memory(shards=SHARDS, topics={"orders": 3})
     secrets = [MasterSecret(b"m" * 32)]
     memory.authority = KeyedAccess(memory.keys.table, secrets, memory.clock, hide_payloads=hide_payloads)
@@ -69,7 +69,7 @@ async def test_a_group_and_an_operator_read_payloads_and_a_reader_does_not(open_
 
 
 async def test_payloads_can_be_hidden_from_operators(hidden: World) -> None:
-    """An operator sees the transaction without its messages, and is handed no check, which would hold them."""
+    """An operator sees the transaction without its messages, and gets no check, because checks have messages."""
     assert await shown(hidden, SHOP) == (PAYLOAD,)
     assert await shown(hidden, ANNA) is None
     with pytest.raises(ForbiddenError, match=r"a key of group 'shop'$"):
@@ -80,7 +80,7 @@ async def test_payloads_can_be_hidden_from_operators(hidden: World) -> None:
 async def test_who_may_not_read_payloads_cannot_search_by_message_key_either(
     open_to_operators: World, hidden: World
 ) -> None:
-    """Whoever can search can guess."""
+    """A caller that can search can guess."""
     assert [await found_by_key(open_to_operators, one) for one in (SHOP, ANNA)] == [1, 1]
     assert await found_by_key(hidden, SHOP) == 1
     for world, caller in ((open_to_operators, BOARD), (hidden, ANNA), (hidden, BOARD)):

@@ -1,4 +1,4 @@
-"""A commit verdict that is not written yet is its group's own."""
+"""A commit verdict that is not written yet concerns its own group only."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.support.service.world import QUICK, SHARDS, World
 
 
 async def test_another_groups_end_does_not_drop_a_commit_verdict_that_is_kept() -> None:
-    """Else policy could roll back what a check has said to commit, if it cannot be written for long."""
+    """Otherwise the policy could roll back against a commit verdict that cannot be written for long."""
     memory = Memory(shards=SHARDS, topics={"orders": 1})
     memory.authority = KeyedAccess(memory.keys.table, [MasterSecret(b"s" * 32)], memory.clock)
     world = await World.start(memory)

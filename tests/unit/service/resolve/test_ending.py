@@ -1,4 +1,4 @@
-"""Ends: claimed, written once, answered by what stands, whatever becomes of the lane."""
+"""Ends: claimed, written once, and answered by the state that results, even if the lane is lost."""
 
 import asyncio
 import gc
@@ -78,7 +78,7 @@ async def test_a_payload_counts_as_found_in_memory_or_as_read_back(world: World,
 async def test_an_outcome_of_a_clock_that_was_set_back_is_remembered(
     world: World, first: Outcome, second: Outcome, *, cached: bool
 ) -> None:
-    """By more than the horizon, whether or not the payload is at hand: the end is known, and the id not free again."""
+    """By more than the horizon, with or without the payload in memory: the end is known, and the id is not free."""
     prepared = await world.prepare(transaction_id="one")
     if not cached:
         world.coordinator.shards.payloads.drop("one")
@@ -95,7 +95,7 @@ async def test_an_outcome_of_a_clock_that_was_set_back_is_remembered(
 
 
 async def test_opposite_ends_at_one_instant_have_one_outcome(world: World) -> None:
-    """Whoever comes second is answered by the first one's result; a hundred times."""
+    """The second end is answered with the result of the first; a hundred times."""
     for _ in range(100):
         prepared = await world.prepare()
         results = await asyncio.gather(
@@ -107,7 +107,7 @@ async def test_opposite_ends_at_one_instant_have_one_outcome(world: World) -> No
 
 @pytest.mark.parametrize("written", [True, False])
 async def test_a_lost_lane_is_settled_by_the_fold(world: World, *, written: bool) -> None:
-    """The caller waits across the incarnations and is told that its own end changed the state, once written or not."""
+    """The caller waits across incarnations; the answer says that its end changed the state, written before or not."""
     prepared = await world.prepare()
     world.memory.faults.lose_next_batch(written=written)
     ended = await world.end(prepared.id, Outcome.COMMIT)
@@ -119,7 +119,7 @@ async def test_a_lost_lane_is_settled_by_the_fold(world: World, *, written: bool
 async def test_an_end_that_may_stand_is_unconfirmed_if_nobody_serves_its_shard(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not `shard_unavailable`, which says that nothing was done; it turns out to stand once it is served again."""
+    """Not `shard_unavailable`, which means that nothing was done; the write stands when the shard is served again."""
     prepared = await world.prepare()
     membership = world.memory.membership
     with monkeypatch.context() as patched:
@@ -148,7 +148,7 @@ async def test_an_end_past_its_deadline_is_not_written_behind_the_callers_back(w
 async def test_late_ends_that_cannot_be_noted_are_answered_nevertheless(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of a list has its error by the deadline, whatever becomes of another one; no timer is left."""
+    """Each end of a list gets its error by the deadline, even if another one fails; no timer is left."""
     ends = [End(id=(await world.prepare()).id, outcome=Outcome.COMMIT, cause=Cause.OPERATOR) for _ in range(3)]
     requests = world.coordinator._caller_requests
 
@@ -164,7 +164,7 @@ async def test_late_ends_that_cannot_be_noted_are_answered_nevertheless(
 
 
 async def test_an_end_that_waits_for_another_goes_no_further_if_its_caller_goes_away(world: World) -> None:
-    """It is answered at once, long before its deadline; the one that has the id is done as if nothing else came."""
+    """It is answered at once, long before its deadline; the change that has claimed the id is not affected."""
     prepared = await world.prepare()
     coordinator, wanted = world.coordinator, [End(id=prepared.id, outcome=Outcome.COMMIT)]
     with world.memory.faults.lane_held():
@@ -179,7 +179,7 @@ async def test_an_end_that_waits_for_another_goes_no_further_if_its_caller_goes_
 
 
 async def test_a_caller_that_goes_away_does_not_end_the_write(world: World) -> None:
-    """A cancelled request leaves an end that is written, or not, but never half."""
+    """A cancelled request leaves an end that is written completely or not at all."""
     prepared = await world.prepare()
     with world.memory.faults.lane_held():
         task = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
@@ -192,7 +192,7 @@ async def test_a_caller_that_goes_away_does_not_end_the_write(world: World) -> N
 
 
 async def test_a_topic_that_is_gone_holds_up_only_its_own(world: World) -> None:
-    """The end of a transaction whose topic was deleted is refused with the topic's name; it stays pending, with why."""
+    """The end of a transaction with a deleted topic is refused, naming the topic; it stays pending, with the error."""
     doomed = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
     other = await world.prepare()
     world.memory.delete_topic("points")
@@ -220,7 +220,7 @@ async def test_unknown_keeps_the_remark_and_changes_nothing(world: World) -> Non
 
 
 async def test_an_id_that_nobody_prepared_is_unknown_after_a_read_barrier(world: World) -> None:
-    """A prepare that another instance appended is found; an id that is nowhere is 404."""
+    """A prepare that another instance appended is found; an unknown id is 404."""
     with pytest.raises(UnknownTransactionError):
         await world.end("nobody", Outcome.COMMIT)
     with pytest.raises(UnknownTransactionError):
@@ -289,14 +289,14 @@ async def test_a_shard_that_is_away_is_unavailable(world: World) -> None:
 
 
 async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unseen(world: World) -> None:
-    """It is noted, not reported as an error of the program."""
+    """It is logged, not reported as an error of the program."""
     unseen: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     prepared = await world.prepare()
     world.coordinator.shards.payloads.drop(prepared.id)
     world.memory.faults.unavailable = True
     ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
-    while prepared.id not in world.coordinator.shards.claims:  # noqa: ASYNC110 - it is claimed for a moment only
+    while prepared.id not in world.coordinator.shards.claims:  # noqa: ASYNC110 - it is claimed only for a moment
         await asyncio.sleep(0)
     ending.cancel()
     await world.until(lambda: prepared.id not in world.coordinator.shards.claims)
@@ -346,7 +346,7 @@ async def test_an_end_whose_payload_cannot_be_read_leaves_nothing_in_memory(worl
 async def test_an_end_whose_shard_was_away_while_its_payload_was_read_is_judged_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another owner has parked it meanwhile: the commit removes the parked record, which would outlive the marker."""
+    """Another owner has parked it in the meantime: the commit also removes the parked record."""
     prepared = await world.prepare()
     world.coordinator.shards.payloads.drop(prepared.id)
     reading, go_on, read_half = asyncio.Event(), asyncio.Event(), world.memory.half_log.read_half
@@ -373,7 +373,7 @@ async def test_an_end_whose_shard_was_away_while_its_payload_was_read_is_judged_
 
 
 async def test_a_commit_verdict_of_what_was_parked_does_not_undo_a_resume(world: World) -> None:
-    """The verdict waits for the resume that is under way, and is then recorded with what is prepared again."""
+    """The verdict waits for the resume in progress, and is then recorded for the prepared transaction."""
     prepared = await world.prepare()
     await world.scan(after_s=2000)
     assert await world.state(prepared.id) is State.PARKED
@@ -395,7 +395,7 @@ async def test_a_commit_verdict_of_what_was_parked_does_not_undo_a_resume(world:
 async def test_a_lane_that_answers_late_or_twice_is_heard_once_for_each_write(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a lane that hung says of a write that was taken for lost must not be taken for the one that followed."""
+    """The late answer of a lane that hung must not be taken for that of the next write."""
     submitted: list[tuple[LaneWrite, Reply[Written]]] = []
     monkeypatch.setattr(world.memory.lane, "submit", submitted.extend)
     prepared = await world.prepare()

@@ -1,4 +1,4 @@
-"""Which writes may still be written when the lane gets to them."""
+"""The writes that are still current when the lane gets to them."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ HORIZON_MS = 60_000
 
 
 async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None:
-    """Past the horizon a caller may use the id again; the stray's tombstone would remove the new transaction."""
+    """After the horizon a caller may reuse the id; the stray's tombstone would remove the new transaction."""
     state = ShardState(0, horizon_ms=HORIZON_MS)
     state.apply_half(3, ID, A)
     ended = op(OpKind.COMMITTED, half_offset=3)
@@ -36,7 +36,7 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
 
 
 async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_longer_current() -> None:
-    """Its shard was lost and acquired again while the write waited: it is made again from what stands now."""
+    """Its shard was lost and acquired again while the write waited: the write is made again from the current state."""
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, _with_a())
     table.claims[ID] = Claim(0, table.get(0).mark)

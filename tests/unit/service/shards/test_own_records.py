@@ -1,4 +1,4 @@
-"""The tail need not read again what this instance has written and applied."""
+"""The tail need not decode records that this instance has written and applied."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def half(name: str) -> Half:
 
 
 def test_an_own_record_is_passed_once_at_its_offset_under_its_key() -> None:
-    """Whatever became of its transaction since; a tombstone of the lane is one too."""
+    """Even if its transaction has changed since; also a tombstone of the lane."""
     shard = Shard(0, ShardState(0))
     shard.apply_own_half(5, "a", half("a"))
     shard.apply_own_half(6, "a", None)
@@ -31,7 +31,7 @@ def test_an_own_record_is_passed_once_at_its_offset_under_its_key() -> None:
 
 
 def test_a_record_of_another_id_at_such_an_offset_is_read() -> None:
-    """A log that was cut gives an offset twice."""
+    """A truncated log assigns an offset twice."""
     shard = Shard(0, ShardState(0))
     shard.apply_own_half(5, "a", half("a"))
     assert not shard.has_applied(5, b"b")
@@ -40,7 +40,7 @@ def test_a_record_of_another_id_at_such_an_offset_is_read() -> None:
 
 
 def test_what_the_tail_never_passes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is behind the tail is not kept, and with the tail far behind it reads the rest."""
+    """Records behind the tail are not kept; if the tail is far behind, it reads the rest."""
     monkeypatch.setattr(shard_table, "_OWN_KEPT", 3)
     shard = Shard(0, ShardState(0))
     for offset in range(4):

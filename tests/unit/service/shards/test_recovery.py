@@ -1,4 +1,4 @@
-"""What goes on while a shard is being recovered: nothing is forgotten, nothing is decided twice."""
+"""Work during the recovery of a shard: nothing is forgotten, and nothing is decided twice."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from tests.unit.service.resolve.test_ending import ops
 
 
 class Gate:
-    """An endpoint that answers when it is told to."""
+    """An endpoint that answers on request of the test."""
 
     def __init__(self, reply: CheckReply) -> None:
         self.opened = asyncio.Event()
@@ -30,7 +30,7 @@ class Gate:
 
 
 async def lose_the_lane(world: World) -> None:
-    """End the incarnation by an innocent transaction, and wait until every shard is served again."""
+    """End the incarnation with another transaction, and wait until every shard is served again."""
     innocent = await world.prepare()
     world.memory.faults.lose_next_batch(written=False)
     await world.end(innocent.id, Outcome.ROLLBACK)
@@ -38,7 +38,7 @@ async def lose_the_lane(world: World) -> None:
 
 
 async def test_a_fold_that_was_lost_is_freed_while_an_end_waits_for_the_next(world: World) -> None:
-    """Else a recovery would take the memory of both."""
+    """Otherwise a recovery would need the memory of both."""
     prepared = await world.prepare()
     shards = world.coordinator.shards
     fold = ref(shards.get(shards.number_of(prepared.id)).state)
@@ -53,7 +53,7 @@ async def test_a_fold_that_was_lost_is_freed_while_an_end_waits_for_the_next(wor
 
 
 async def test_a_check_that_outlives_an_incarnation_is_followed_by_the_next(world: World) -> None:
-    """The reply of a check from before a recovery counts in the shard as it is served now, and asking goes on."""
+    """The reply to a check from before a recovery counts in the current shard, and further checks are sent."""
     gate = Gate(no_verdict())
     world.memory.caller.answer = gate
     prepared = await world.prepare()
@@ -70,7 +70,7 @@ async def test_a_check_that_outlives_an_incarnation_is_followed_by_the_next(worl
 
 
 async def test_a_commit_verdict_that_meets_a_recovery_is_kept(world: World) -> None:
-    """A verdict that arrives while its shard is away is written once the shard is back."""
+    """A verdict that arrives while its shard is not served is written when the shard is served again."""
     gate = Gate(verdict(Outcome.COMMIT))
     world.memory.caller.answer = gate
     prepared = await world.prepare()
@@ -86,7 +86,7 @@ async def test_a_commit_verdict_that_meets_a_recovery_is_kept(world: World) -> N
 
 
 async def test_a_caller_that_breaks_does_not_stop_the_asking(world: World) -> None:
-    """Whatever goes wrong with one check, the transaction is looked at again."""
+    """The scan looks at the transaction again after any failure of a check."""
 
     def broken(_: CheckRequest) -> CheckReply:
         raise RuntimeError("a fault of ours")
@@ -118,7 +118,7 @@ async def test_no_check_is_sent_when_the_end_comes_while_the_payload_is_read(wor
 
 
 async def test_a_slow_write_holds_up_no_other_transaction(world: World) -> None:
-    """While a park waits for the lane, the scan goes on and other groups are asked."""
+    """While a park waits for the lane, the scan continues and other groups get checks."""
     await world.group(
         "old", policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_age_s=5)
     )
@@ -145,7 +145,7 @@ async def test_an_operators_change_from_pull_to_push_reaches_what_was_queued(wor
 
 
 async def test_an_id_that_is_used_again_after_the_horizon_is_a_new_transaction(world: World) -> None:
-    """What was forgotten does not come back by a restart, whatever the cursors still reach."""
+    """A restart does not restore forgotten outcomes, although the cursors may still cover them."""
     await world.prepare(Message(topic="orders", key=b"k", value=b"first"), transaction_id="order-1")
     await world.prepare(transaction_id="keeps-the-op-cursor")
     await world.end("keeps-the-op-cursor", Outcome.UNKNOWN, remark="so that op is read from here")
@@ -166,7 +166,7 @@ async def test_an_id_that_is_used_again_after_the_horizon_is_a_new_transaction(w
 
 
 async def test_other_content_after_a_lost_answer_waits_for_the_log(world: World) -> None:
-    """Where the first content stands after all, the second prepare is refused instead of acknowledged."""
+    """If the first content was stored after all, the second prepare is refused, not acknowledged."""
     world.memory.faults.next_append_ambiguous(stored=True)
     with pytest.raises(OutcomeUnknownError):
         await world.prepare(Message(topic="orders", key=b"k", value=b"first"), transaction_id="order-1")
@@ -175,7 +175,7 @@ async def test_other_content_after_a_lost_answer_waits_for_the_log(world: World)
 
 
 async def test_what_cannot_be_known_while_shards_are_away_is_not_told(world: World) -> None:
-    """Neither a list nor the deletion of a group pretends that what is away is not there."""
+    """Neither a list nor the deletion of a group ignores the transactions of a shard that is not served."""
     prepared = await world.prepare()
     number = world.coordinator.shards.number_of(prepared.id)
     shard = world.coordinator.shards.get(number)
@@ -190,7 +190,7 @@ async def test_what_cannot_be_known_while_shards_are_away_is_not_told(world: Wor
 
 
 async def test_a_large_backlog_of_an_unreachable_group_is_looked_at_bit_by_bit(world: World) -> None:
-    """Once its breaker is open, each second looks at no more of a group than may be queued."""
+    """While its breaker is open, the scan looks per second at no more transactions of a group than may be queued."""
     again = await world.restart(ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_queue=10, check_concurrency=2))
     again.memory.caller.always(unreachable())
     for _ in range(200):
@@ -210,7 +210,7 @@ async def test_a_large_backlog_of_an_unreachable_group_is_looked_at_bit_by_bit(w
 
 
 async def test_policy_does_not_decide_over_a_verdict_that_waits_to_be_written(world: World) -> None:
-    """Commit was said and neither it nor VERDICT could be written yet: the last check's rollback must wait."""
+    """Neither the commit nor VERDICT could be written yet: the rollback of the policy must wait."""
     await world.group(policy=ROLLBACK_AT_LAST)
     world.memory.caller.always(verdict(Outcome.COMMIT))
     prepared = await world.prepare(Message(topic="points", key=b"k", value=b"v"))

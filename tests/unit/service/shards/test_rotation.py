@@ -1,4 +1,4 @@
-"""Shards take turns for the ids that are made here: few in a moment, all alike in a second."""
+"""Shards take turns for new ids: few shards at one moment, all of them equally within a second."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from halfway.service.shards.rotation import SLICE_IDS, SLICE_S, ShardRotation
 
 
 class Time:
-    """The clock, moved by the test."""
+    """The clock, advanced by the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -30,7 +30,7 @@ async def test_ids_of_one_moment_share_a_shard(time: Time) -> None:
 
 
 async def test_a_turn_is_bounded_in_ids(time: Time) -> None:
-    """However many come at one moment, no shard gets all of them."""
+    """At any number of ids at one moment, no shard gets all of them."""
     rotation = ShardRotation()
     made = Counter(rotation.choose(range(4)) for _ in range(8 * SLICE_IDS))
     assert set(made.values()) == {2 * SLICE_IDS}
@@ -51,7 +51,7 @@ async def test_over_seconds_every_shard_has_its_share(time: Time, rate: int, sha
 
 
 async def test_bursts_are_spread_too(time: Time) -> None:
-    """What comes in step with the turns, such as a job every few hundred milliseconds, goes on to the next shard."""
+    """A load in step with the turns, such as a job every few hundred milliseconds, still moves to the next shard."""
     rotation = ShardRotation()
     made: Counter[int] = Counter()
     for _ in range(40):
