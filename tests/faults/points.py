@@ -25,7 +25,7 @@ _ACCUMULATOR = "halfway.rest.stream.accumulator"
 
 STEPS: Mapping[str, tuple[str, str]] = {
     # docs/protocol.md#end-the-lane; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
-    "lane.submit": (_QUEUE, "LaneQueue._put"),
+    "lane.submit": (_QUEUE, "LaneQueue.put_all"),
     "lane.admit": (_THREAD, "LaneThread._admitted"),
     "lane.write": (_THREAD, "write_transaction"),
     "lane.1.begin": (_LANE, "LaneTransaction.begin"),

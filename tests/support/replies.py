@@ -2,22 +2,36 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from weakref import WeakKeyDictionary
 
 from halfway.domain.records import Half
-from halfway.service.ports import HalfLog, Lane, LaneWrite, Written
+from halfway.service.answers import answer_all
+from halfway.service.ports import HalfLog, Lane, LaneAnswers, LaneWrite, Written
+
+_LISTENED: WeakKeyDictionary[Lane, dict[int, tuple[LaneWrite, asyncio.Future[Written]]]] = WeakKeyDictionary()
 
 
 def submitted(lane: Lane, write: LaneWrite) -> asyncio.Future[Written]:
-    """Submit one write."""
+    """Submit one write to a lane whose answers nobody else takes."""
+    waiting = _LISTENED.get(lane)
+    if waiting is None:
+        waiting = _LISTENED[lane] = {}
+        lane.listen(partial(_take_answers, waiting))
     future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-    lane.submit([(write, future)])
+    waiting[id(write)] = write, future
+    lane.submit([write])
     return future
+
+
+def _take_answers(waiting: dict[int, tuple[LaneWrite, asyncio.Future[Written]]], answers: LaneAnswers) -> None:
+    answer_all((waiting[id(write)][1], result) for write, result in answers)
 
 
 def appended(half_log: HalfLog, shard: int, half: Half, *, deadline: float) -> asyncio.Future[int]:
     """Append one half."""
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    half_log.append(shard, [(half, future)], deadline=deadline)
+    half_log.append(shard, [(half, future)], answer_all, deadline=deadline)
     return future
 
 

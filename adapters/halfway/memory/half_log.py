@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError, OverloadedError
 from halfway.domain.records import Half, Parked
 from halfway.domain.transaction import State
 from halfway.memory.faults import Faults
 from halfway.memory.log import MemoryLog, half_headers
-from halfway.service.answers import Reply
+from halfway.service.ports import Appended
+
+T = TypeVar("T")
 
 
 class MemoryHalfLog:
@@ -23,17 +26,21 @@ class MemoryHalfLog:
         self._faults = faults
         self._max_record_bytes = max_record_bytes
 
-    def append(self, shard: int, halves: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
+    def append(self, shard: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
         """Append half records; their offsets come later; errors as the port tells."""
         loop = asyncio.get_running_loop()
-        for half, reply in halves:
+        refused: list[tuple[T, int | Exception]] = []
+        for half, token in halves:
             if half.size > self._max_record_bytes:
-                told = f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
-                reply.set_exception(MessageTooLargeError(told))
+                detail = f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
+                refused.append((token, MessageTooLargeError(detail)))
             elif loop.time() >= deadline:
-                reply.set_exception(OverloadedError("no time was left to write"))
+                refused.append((token, OverloadedError("no time was left to write")))
             else:
-                loop.create_task(self._append(shard, half)).add_done_callback(partial(_pass_on, reply))
+                task = loop.create_task(self._append(shard, half))
+                task.add_done_callback(partial(_pass_on, token, appended))
+        if refused:
+            appended(refused)
 
     async def _append(self, shard: int, half: Half) -> int:
         ambiguous = self._faults.take_append()
@@ -74,11 +81,11 @@ class MemoryHalfLog:
             raise KafkaUnavailableError("Kafka did not answer in time")
 
 
-def _pass_on(reply: Reply[int], done: asyncio.Task[int]) -> None:
-    if done.cancelled() or reply.done():
+def _pass_on(token: T, appended: Appended[T], done: asyncio.Task[int]) -> None:
+    if done.cancelled():
         return
     error = done.exception()
     if error is None:
-        reply.set_result(done.result())
-    else:
-        reply.set_exception(error)
+        appended([(token, done.result())])
+    elif isinstance(error, Exception):
+        appended([(token, error)])

@@ -18,9 +18,17 @@ from halfway.domain.errors import (
 )
 from halfway.memory.faults import Faults
 from halfway.memory.log import MemoryLog, half_headers, kept_headers, real_headers
-from halfway.service.answers import Reply
 from halfway.service.figures import Quarantined
-from halfway.service.ports import Clock, LaneWrite, Observer, ShardListener, Tombstone, Written
+from halfway.service.ports import (
+    Clock,
+    LaneAnswer,
+    LaneAnswers,
+    LaneWrite,
+    Observer,
+    ShardListener,
+    Tombstone,
+    Written,
+)
 
 _HELD_S = 0.001
 
@@ -35,12 +43,6 @@ class Incarnation:
     on_lost: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
-    write: LaneWrite
-    reply: Reply[Written]
-
-
 class MemoryLane:
     """The port `service.ports.Lane`."""
 
@@ -51,7 +53,8 @@ class MemoryLane:
         self._clock = clock
         self._observer = observer
         self._capacity = capacity
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[LaneWrite] = deque()
+        self._answered: Callable[[LaneAnswers], None] = lambda _: None
         self._scheduled = False
         self._incarnation: Incarnation | None = None
 
@@ -62,23 +65,29 @@ class MemoryLane:
     def detach(self) -> None:
         """Have no incarnation: what waits was never begun, and every new write is refused."""
         self._incarnation = None
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            _answer(waiting, NotWrittenError(f"{waiting.write.id}: the lane has ended", id=waiting.write.id))
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._answered([(write, NotWrittenError(f"{write.id}: the lane has ended", id=write.id)) for write in waiting])
 
-    def submit(self, writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
+    def listen(self, answered: Callable[[LaneAnswers], None]) -> None:
+        """Pass all answers to `answered`."""
+        self._answered = answered
+
+    def submit(self, writes: Sequence[LaneWrite]) -> None:
         """Queue writes for the next Kafka transaction; see `service.ports.Lane.submit`."""
-        loop = asyncio.get_running_loop()
-        for write, reply in writes:
-            waiting = _Waiting(write, reply)
+        refused: list[LaneAnswer] = []
+        for write in writes:
             if self._incarnation is None or write.shard not in self._incarnation.shards:
                 error = NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id)
-                _answer(waiting, error)
+                refused.append((write, error))
             elif len(self._waiting) >= self._capacity:
-                _answer(waiting, OverloadedError("too many ends wait for the lane", limit=self._capacity))
+                refused.append((write, OverloadedError("too many ends wait for the lane", limit=self._capacity)))
             else:
-                self._waiting.append(waiting)
-                self._schedule(loop)
+                self._waiting.append(write)
+        if self._waiting:
+            self._schedule(asyncio.get_running_loop())
+        if refused:
+            self._answered(refused)
 
     def quarantined(self, most: int) -> Sequence[Quarantined]:  # noqa: ARG002 - the port's
         """Nothing is kept apart: no message makes a Kafka transaction fail here."""
@@ -104,11 +113,13 @@ class MemoryLane:
         incarnation = self._incarnation
         if incarnation is None or not batch:
             return
-        admitted = [waiting for waiting in batch if self._admit(waiting, incarnation, loop)]
+        admitted, refused = self._admitted(batch, incarnation, loop.time())
+        if refused:
+            loop.call_soon(self._answered, refused)
         if not admitted:
             return
         lost = self._faults.take_batch()
-        fenced = any(self._log.shards[waiting.write.shard].owner != incarnation.number for waiting in admitted)
+        fenced = any(self._log.shards[write.shard].owner != incarnation.number for write in admitted)
         if fenced or lost is not None:
             if lost and not fenced:
                 self._commit(admitted)
@@ -116,31 +127,33 @@ class MemoryLane:
             loop.call_soon(self._lose, admitted, incarnation)
             return
         written = self._commit(admitted)
-        size = sum(waiting.write.size for waiting in admitted)
-        self._observer.lane_committed(len(admitted), size, 0.0)
-        loop.call_soon(self._tell, list(zip(admitted, written, strict=True)), loop)
+        self._observer.lane_committed(len(admitted), sum(write.size for write in admitted), 0.0)
+        loop.call_soon(self._answer, list(zip(admitted, written, strict=True)), loop)
 
-    def _tell(self, answers: list[tuple[_Waiting, Written]], loop: asyncio.AbstractEventLoop) -> None:
+    def _answer(self, answers: LaneAnswers, loop: asyncio.AbstractEventLoop) -> None:
         """Answer what stands, once the answer has come."""
         if self._faults.holds_answers:
-            loop.call_later(_HELD_S, self._tell, answers, loop)
-            return
-        for waiting, stands in answers:
-            _answer(waiting, stands)
+            loop.call_later(_HELD_S, self._answer, answers, loop)
+        else:
+            self._answered(answers)
 
-    @staticmethod
-    def _lose(batch: list[_Waiting], incarnation: Incarnation) -> None:
+    def _lose(self, batch: Sequence[LaneWrite], incarnation: Incarnation) -> None:
         incarnation.on_lost()
-        for waiting in batch:
-            _answer(waiting, LaneLostError(id=waiting.write.id))
+        self._answered([(write, LaneLostError(id=write.id)) for write in batch])
 
-    def _admit(self, waiting: _Waiting, incarnation: Incarnation, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether a write may begin; if not, its caller gets the error at the loop's next turn."""
-        error = self._refusal(waiting.write, incarnation, loop.time())
-        if error is not None:
-            loop.call_soon(_answer, waiting, error)
-            return False
-        return not waiting.reply.done()
+    def _admitted(
+        self, batch: Sequence[LaneWrite], incarnation: Incarnation, now: float
+    ) -> tuple[list[LaneWrite], list[LaneAnswer]]:
+        """Return the writes that may begin, and the others with their errors."""
+        admitted: list[LaneWrite] = []
+        refused: list[LaneAnswer] = []
+        for write in batch:
+            error = self._refusal(write, incarnation, now)
+            if error is None:
+                admitted.append(write)
+            else:
+                refused.append((write, error))
+        return admitted, refused
 
     def _refusal(self, write: LaneWrite, incarnation: Incarnation, now: float) -> HalfwayError | None:
         reason = None
@@ -163,9 +176,9 @@ class MemoryLane:
                 return MessageTooLargeError(f"a record for topic {message.topic!r} is too large", topic=message.topic)
         return None
 
-    def _commit(self, batch: list[_Waiting]) -> list[Written]:
-        written = [self._write(waiting.write) for waiting in batch]
-        for write, stands in zip((waiting.write for waiting in batch), written, strict=True):
+    def _commit(self, batch: Sequence[LaneWrite]) -> list[Written]:
+        written = [self._write(write) for write in batch]
+        for write, stands in zip(batch, written, strict=True):
             shard = self._log.shards[write.shard]
             if stands.half is not None:
                 shard.half.mark()
@@ -194,12 +207,3 @@ class MemoryLane:
             parked_value = None if isinstance(write.parked, Tombstone) else write.parked
             parked = shard.parked.append(write.id, parked_value, kept_headers("parked", write.group, write.state))
         return Written(half=half, op=op, parked=parked)
-
-
-def _answer(waiting: _Waiting, result: Written | HalfwayError) -> None:
-    if waiting.reply.done():
-        return
-    if isinstance(result, HalfwayError):
-        waiting.reply.set_exception(result)
-    else:
-        waiting.reply.set_result(result)

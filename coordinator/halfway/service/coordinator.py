@@ -36,7 +36,6 @@ from halfway.service.peer_calls import (
     StartJobCall,
     StopJobCall,
 )
-from halfway.service.prepare.group_limits import GroupLimits
 from halfway.service.prepare.prepare import Preparer
 from halfway.service.query.get_and_list import Queries
 from halfway.service.query.history import Histories, NoHistory
@@ -125,8 +124,7 @@ class Coordinator:
         self._lookup = Lookup(limits, authority, self._shards, half_log, clock)
         activity = Activity.around(observer, clock)
         self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)
-        self._preparer = Preparer(limits, self._shards, half_log, self._groups, topics, clock, activity)
-        self._group_limits = GroupLimits(limits, self._shards, self._groups)
+        self._preparer = Preparer(limits, authority, self._shards, half_log, self._groups, topics, clock, activity)
         self._checks = CheckDispatcher(
             limits, self._shards, self._groups, self._lookup, self._resolver, caller, clock, activity
         )
@@ -151,9 +149,7 @@ class Coordinator:
         self.jobs = ClusterJobs(self._jobs, work, self._forwarder, self._shards, authority, self.auditor)
         """Starts, lists and stops jobs."""
         self.peer_handler = PeerHandler(
-            authority,
             self._preparer,
-            self._group_limits,
             self._caller_requests,
             self._queries,
             self._groups,
@@ -198,13 +194,7 @@ class Coordinator:
         answers: Answers[Prepared] = Answers(
             [None] * len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
         )
-        admit_by_limits = self._group_limits.admission(answers)
-
-        def admit(index: int, request: Prepare) -> None:
-            self.authority.require(principal, Permission.PREPARE, request.group)
-            admit_by_limits(index, request)
-
-        self._preparer.begin(requests, answers, deadline=deadline, admit=admit)
+        self._preparer.begin(requests, answers, deadline=deadline, principal=principal)
         return answers
 
     def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[EndResult]:

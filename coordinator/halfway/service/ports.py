@@ -6,13 +6,14 @@ time on the loop's own clock (`loop.time()`), passed down unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from halfway.domain.audit_trail import AuditEvent
     from halfway.domain.keys import Key, KeyTable
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
     from halfway.domain.transaction import State
-    from halfway.service.answers import Reply
     from halfway.service.figures import Quarantined
     from halfway.service.peer_calls import PeerCall
 
@@ -34,8 +34,8 @@ class Tombstone(Enum):
 TOMBSTONE = Tombstone.TOMBSTONE
 
 
-class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one resolution writes: all of it in one Kafka transaction, or nothing.
+class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False, eq=False):
+    """One write of a resolution: all of it in one Kafka transaction, or nothing.
 
     `half` and `parked` are a record, `TOMBSTONE`, or None for nothing to write. `messages` are the real messages of a
     commit, empty for anything else; `prepared_at` (ms) goes into their headers.
@@ -65,15 +65,24 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parked: int | None = None
 
 
+LaneAnswer = tuple[LaneWrite, Written | Exception]
+"""A write with its offsets, or with one of the errors that `Lane.submit` lists."""
+LaneAnswers = Sequence[LaneAnswer]
+
+
 class Lane(Protocol):
     """The one writer of what becomes of a transaction after its prepare (docs/protocol.md#end-the-lane)."""
 
-    def submit(self, writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
+    def listen(self, answered: Callable[[LaneAnswers], None]) -> None:
+        """Pass all answers to `answered`, on the loop's thread."""
+
+    def submit(self, writes: Sequence[LaneWrite]) -> None:
         """Queue writes; each is answered once its Kafka transaction has committed, perhaps not all in the same one.
 
-        The lane calls `ShardListener.current` before it begins; if that returns False: `NotWrittenError`.
+        The lane calls `ShardListener.current` before it begins; if that returns False: `NotWrittenError`. A write may
+        be answered twice, if the lane hung: the first answer counts.
 
-        Replies:
+        Answers:
             LaneLostError: the incarnation ended meanwhile; the fold shows whether the write stands.
             NotWrittenError: it was certainly not written: past its deadline, not current, or the shard was given up.
             TopicUnavailableError, MessageTooLargeError, NotAuthorisedError: this write cannot be done now.
@@ -85,15 +94,21 @@ class Lane(Protocol):
         """Return what is kept apart from all other writes now: the latest `most` topics and as many transactions."""
 
 
+T = TypeVar("T")
+Appended = Callable[[Sequence[tuple[T, int | Exception]]], None]
+"""Takes what became of appended records: what its caller knows each by, and its offset or an error."""
+
+
 class HalfLog(Protocol):
     """Appends first prepares to half[s] and reads payloads back."""
 
-    def append(self, shard: int, halves: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
-        """Append half records with acks=all; each reply is its offset once it is stored, or an error by the deadline.
+    def append(self, shard: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
+        """Append half records with acks=all, and pass their offsets or errors to `appended` by the deadline.
 
-        No two of them have the same id.
+        Each half comes with an object by which its caller knows it; no two have the same id. A half is answered once,
+        perhaps before this returns; not all are answered in one call.
 
-        Replies:
+        Errors:
             OutcomeUnknownError: it is not known whether it was stored.
             OverloadedError: too much is in flight; nothing was stored.
             MessageTooLargeError: it is larger than a record may be; nothing was stored.

@@ -62,7 +62,7 @@ def nothing_is_held(world: World) -> bool:
         or service._caller_requests.deadlines._watched
         or preparer._reserved
         or preparer._storing
-        or service._group_limits._in_flight
+        or preparer._group_limits._in_flight
     )
 
 

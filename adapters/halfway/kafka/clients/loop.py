@@ -8,12 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVarTuple, Unpack
 
-from halfway.service.answers import Reply
-from halfway.service.ports import Written
-
 Ts = TypeVarTuple("Ts")
-
-Answer = tuple[Reply[Written], Written | BaseException]
 
 
 class Loop:
@@ -26,6 +21,10 @@ class Loop:
     def monotonic(self, loop_time: float) -> float:
         """Convert a time on the loop's clock to `time.monotonic()`."""
         return loop_time + self._offset
+
+    def time(self) -> float:
+        """Return the time on the loop's clock; on any thread."""
+        return time.monotonic() - self._offset
 
     def post(self, call: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
         """Call a function on the loop's thread; do nothing if the loop is closed."""

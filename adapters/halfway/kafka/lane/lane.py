@@ -9,27 +9,25 @@ from typing import Final
 import structlog
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
-from halfway.kafka.clients.loop import Answer, Loop
 from halfway.kafka.clients.owned_thread import OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic
 from halfway.kafka.lane.quarantine import Quarantine, Route
-from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
+from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release
 from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.codec import KIND_OWNER, record_headers
 from halfway.kafka.records.lane_records import Encoded
 from halfway.kafka.records.validation import owner_key
-from halfway.service.answers import Reply, answer_all
 from halfway.service.figures import Quarantined
-from halfway.service.ports import LaneWrite, Written
+from halfway.service.ports import LaneAnswer, LaneAnswers, LaneWrite
 
 log = structlog.get_logger()
 
 _IDLE_S: Final = 1.0
 _METADATA_PAUSE_S: Final = 0.2
 
-OnFailure = Callable[[ProducerFailedError, Sequence[Submission]], None]
+OnFailure = Callable[[ProducerFailedError, Sequence[LaneWrite]], None]
 """Ends the incarnation: the error, and the writes of which it is not known whether they stand."""
 
 
@@ -55,7 +53,7 @@ class LaneThread(OwnedThread):
         self._on_failure = on_failure
         self._turn = 0
         self._busy_since: float | None = None
-        self.under_way: Sequence[Submission] = ()
+        self.under_way: Sequence[LaneWrite] = ()
         """The writes under way in the thread, for the caller that ends a lane that hangs."""
         self.queue = LaneQueue(
             config.lane_queue,
@@ -95,7 +93,7 @@ class LaneThread(OwnedThread):
             for producer in self._producers:
                 producer.abandon()
 
-    def commit_batch(self, batch: Sequence[Submission]) -> None:
+    def commit_batch(self, batch: Sequence[LaneWrite]) -> None:
         """Write all ends that were waiting as one Kafka transaction (the steps of docs/protocol.md#end-the-lane).
 
         Before it: suspects go to a lane of their own, writes that may no longer be written are dropped, those with a
@@ -112,11 +110,11 @@ class LaneThread(OwnedThread):
                 the batch. Neither producer is used again.
 
         """
-        refused: list[Answer] = []
+        refused: list[LaneAnswer] = []
         producer = self._producers[self._turn]
         admitted = self._admitted(producer, self._trusted(batch, refused), refused)
         if refused:
-            self._context.loop.post(answer_all, refused)
+            self._context.loop.post(self._context.answer, refused)
         if not admitted:
             return
         self._turn ^= 1
@@ -126,29 +124,29 @@ class LaneThread(OwnedThread):
             self._suspect(admitted, failure)
             raise
         if self._context.quarantine:  # a suspect that was to be rolled back needs no lane of its own
-            self._context.quarantine.clear_ids(one.write.id for one, _ in admitted if one.write.state.ended)
+            self._context.quarantine.clear_ids(one.write.id for one in admitted if one.write.state.ended)
         transaction.answer(self._context)
 
-    def _trusted(self, batch: Sequence[Submission], answers: list[Answer]) -> Sequence[Submission]:
+    def _trusted(self, batch: Sequence[LaneWrite], answers: list[LaneAnswer]) -> Sequence[LaneWrite]:
         """Return the writes that are not suspect; suspects go to their own lane, or are refused during a back-off."""
         quarantine = self._context.quarantine
         if not quarantine:
             return batch
         now = time.monotonic()
-        trusted: list[Submission] = []
-        for submission in batch:
-            route = quarantine.route(submission.write.id, largest_by_topic(submission.write), now)
+        trusted: list[LaneWrite] = []
+        for write in batch:
+            route = quarantine.route(write.id, largest_by_topic(write), now)
             if route is Route.LANE:
-                trusted.append(submission)
+                trusted.append(write)
             elif isinstance(route, HalfwayError):
-                answers.append((submission.reply, route))
+                answers.append((write, route))
             else:
-                self._suspects.put(submission, answers)
+                self._suspects.put(write, answers)
         return trusted
 
     def _admitted(
-        self, producer: TransactionalProducer, batch: Sequence[Submission], answers: list[Answer]
-    ) -> list[tuple[Submission, Encoded]]:
+        self, producer: TransactionalProducer, batch: Sequence[LaneWrite], answers: list[LaneAnswer]
+    ) -> list[Encoded]:
         """Admit a batch; retry while Kafka returns no metadata, and drop the writes whose deadline passes meanwhile."""
         started = time.monotonic()
         while True:
@@ -156,18 +154,18 @@ class LaneThread(OwnedThread):
                 return admit(self._context, batch, answers, producer.shows)
             except KafkaUnavailableError as error:
                 if self.queue.closed or time.monotonic() - started > self._context.config.lane_stall_s:
-                    self._context.loop.post(answer_all, answers)
+                    self._context.loop.post(self._context.answer, answers)
                     raise ProducerFailedError("metadata", str(error)) from error
                 if answers:
-                    self._context.loop.post(answer_all, list(answers))
+                    self._context.loop.post(self._context.answer, list(answers))
                     answers.clear()
                 time.sleep(_METADATA_PAUSE_S)
 
-    def _suspect(self, admitted: Sequence[tuple[Submission, Encoded]], failure: ProducerFailedError) -> None:
+    def _suspect(self, admitted: Sequence[Encoded], failure: ProducerFailedError) -> None:
         """Mark the topics and ids of a failed batch as suspect, unless the producer was fenced."""
         if failure.fenced:
             return
-        writes = [submission.write for submission, _ in admitted]
+        writes = [encoded.write for encoded in admitted]
         topics = {message.topic for write in writes for message in write.messages}
         self._context.quarantine.suspect(topics, (write.id for write in writes), time.monotonic())
 
@@ -206,11 +204,11 @@ class KafkaLane:
         """What incarnations have learnt of suspects."""
         self._thread: LaneThread | None = None
         self._shards: set[int] = set()
-        self._loop: Loop | None = None
+        self._answered: Callable[[LaneAnswers], None] = lambda _: None
 
-    def attach(self, thread: LaneThread, shards: set[int], loop: Loop) -> None:
+    def attach(self, thread: LaneThread, shards: set[int]) -> None:
         """Send writes to this incarnation's lane from now on."""
-        self._thread, self._shards, self._loop = thread, shards, loop
+        self._thread, self._shards = thread, shards
 
     def detach(self) -> None:
         """Have no incarnation: every write is refused."""
@@ -220,20 +218,26 @@ class KafkaLane:
         """Return what is kept apart; see `service.ports.Lane.quarantined`."""
         return self.quarantine.shown(time.monotonic(), time.time(), most)
 
-    def submit(self, writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
-        """Queue writes for the next Kafka transaction; see `service.ports.Lane.submit`.
+    def listen(self, answered: Callable[[LaneAnswers], None]) -> None:
+        """Pass all answers to `answered`, on the loop's thread."""
+        self._answered = answered
 
-        If a reply is done before the Kafka transaction begins, its write is dropped.
-        """
-        thread, loop = self._thread, self._loop
-        taken: list[Submission] = []
-        refused: list[Answer] = []
-        for write, reply in writes:
-            if thread is None or loop is None or write.shard not in self._shards:
-                error = NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id)
-                refused.append((reply, error))
-            else:
-                taken.append(Submission.of(write, reply, loop.monotonic(write.deadline)))
-        if thread is not None and taken:
-            refused += [(submission.reply, error) for submission, error in thread.queue.put_all(taken)]
-        answer_all(refused)
+    def answer(self, answers: LaneAnswers) -> None:
+        """Answer writes, on the loop's thread."""
+        self._answered(answers)
+
+    def submit(self, writes: Sequence[LaneWrite]) -> None:
+        """Queue writes for the next Kafka transaction; see `service.ports.Lane.submit`."""
+        thread, shards = self._thread, self._shards
+        owned = [write for write in writes if write.shard in shards]
+        refused: list[LaneAnswer] = []
+        if len(owned) < len(writes):
+            refused += [
+                (write, NotWrittenError(f"{write.id}: shard {write.shard} is not owned here", id=write.id))
+                for write in writes
+                if write.shard not in shards
+            ]
+        if thread is not None and owned:
+            refused += thread.queue.put_all(owned)
+        if refused:
+            self._answered(refused)

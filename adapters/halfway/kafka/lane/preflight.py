@@ -19,12 +19,11 @@ from halfway.domain.errors import (
     TopicUnavailableError,
 )
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Answer, Loop
+from halfway.kafka.clients.loop import Loop
 from halfway.kafka.lane.quarantine import Quarantine
-from halfway.kafka.lane.queue import Submission
 from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, UserRecord, encode, oversized
 from halfway.kafka.topics.partition_availability import WritablePartitions
-from halfway.service.ports import LaneWrite, Observer, ShardListener
+from halfway.service.ports import LaneAnswer, LaneAnswers, LaneWrite, Observer, ShardListener
 
 log = structlog.get_logger()
 
@@ -58,6 +57,8 @@ class LaneContext:
     config: KafkaConfig
     loop: Loop
     listener: ShardListener
+    answer: Callable[[LaneAnswers], None]
+    """Answers writes, on the loop's thread."""
     observer: Observer
     destinations: Destinations
     quarantine: Quarantine
@@ -76,54 +77,49 @@ def largest_by_topic(write: LaneWrite) -> dict[str, int]:
 
 
 def admit(
-    context: LaneContext, batch: Sequence[Submission], answers: list[Answer], shows: ShowsPartitions
-) -> list[tuple[Submission, Encoded]]:
+    context: LaneContext, batch: Sequence[LaneWrite], answers: list[LaneAnswer], shows: ShowsPartitions
+) -> list[Encoded]:
     """Encode the writes that may be written now and return them; add the others to `answers`, each with its error.
 
     After this, `produce` cannot fail half way, and a closed partition holds up no other write. Refused are:
 
-    - writes past their deadline, without a waiting caller, of a released shard, or no longer current (NotWrittenError);
+    - writes past their deadline, of a released shard, or no longer current (NotWrittenError);
     - writes to a topic or partition that does not exist or takes no records now (TopicUnavailableError);
     - writes with a record that the producer would refuse (MessageTooLargeError);
     - writes that cannot be encoded.
     """
     wanted = still_wanted(context, batch, answers)
     targets = _targets(context, wanted, shows)
-    admitted: list[tuple[Submission, Encoded]] = []
-    for submission in wanted:
-        result = _encode(context, submission, targets)
-        if isinstance(result, HalfwayError):
-            answers.append((submission.reply, result))
+    admitted: list[Encoded] = []
+    for write in wanted:
+        result = _encode(context, write, targets)
+        if isinstance(result, Encoded):
+            admitted.append(result)
         else:
-            admitted.append((submission, result))
+            answers.append((write, result))
     return admitted
 
 
-def still_wanted(context: LaneContext, batch: Sequence[Submission], answers: list[Answer]) -> list[Submission]:
+def still_wanted(context: LaneContext, batch: Sequence[LaneWrite], answers: list[LaneAnswer]) -> list[LaneWrite]:
     """Return the writes that their deadline, shard and the service still allow; the others get NotWrittenError."""
-    now = time.monotonic()
-    return [submission for submission in batch if _is_wanted(context, submission, now, answers)]
-
-
-def _is_wanted(context: LaneContext, submission: Submission, now: float, answers: list[Answer]) -> bool:
-    write = submission.write
-    if submission.reply.done():
-        return False
-    reason = None
-    if submission.expires < now:
-        reason = "its deadline passed before it could begin"
-    elif write.shard not in context.shards:
-        reason = f"shard {write.shard} was given up"
-    elif not context.listener.current(write):
-        reason = "it is no longer current"
-    if reason is None:
-        return True
-    answers.append((submission.reply, NotWrittenError(f"{write.id}: {reason}", id=write.id)))
-    return False
+    now, shards, is_current = context.loop.time(), context.shards, context.listener.current
+    wanted: list[LaneWrite] = []
+    for write in batch:
+        if write.deadline < now:
+            reason = "its deadline passed before it could begin"
+        elif write.shard not in shards:
+            reason = f"shard {write.shard} was given up"
+        elif not is_current(write):
+            reason = "it is no longer current"
+        else:
+            wanted.append(write)
+            continue
+        answers.append((write, NotWrittenError(f"{write.id}: {reason}", id=write.id)))
+    return wanted
 
 
 def _targets(
-    context: LaneContext, wanted: Sequence[Submission], shows: ShowsPartitions
+    context: LaneContext, wanted: Sequence[LaneWrite], shows: ShowsPartitions
 ) -> dict[str, _Refusal | WritablePartitions]:
     """Return the topics that may not take every message of a batch, each with the error or its writable partitions.
 
@@ -131,8 +127,8 @@ def _targets(
     """
     names: set[str] = set()
     with_partition: set[str] = set()
-    for submission in wanted:
-        for message in submission.write.messages:
+    for write in wanted:
+        for message in write.messages:
             names.add(message.topic)
             if message.partition is not None:
                 with_partition.add(message.topic)
@@ -205,9 +201,8 @@ def _with_open_partition(message: UserRecord, targets: Mapping[str, _Refusal | W
 
 
 def _encode(
-    context: LaneContext, submission: Submission, targets: Mapping[str, _Refusal | WritablePartitions]
+    context: LaneContext, write: LaneWrite, targets: Mapping[str, _Refusal | WritablePartitions]
 ) -> Encoded | HalfwayError:
-    write = submission.write
     if targets:
         refusal = _first_refusal(write, targets)
         if refusal is not None:
@@ -221,7 +216,7 @@ def _encode(
         # A retry would fail in the same way, so the error is not retryable. It must not contain parts of the payload.
         log.exception("lane_write_not_encoded", id=write.id, shard=write.shard)
         return HalfwayError(f"a record of {write.id!r} cannot be encoded: the log of the coordinator says why")
-    topic = oversized(submission.size, encoded, context.config, context.largest)
+    topic = oversized(encoded, context.config, context.largest)
     if topic is not None:
         return MessageTooLargeError(f"a record of {write.id} for topic {topic!r} is too large", topic=topic)
     return encoded

@@ -8,26 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-import msgspec
-
 from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
-from halfway.service.answers import Reply
-from halfway.service.ports import LaneWrite, Written
-
-
-class Submission(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A queued write, where its answer goes (on the loop's thread), and its deadline on the monotonic clock."""
-
-    write: LaneWrite
-    reply: Reply[Written]
-    expires: float
-    size: int
-    """Bytes of its payload."""
-
-    @classmethod
-    def of(cls, write: LaneWrite, reply: Reply[Written], expires: float) -> Submission:
-        """Measure a write."""
-        return cls(write, reply, expires, write.size)
+from halfway.service.ports import LaneWrite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,7 +23,7 @@ class Release:
     done: Future[bool] = field(default_factory=Future)
 
 
-Batch = list[Submission] | Release | None
+Batch = list[LaneWrite] | Release | None
 """Writes for one Kafka transaction, a release, or None if nothing came in time."""
 
 
@@ -65,7 +47,7 @@ class LaneQueue:
         self._capacity_bytes = capacity_bytes
         self._bytes = 0
         self._limits = limits
-        self._items: deque[Submission | Release] = deque()
+        self._items: deque[LaneWrite | Release] = deque()
         self._changed = threading.Condition(threading.Lock())
         self._waiting = False
         self._closed = False
@@ -83,35 +65,31 @@ class LaneQueue:
             self._wake()
             return True
 
-    def put_all(self, submissions: Sequence[Submission]) -> Sequence[tuple[Submission, HalfwayError]]:
+    def put_all(self, writes: Sequence[LaneWrite]) -> list[tuple[LaneWrite, HalfwayError]]:
         """Queue writes in order; return those that are refused, each with its error.
 
         That is NotWrittenError if the queue is closed, and OverloadedError if it is full.
         """
-        refused: list[tuple[Submission, HalfwayError]] = []
+        refused: list[tuple[LaneWrite, HalfwayError]] = []
         with self._changed:
-            for submission in submissions:
-                error = self._put(submission)
-                if error is not None:
-                    refused.append((submission, error))
+            items = self._items
+            for write in writes:
+                if self._closed:
+                    refused.append((write, NotWrittenError(f"{write.id}: the lane has ended", id=write.id)))
+                elif len(items) >= self._capacity:
+                    refused.append((write, OverloadedError("too many ends wait for the lane", limit=self._capacity)))
+                elif self._bytes and self._bytes + write.size > self._capacity_bytes:
+                    error = OverloadedError("too many bytes wait for the lane", limit_bytes=self._capacity_bytes)
+                    refused.append((write, error))
+                else:
+                    self._bytes += write.size
+                    items.append(write)
             self._wake()
         return refused
 
     def _wake(self) -> None:
         if self._waiting and self._items:
             self._changed.notify()
-
-    def _put(self, submission: Submission) -> HalfwayError | None:
-        if self._closed:
-            name = submission.write.id
-            return NotWrittenError(f"{name}: the lane has ended", id=name)
-        if len(self._items) >= self._capacity:
-            return OverloadedError("too many ends wait for the lane", limit=self._capacity)
-        if self._bytes and self._bytes + submission.size > self._capacity_bytes:
-            return OverloadedError("too many bytes wait for the lane", limit_bytes=self._capacity_bytes)
-        self._bytes += submission.size
-        self._items.append(submission)
-        return None
 
     def take(self, timeout: float) -> Batch:
         """Wait up to `timeout` seconds for an item, then take all that fits into one Kafka transaction."""
@@ -128,16 +106,16 @@ class LaneQueue:
                 return first
             return self._take_writes()
 
-    def _take_writes(self) -> list[Submission]:
+    def _take_writes(self) -> list[LaneWrite]:
         items, limits = self._items, self._limits
-        batch: list[Submission] = []
+        batch: list[LaneWrite] = []
         payload = records = 0
         while items and len(batch) < limits.ends:
             item = items[0]
             if isinstance(item, Release):
                 break
             payload += item.size
-            records += len(item.write.messages) + 3
+            records += len(item.messages) + 3
             if batch and (payload > limits.payload_bytes or records > limits.records):
                 break
             batch.append(item)
@@ -150,7 +128,7 @@ class LaneQueue:
         """Whether nothing more can be queued."""
         return self._closed
 
-    def close(self) -> list[Submission | Release]:
+    def close(self) -> list[LaneWrite | Release]:
         """Close the queue and return the items that still wait."""
         with self._changed:
             self._closed = True

@@ -20,24 +20,21 @@ from halfway.domain.errors import (
     OverloadedError,
     TopicUnavailableError,
 )
-from halfway.kafka.clients.loop import Answer
 from halfway.kafka.clients.owned_thread import OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane.quarantine import Blame, Route
-from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release, Submission
+from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release
 from halfway.kafka.lane.rehearsal import Rehearsal, RehearsalFailure
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.lane_records import Encoded, UserRecord
-from halfway.service.answers import answer_all
+from halfway.service.ports import LaneAnswer, LaneWrite
 
 log = structlog.get_logger()
 
 _IDLE_S: Final = 1.0
 _CAPACITY: Final = 2_000
 _LIMITS: Final = BatchLimits(ends=200, payload_bytes=4 * 1024 * 1024)
-
-Work = tuple[Submission, Encoded]
 
 
 class SuspectLane(OwnedThread):
@@ -51,7 +48,7 @@ class SuspectLane(OwnedThread):
         context: LaneContext,
         producer: TransactionalProducer,
         rehearsal: Rehearsal,
-        on_failure: Callable[[ProducerFailedError, Sequence[Submission]], None],
+        on_failure: Callable[[ProducerFailedError, Sequence[LaneWrite]], None],
     ) -> None:
         """Take over an initialised producer."""
         super().__init__(self._run, "halfway-suspects")
@@ -62,28 +59,28 @@ class SuspectLane(OwnedThread):
         self._lock = threading.Lock()
         self._pending: Counter[int] = Counter()
         self.queue = LaneQueue(_CAPACITY, context.config.lane_queue_bytes, _LIMITS)
-        self.under_way: Sequence[Submission] = ()
+        self.under_way: Sequence[LaneWrite] = ()
         """The writes that the thread is working on; they are lost if the lane hangs and is ended."""
 
-    def put(self, submission: Submission, answers: list[Answer]) -> None:
+    def put(self, write: LaneWrite, answers: list[LaneAnswer]) -> None:
         """Queue a suspect; called on the lane's thread. If there is no room, add a refusal to `answers`."""
         with self._lock:
-            self._pending[submission.write.shard] += 1
-        for _, refusal in self.queue.put_all([submission]):
+            self._pending[write.shard] += 1
+        for _, refusal in self.queue.put_all([write]):
             full = isinstance(refusal, OverloadedError)
             detail = "too many ends to suspect topics wait: try again later"
-            answers.append((submission.reply, TopicUnavailableError(detail) if full else refusal))
-            self._done([submission])
+            answers.append((write, TopicUnavailableError(detail) if full else refusal))
+            self._done([write])
 
     def works_for(self, shard: int) -> bool:
         """Return whether a write of this shard is queued or under way."""
         with self._lock:
             return self._pending[shard] > 0
 
-    def _done(self, submissions: Sequence[Submission]) -> None:
+    def _done(self, writes: Sequence[LaneWrite]) -> None:
         with self._lock:
-            for submission in submissions:
-                self._pending[submission.write.shard] -= 1
+            for write in writes:
+                self._pending[write.shard] -= 1
 
     def _run(self) -> None:
         try:
@@ -108,37 +105,37 @@ class SuspectLane(OwnedThread):
             self._producer.abandon()
             self._rehearsal.close()
 
-    def _groups(self, batch: Sequence[Submission]) -> list[list[Submission]]:
+    def _groups(self, batch: Sequence[LaneWrite]) -> list[list[LaneWrite]]:
         """Group suspects; each suspect that failed together with others gets a group of its own."""
-        together: list[Submission] = []
-        alone: list[list[Submission]] = []
+        together: list[LaneWrite] = []
+        alone: list[list[LaneWrite]] = []
         now = time.monotonic()
-        for submission in batch:
-            route = self._context.quarantine.route(submission.write.id, {}, now)
+        for write in batch:
+            route = self._context.quarantine.route(write.id, {}, now)
             if route is Route.ALONE:
-                alone.append([submission])
+                alone.append([write])
             else:
-                together.append(submission)
+                together.append(write)
         return [together, *alone] if together else alone
 
-    def _write(self, group: Sequence[Submission]) -> None:
+    def _write(self, group: Sequence[LaneWrite]) -> None:
         """Rehearse a group, refuse the bad writes, and write the others in one Kafka transaction."""
-        refused: list[Answer] = []
+        refused: list[LaneAnswer] = []
         try:
             good = self._rehearse(admit(self._context, group, refused, self._producer.shows), refused)
         except KafkaUnavailableError as error:
             good = []
-            refused.extend((submission.reply, TopicUnavailableError(str(error))) for submission in group)
-        wanted = {id(submission) for submission in still_wanted(self._context, [work[0] for work in good], refused)}
-        writes = [work for work in good if id(work[0]) in wanted]
+            refused.extend((write, TopicUnavailableError(str(error))) for write in group)
+        wanted = {id(write) for write in still_wanted(self._context, [work.write for work in good], refused)}
+        writes = [work for work in good if id(work.write) in wanted]
         if refused:
-            self._context.loop.post(answer_all, refused)
+            self._context.loop.post(self._context.answer, refused)
         if writes:
             self._commit(writes)
 
-    def _commit(self, writes: Sequence[Work]) -> None:
+    def _commit(self, writes: Sequence[Encoded]) -> None:
         """Write one Kafka transaction on `.q`. A failure ends the incarnation, as in the other lane."""
-        quarantine, ids = self._context.quarantine, [submission.write.id for submission, _ in writes]
+        quarantine, ids = self._context.quarantine, [work.write.id for work in writes]
         try:
             transaction = write_transaction(self._producer, self._context.config, writes)
         except ProducerFailedError as failure:
@@ -160,32 +157,32 @@ class SuspectLane(OwnedThread):
         quarantine.clear_ids(ids)
         transaction.answer(self._context)
 
-    def _rehearse(self, writes: Sequence[Work], refused: list[Answer]) -> list[Work]:
+    def _rehearse(self, writes: Sequence[Encoded], refused: list[LaneAnswer]) -> list[Encoded]:
         """Rehearse the messages topic by topic, and return the writes without a bad message."""
         bad: set[str] = set()
-        for topic in dict.fromkeys(message.topic for _, encoded in writes for message in encoded.real):
+        for topic in dict.fromkeys(message.topic for work in writes for message in work.real):
             to_topic = [
-                work for work in writes if work[0].write.id not in bad and any(m.topic == topic for m in work[1].real)
+                work for work in writes if work.write.id not in bad and any(m.topic == topic for m in work.real)
             ]
             for work, failure in self._culprits(topic, to_topic):
-                bad.add(work[0].write.id)
-                refused.append((work[0].reply, self._blame(work, failure)))
-        return [work for work in writes if work[0].write.id not in bad]
+                bad.add(work.write.id)
+                refused.append((work.write, self._blame(work, failure)))
+        return [work for work in writes if work.write.id not in bad]
 
-    def _blame(self, work: Work, failure: RehearsalFailure) -> HalfwayError:
-        write, now = work[0].write, time.monotonic()
+    def _blame(self, work: Encoded, failure: RehearsalFailure) -> HalfwayError:
+        write, now = work.write, time.monotonic()
         log.info("end_refused", id=write.id, topic=failure.topic, detail=failure.detail)
         if failure.of_the_topic:
             return failure.blame().error(self._context.quarantine.backoff_of(failure.topic, now))
         return self._context.quarantine.blame_id(write.id, failure.blame(), now)
 
-    def _culprits(self, topic: str, writes: Sequence[Work]) -> list[tuple[Work, RehearsalFailure]]:
+    def _culprits(self, topic: str, writes: Sequence[Encoded]) -> list[tuple[Encoded, RehearsalFailure]]:
         """Find the bad writes to one topic: all of them if the topic is bad, else by bisection."""
         if not writes:
             return []
         quarantine = self._context.quarantine
-        largest = max(largest_by_topic(work[0].write)[topic] for work in writes)
-        failure = self._rehearsal.attempt(topic, [m for _, encoded in writes for m in _messages_for(encoded, topic)])
+        largest = max(largest_by_topic(work.write)[topic] for work in writes)
+        failure = self._rehearsal.attempt(topic, [m for work in writes for m in _messages_for(work, topic)])
         if failure is None:
             quarantine.clear_topic(topic, largest, time.monotonic())
             return []

@@ -8,19 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Answer
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext
-from halfway.kafka.lane.queue import Submission
 from halfway.kafka.records.lane_records import Encoded, InternalRecord
-from halfway.service.answers import answer_all
-from halfway.service.ports import Observer, Written
+from halfway.service.ports import LaneAnswers, Written
 
 Report = Callable[[Any, Any], None]
 Place = tuple[str, int]
-
-
-Writes = Sequence[tuple[Submission, Encoded]]
 
 
 class LaneTransaction:
@@ -32,7 +26,7 @@ class LaneTransaction:
     offsets of a partition, sorted, belong to its records in that order: a report needs no state of its own.
     """
 
-    def __init__(self, producer: TransactionalProducer, config: KafkaConfig, writes: Writes) -> None:
+    def __init__(self, producer: TransactionalProducer, config: KafkaConfig, writes: Sequence[Encoded]) -> None:
         self._producer = producer
         self._produce = producer.produce
         self._writes = writes
@@ -50,35 +44,36 @@ class LaneTransaction:
     def produce_messages(self) -> None:
         """Step 2: for each commit, the real messages, with the time of this commit as timestamp."""
         produce, now = self._produce, self._now
-        for _, encoded in self._writes:
+        for encoded in self._writes:
             for message in encoded.real:
                 produce(message.topic, message.value, message.key, message.partition, None, None, now, message.headers)
 
     def produce_op_markers(self) -> None:
         """Step 3: the op marker to op[s]."""
-        self._produce_internal(self._op, [(one, encoded.key, encoded.op) for one, encoded in self._writes])
+        self._produce_internal(self._op, [(encoded, encoded.op) for encoded in self._writes])
 
     def produce_tombstones(self) -> None:
         """Step 4: the tombstone (or record) to half[s] and to parked[s]."""
-        self._produce_internal(self._half, [(one, encoded.key, encoded.half) for one, encoded in self._writes])
-        self._produce_internal(self._parked, [(one, encoded.key, encoded.parked) for one, encoded in self._writes])
+        self._produce_internal(self._half, [(encoded, encoded.half) for encoded in self._writes])
+        self._produce_internal(self._parked, [(encoded, encoded.parked) for encoded in self._writes])
 
-    def _produce_internal(self, topic: str, records: Sequence[tuple[Submission, bytes, InternalRecord | None]]) -> None:
+    def _produce_internal(self, topic: str, records: Sequence[tuple[Encoded, InternalRecord | None]]) -> None:
         """Produce records of one internal topic, and gather their offsets by partition."""
         produce, now = self._produce, self._now
         reports: dict[int, Report] = {}
         produced: Counter[int] = Counter()
-        for submission, key, record in records:
+        for encoded, record in records:
             if record is None:
                 continue
-            write = submission.write
+            write = encoded.write
             shard = write.shard
             report = reports.get(shard)
             if report is None:
                 report = reports[shard] = _collector(self._offsets.setdefault((topic, shard), []))
             produced[shard] += 1
             # A recovery reads op by time: no outcome may lie before its prepare, even if the clock went back.
-            produce(topic, record.value, key, shard, report, None, max(now, write.prepared_at), record.headers)
+            at = max(now, write.prepared_at)
+            produce(topic, record.value, encoded.key, shard, report, None, at, record.headers)
         for shard, count in produced.items():
             self._produced[topic, shard] = count
 
@@ -93,9 +88,9 @@ class LaneTransaction:
             ProducerFailedError: a report is missing or has no offset; the Kafka transaction is committed nevertheless.
 
         """
-        answers = [(submission.reply, at) for (submission, _), at in zip(self._writes, self._written(), strict=True)]
-        size = sum([submission.size for submission, _ in self._writes])
-        context.loop.post(_answer, context.observer, answers, size, time.monotonic() - self._began)
+        answers = list(zip([encoded.write for encoded in self._writes], self._written(), strict=True))
+        size = sum([write.size for write, _ in answers])
+        context.loop.post(_answer, context, answers, size, time.monotonic() - self._began)
 
     def _written(self) -> list[Written]:
         """Return the offsets of each write, in the order of the writes."""
@@ -108,15 +103,17 @@ class LaneTransaction:
         half, op, parked = self._half, self._op, self._parked
         return [
             Written(
-                half=None if encoded.half is None else next(places[half, submission.write.shard]),
-                op=None if encoded.op is None else next(places[op, submission.write.shard]),
-                parked=None if encoded.parked is None else next(places[parked, submission.write.shard]),
+                half=None if encoded.half is None else next(places[half, encoded.write.shard]),
+                op=None if encoded.op is None else next(places[op, encoded.write.shard]),
+                parked=None if encoded.parked is None else next(places[parked, encoded.write.shard]),
             )
-            for submission, encoded in self._writes
+            for encoded in self._writes
         ]
 
 
-def write_transaction(producer: TransactionalProducer, config: KafkaConfig, writes: Writes) -> LaneTransaction:
+def write_transaction(
+    producer: TransactionalProducer, config: KafkaConfig, writes: Sequence[Encoded]
+) -> LaneTransaction:
     """Carry out the steps of docs/protocol.md#end-the-lane up to the commit; return the transaction that now stands.
 
     Raises:
@@ -137,9 +134,9 @@ def write_transaction(producer: TransactionalProducer, config: KafkaConfig, writ
     return transaction
 
 
-def _answer(observer: Observer, answers: Sequence[Answer], size: int, seconds: float) -> None:
-    answer_all(answers)
-    observer.lane_committed(len(answers), size, seconds)
+def _answer(context: LaneContext, answers: LaneAnswers, size: int, seconds: float) -> None:
+    context.answer(answers)
+    context.observer.lane_committed(len(answers), size, seconds)
 
 
 def _collector(offsets: list[int]) -> Report:

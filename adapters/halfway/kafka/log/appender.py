@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -17,7 +16,8 @@ from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, Ove
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import Headers
-from halfway.service.answers import Deadlines, Reply, answer_all
+from halfway.service.answers import Deadlines, answer_all
+from halfway.service.ports import Appended
 
 log = structlog.get_logger(__name__)
 
@@ -25,47 +25,42 @@ _POLL_S: Final = 0.1
 _TOO_LARGE: Final = KafkaError.MSG_SIZE_TOO_LARGE
 _QUEUE_FULL: Final = KafkaError._QUEUE_FULL  # noqa: SLF001 - the names of librdkafka's own errors start so
 
+T = TypeVar("T")
 MakeProducer = Callable[[dict[str, Any]], Producer]
 
 
-class Appending(NamedTuple):
-    """A record to append; the reply is its offset."""
-
-    key: bytes
-    value: bytes | None
-    headers: Headers
-    reply: Reply[int]
-
-    @property
-    def size(self) -> int:
-        """Bytes of key and value."""
-        return len(self.key) + len(self.value or b"")
+Record = tuple[bytes, bytes | None, Headers, T]
+"""Key, value and headers of a record to append, and what its caller knows it by."""
 
 
-class _List:
-    """Records that were handed over together, and have one deadline."""
+class _Append(Generic[T]):
+    """The records of one call of `append`, until each has its delivery report."""
 
-    __slots__ = ("_report", "_topic", "deadline", "is_late", "waiting")
+    __slots__ = ("_client", "_reports", "_topic", "appended", "deadline", "is_late", "waiting")
 
-    def __init__(self, topic: str, deadline: float, report: _Report) -> None:
+    def __init__(self, topic: str, deadline: float, client: _Client, reports: _Reports, appended: Appended[T]) -> None:
         self._topic = topic
+        self._client = client
+        self._reports = reports
         self.deadline = deadline
-        self.waiting: dict[bytes, Appending] = {}
-        """The records without a delivery report, by key."""
+        self.appended = appended
+        self.waiting: dict[bytes, tuple[T, int]] = {}
+        """The records without a delivery report, by key: what its caller knows it by, and its bytes."""
         self.is_late = False
-        self._report = report
 
     def answer_late(self) -> None:
         """Answer those that are late, each with an error of its own."""
         self.is_late = True
-        answer_all([(record.reply, _not_in_time(self._topic)) for record in self.waiting.values()])
+        self.appended([(token, _not_in_time(self._topic)) for token, _ in self.waiting.values()])
 
-    def delivered(self, error: KafkaError | None, message: Message) -> None:
-        """Hear of a record's delivery, on the polling thread."""
-        self._report(self, error, message)
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Take a delivery report, on the polling thread."""
+        if error is not None and error.code() != _TOO_LARGE:
+            self._client.failed(error)
+        self._reports.append((self, error, message))
 
 
-_Report = Callable[[_List, KafkaError | None, Message], None]
+_Reports = list[tuple[_Append[Any], KafkaError | None, Message]]
 
 
 class _Client:
@@ -100,14 +95,13 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._run, name=f"halfway-{name}", daemon=True)
         self._stopping = threading.Event()
         # On the loop's thread.
-        self._lists: set[_List] = set()
+        self._appends: set[_Append[Any]] = set()
         self._empty = asyncio.Event()
         self._deadlines = Deadlines()
         self._records = 0
         self._bytes = 0
         # On the polling thread, except the reference to the producer, which `append` reads.
-        self._results: list[tuple[_List, bytes, int | Exception]] = []
-        """List, key, and offset or error of what was delivered."""
+        self._reports: _Reports = []
         self._loop: Loop | None = None
         self._client: _Client | None = None
 
@@ -119,14 +113,14 @@ class RecordWriter:
 
     async def stop(self) -> None:
         """Wait up to the prepare time-out for the records in flight, then end the thread."""
-        if self._lists:
+        if self._appends:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.prepare_timeout_s):
                     await self._empty.wait()
         self._stopping.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
-        for one in list(self._lists):
+        for one in list(self._appends):
             self._forget(one)
             if not one.is_late:
                 one.answer_late()
@@ -136,72 +130,62 @@ class RecordWriter:
         """Records and bytes that wait for a delivery report."""
         return self._records, self._bytes
 
-    def append(self, topic: str, partition: int, records: Sequence[Appending], *, deadline: float) -> None:
-        """Append records of different keys in their order; each reply is its offset once it is delivered.
+    def append(
+        self, topic: str, partition: int, records: Sequence[Record[T]], appended: Appended[T], *, deadline: float
+    ) -> None:
+        """Append records of different keys in their order, and pass the offset of each, or its error, to `appended`.
 
-        Replies:
+        Errors:
             OutcomeUnknownError: the record may or may not have been stored.
             MessageTooLargeError: the record is larger than the topic allows; nothing was stored.
             OverloadedError: too much is in flight, or there is no time left; nothing was stored.
 
         """
         client = self._client
-        left = deadline - asyncio.get_running_loop().time()
-        one = _List(topic, deadline, partial(self._delivered, client))
-        refused: list[tuple[Reply[int], Exception]] = []
-        for record in records:
-            try:
-                self._admit(record.size, left)
-                self._produce(client, one, topic, partition, record)
-            except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
-                refused.append((record.reply, error))
+        if client is None or self._stopping.is_set():
+            appended([(token, OverloadedError("halfway is not running")) for *_, token in records])
+            return
+        if deadline <= asyncio.get_running_loop().time():
+            appended([(token, OverloadedError("no time was left to write to Kafka")) for *_, token in records])
+            return
+        one = _Append(topic, deadline, client, self._reports, appended)
+        produce, report, waiting = client.producer.produce, one.report, one.waiting
+        most, most_bytes = self._config.writer_in_flight, self._config.writer_in_flight_bytes
+        refused: list[tuple[T, int | Exception]] = []
+        for key, value, headers, token in records:
+            size = len(key) + len(value or b"")
+            if self._records >= most or (self._bytes and self._bytes + size > most_bytes):
+                detail = f"{self._records} records with {self._bytes} bytes wait for Kafka already"
+                refused.append((token, OverloadedError(detail)))
                 continue
-            one.waiting[record.key] = record
+            try:
+                produce(topic, value, key, partition, report, None, 0, headers)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+                refused.append((token, _refusal(topic, error)))
+                continue
+            waiting[key] = token, size
             self._records += 1
-            self._bytes += record.size
-        if one.waiting:
-            self._lists.add(one)
+            self._bytes += size
+        if waiting:
+            self._appends.add(one)
             self._empty.clear()
             self._deadlines.watch(one.answer_late, deadline)
-        answer_all(refused)
+        if refused:
+            appended(refused)
 
     def append_one(
         self, topic: str, partition: int, *, key: bytes, value: bytes | None, headers: Headers, deadline: float
     ) -> asyncio.Future[int]:
         """Append one record; the future is its offset, or one of the errors of `append`."""
         stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.append(topic, partition, [Appending(key, value, headers, stored)], deadline=deadline)
+
+        self.append(topic, partition, [(key, value, headers, stored)], answer_all, deadline=deadline)
         return stored
 
-    def _admit(self, size: int, left: float) -> None:
-        if self._stopping.is_set() or self._client is None:
-            raise OverloadedError("halfway is not running")
-        if left <= 0:
-            raise OverloadedError("no time was left to write to Kafka")
-        over_records = self._records >= self._config.writer_in_flight
-        if over_records or (self._bytes and self._bytes + size > self._config.writer_in_flight_bytes):
-            raise OverloadedError(f"{self._records} records with {self._bytes} bytes wait for Kafka already")
-
-    @staticmethod
-    def _produce(client: _Client | None, one: _List, topic: str, partition: int, record: Appending) -> None:
-        if client is None:
-            raise OverloadedError("halfway is not running")
-        key, value, headers, _ = record
-        try:
-            client.producer.produce(topic, value, key, partition, one.delivered, None, 0, headers)
-        except BufferError:
-            raise OverloadedError("too many records wait for Kafka already") from None
-        except KafkaException as exception:
-            error = exception.args[0]
-            if error.code() == _TOO_LARGE:
-                raise MessageTooLargeError(f"a record is larger than halfway's topic {topic} takes") from exception
-            # The polling thread has seen this fatal error or will see it: the caller's retry goes to the next producer.
-            raise OverloadedError(f"the producer is being replaced: {error.str()}") from exception
-
-    def _forget(self, one: _List) -> None:
+    def _forget(self, one: _Append[Any]) -> None:
         self._deadlines.forget(one.answer_late, one.deadline)
-        self._lists.discard(one)
-        if not self._lists:
+        self._appends.discard(one)
+        if not self._appends:
             self._empty.set()
 
     # --- the polling thread
@@ -223,20 +207,6 @@ class RecordWriter:
         )
         return client
 
-    def _delivered(self, client: _Client | None, one: _List, error: KafkaError | None, message: Message) -> None:
-        result: int | Exception
-        if error is None:
-            offset = message.offset()
-            result = -1 if offset is None else offset
-        elif error.code() == _TOO_LARGE:
-            result = MessageTooLargeError(f"a record is larger than halfway's topic {message.topic()} takes")
-        else:
-            result = OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
-            if client is not None:
-                client.failed(error)
-        key = message.key()
-        self._results.append((one, key if isinstance(key, bytes) else b"", result))
-
     def _run(self) -> None:
         while not self._stopping.is_set():
             client = self._client
@@ -249,9 +219,10 @@ class RecordWriter:
     def _poll(self, client: _Client | None, timeout: float) -> None:
         if client is not None:
             client.producer.poll(timeout)
-        if self._results and self._loop is not None:
-            results, self._results = self._results, []
-            self._loop.post(self._finish_records, results)
+        if self._reports and self._loop is not None:
+            reports = self._reports.copy()
+            self._reports.clear()
+            self._loop.post(self._take_reports, reports)
 
     def _replace(self, failed: _Client, reason: str) -> None:
         try:
@@ -284,17 +255,39 @@ class RecordWriter:
 
     # --- the loop's thread again
 
-    def _finish_records(self, results: Iterable[tuple[_List, bytes, int | Exception]]) -> None:
-        answers: list[tuple[Reply[int], int | Exception]] = []
-        for one, key, result in results:
-            record = one.waiting.pop(key)
+    def _take_reports(self, reports: _Reports) -> None:
+        results: dict[_Append[Any], list[tuple[Any, int | Exception]]] = {}
+        for one, error, message in reports:
+            token, size = one.waiting.pop(message.key())  # type: ignore[arg-type] # records are produced with bytes
             self._records -= 1
-            self._bytes -= record.size
+            self._bytes -= size
             if not one.waiting:
                 self._forget(one)
             if not one.is_late:
-                answers.append((record.reply, result))
-        answer_all(answers)
+                result = message.offset() if error is None else _failure(error, message)
+                results.setdefault(one, []).append((token, -1 if result is None else result))
+        for one, some in results.items():
+            one.appended(some)
+
+
+def _refusal(topic: str, error: Exception) -> Exception:
+    """Return the error of a record that the producer did not take."""
+    if isinstance(error, BufferError):
+        return OverloadedError("too many records wait for Kafka already")
+    if not isinstance(error, KafkaException):
+        return error
+    cause = error.args[0]
+    if cause.code() == _TOO_LARGE:
+        return MessageTooLargeError(f"a record is larger than halfway's topic {topic} takes")
+    # The polling thread has seen this fatal error or will see it: the caller's retry goes to the next producer.
+    return OverloadedError(f"the producer is being replaced: {cause.str()}")
+
+
+def _failure(error: KafkaError, message: Message) -> Exception:
+    """Return the error of a record that was not delivered."""
+    if error.code() == _TOO_LARGE:
+        return MessageTooLargeError(f"a record is larger than halfway's topic {message.topic()} takes")
+    return OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
 
 
 def _not_in_time(topic: str) -> OutcomeUnknownError:

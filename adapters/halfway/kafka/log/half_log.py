@@ -6,7 +6,7 @@ See docs/protocol.md#prepare.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from confluent_kafka import Producer
 
@@ -14,12 +14,13 @@ from halfway.domain.errors import MessageTooLargeError
 from halfway.domain.records import Half, Parked
 from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.appender import Appending, MakeProducer, RecordWriter
+from halfway.kafka.log.appender import MakeProducer, Record, RecordWriter
 from halfway.kafka.log.end_offsets import PartitionEnds
 from halfway.kafka.log.offset_reader import RecordReader
 from halfway.kafka.records.codec import decode_half, decode_parked, encode_half, half_headers
-from halfway.service.answers import Reply
-from halfway.service.ports import Observer
+from halfway.service.ports import Appended, Observer
+
+T = TypeVar("T")
 
 _PREPARED: Final = State.PREPARED.value
 
@@ -48,30 +49,34 @@ class KafkaHalfLog:
         await self._reader.stop()
         await self._ends.stop()
 
-    def append(self, shard: int, halves: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
-        """Append half records with acks=all; each reply is its offset once it is stored; the port lists the errors."""
-        records: list[Appending] = []
-        for half, reply in halves:
+    def append(self, shard: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
+        """Append half records with acks=all, and pass their offsets or errors to `appended`; the port lists them."""
+        records: list[Record[T]] = []
+        refused: list[tuple[T, int | Exception]] = []
+        for half, token in halves:
             try:
-                records.append(self._record(half, reply))
+                key, value = self._encoded(half)
             except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
-                reply.set_exception(error)
-        self._writer.append(self._topic, shard, records, deadline=deadline)
+                refused.append((token, error))
+            else:
+                records.append((key, value, half_headers(half, _PREPARED), token))
+        if refused:
+            appended(refused)
+        self._writer.append(self._topic, shard, records, appended, deadline=deadline)
 
-    def _record(self, half: Half, reply: Reply[int]) -> Appending:
+    def _encoded(self, half: Half) -> tuple[bytes, bytes]:
         if len(half.messages) > self._config.max_messages:
             raise MessageTooLargeError(
                 f"the transaction has {len(half.messages)} messages, {self._config.max_messages} at most "
                 "(HALFWAY_MAX_MESSAGES): its op marker could be larger than its topic takes; send fewer messages"
             )
-        value = encode_half(half)
-        key = half.id.encode()
+        key, value = half.id.encode(), encode_half(half)
         if len(key) + len(value) > self._most_bytes:
             raise MessageTooLargeError(
                 f"the transaction takes {len(value)} bytes as a record, {self._most_bytes} at most: "
                 "send fewer or smaller messages"
             )
-        return Appending(key, value, half_headers(half, _PREPARED), reply)
+        return key, value
 
     async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
         """Read the half record at an offset and verify its key; the port lists the errors."""

@@ -21,13 +21,12 @@ from halfway.kafka.clients.transactional_ids import lane_ids, rehearsal_id
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.lane.preflight import LaneContext
-from halfway.kafka.lane.queue import Release, Submission
+from halfway.kafka.lane.queue import Release
 from halfway.kafka.lane.rehearsal import Rehearsal
 from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.log.tail import OnAppended, Tail
 from halfway.kafka.ownership.fenced_owners import FencedOwners
-from halfway.service.answers import answer_all
-from halfway.service.ports import Observer
+from halfway.service.ports import LaneWrite, Observer
 
 log = structlog.get_logger()
 
@@ -82,6 +81,7 @@ class Incarnation:
         self.fences = FencedOwners(incarnation_id)
         self._leaving: set[int] = set()
         self._loop: Loop = context.loop
+        self._answer = context.answer
         self._observer: Observer = context.observer
         self._on_failed = on_failed
         self._failure: ProducerFailedError | None = None
@@ -161,7 +161,7 @@ class Incarnation:
             raise ProducerFailedError("release", "the lane has ended")
         return await asyncio.wrap_future(release.done)
 
-    def fail(self, error: ProducerFailedError, submissions: Sequence[Submission] = ()) -> None:
+    def fail(self, error: ProducerFailedError, writes: Sequence[LaneWrite] = ()) -> None:
         """End the incarnation: it writes nothing more. For the first failure `on_failed` is called before any caller.
 
         The writes under way in a lane are lost too, even if its thread hangs: the next owner of the shards fences the
@@ -177,14 +177,14 @@ class Incarnation:
             )
             self._observer.lane_failed("fenced" if error.fenced else error.step)
             self._on_failed(self, error)
-        lost = (*submissions, *left, *self.lane.under_way, *self._suspects.under_way)
-        answer_all((submission.reply, LaneLostError(f"the lane ended: {error}")) for submission in lost)
+        lost = (*writes, *left, *self.lane.under_way, *self._suspects.under_way)
+        self._answer([(write, LaneLostError(f"the lane ended: {error}")) for write in lost])
 
     def close(self) -> None:
         """End the incarnation without a failure: each thread ends after its current work."""
         self._closed = True
         left = self._close_queues()
-        answer_all((submission.reply, LaneLostError("the lane was closed")) for submission in left)
+        self._answer([(write, LaneLostError("the lane was closed")) for write in left])
 
     def join(self, deadline: float) -> bool:
         """Wait for the threads until `deadline` (monotonic); return whether all have ended. Blocks."""
@@ -192,17 +192,17 @@ class Incarnation:
         ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in threads]
         return all(ended)
 
-    def _close_queues(self) -> list[Submission]:
+    def _close_queues(self) -> list[LaneWrite]:
         left = self.lane.queue.close() + self._suspects.queue.close()
         self.tail.stop()
         for item in left:
             if isinstance(item, Release):
                 item.done.cancel()
-        return [item for item in left if isinstance(item, Submission)]
+        return [item for item in left if isinstance(item, LaneWrite)]
 
-    def _lane_failed(self, error: ProducerFailedError, submissions: Sequence[Submission]) -> None:
+    def _lane_failed(self, error: ProducerFailedError, writes: Sequence[LaneWrite]) -> None:
         """Handle a lane's failure; called on the lane's thread."""
-        self._loop.post(self.fail, error, submissions)
+        self._loop.post(self.fail, error, writes)
 
     def _foreign_barrier(self, shard: int) -> None:
         if shard in self.shards:

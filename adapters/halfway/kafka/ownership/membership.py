@@ -271,7 +271,7 @@ class KafkaMembership:
         incarnation = self._start_incarnation(incarnation_id, producers)
         self._incarnation = incarnation
         self._backoff.incarnation_begun()
-        self._lane.attach(incarnation.lane, incarnation.shards, self._loop)
+        self._lane.attach(incarnation.lane, incarnation.shards)
         self._group.join_group()
         log.info("incarnation_begun", incarnation=incarnation_id)
 
@@ -297,6 +297,7 @@ class KafkaMembership:
             config=self._config,
             loop=self._loop,
             listener=self._listener,
+            answer=self._lane.answer,
             observer=self._observer,
             destinations=self._destinations,
             quarantine=self._lane.quarantine,

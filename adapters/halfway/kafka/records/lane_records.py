@@ -47,8 +47,9 @@ class InternalRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """All records of one write. The key of the internal ones is the id, and their partition is the shard."""
+    """A write with all its records. The key of the internal ones is the id, and their partition is the shard."""
 
+    write: LaneWrite
     key: bytes
     real: list[UserRecord]
     op: InternalRecord | None
@@ -75,7 +76,7 @@ def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
         parked = InternalRecord(value, record_headers(KIND_PARKED, group, state))
     key = write.id.encode()
     real = _real_messages(write, key, config.prefix_header) if write.messages else []
-    return Encoded(key, real, op, half, parked)
+    return Encoded(write, key, real, op, half, parked)
 
 
 def _op_value(op: Op, limit: int) -> bytes:
@@ -119,11 +120,8 @@ def _real_messages(write: LaneWrite, key: bytes, prefix: tuple[str, bytes]) -> l
     ]
 
 
-def oversized(size: int, encoded: Encoded, config: KafkaConfig, largest: int) -> str | None:
-    """Return the topic of a record larger than `largest`, the `message.max.bytes` of the producer, or None.
-
-    `size` is the size of the write's payload.
-    """
+def oversized(encoded: Encoded, config: KafkaConfig, largest: int) -> str | None:
+    """Return the topic of a record larger than `largest`, the `message.max.bytes` of the producer, or None."""
     limit = largest - _FRAMING - len(encoded.key)
     if _is_above(encoded.op, limit):
         return config.op_topic
@@ -131,7 +129,7 @@ def oversized(size: int, encoded: Encoded, config: KafkaConfig, largest: int) ->
         return config.half_topic
     if _is_above(encoded.parked, limit):
         return config.parked_topic
-    if size + _FRAMING * len(encoded.real) <= limit:
+    if encoded.write.size + _FRAMING * len(encoded.real) <= limit:
         return None
     return next((message.topic for message in encoded.real if _size(message) > limit), None)
 

@@ -35,8 +35,6 @@ from halfway.service.peer_calls import (
 if TYPE_CHECKING:
     from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.checkback.pull import FetchedChecks
-    from halfway.service.ports import Authority
-    from halfway.service.prepare.group_limits import GroupLimits
     from halfway.service.prepare.prepare import Preparer
     from halfway.service.query.get_and_list import Queries
     from halfway.service.query.history import Histories
@@ -57,9 +55,7 @@ class PeerHandler:
 
     def __init__(
         self,
-        authority: Authority,
         preparer: Preparer,
-        group_limits: GroupLimits,
         caller_requests: CallerRequests,
         queries: Queries,
         groups: Groups,
@@ -67,9 +63,7 @@ class PeerHandler:
         leases: FetchedChecks,
     ) -> None:
         """Store the parts."""
-        self._authority = authority
         self._preparer = preparer
-        self._group_limits = group_limits
         self._caller_requests = caller_requests
         self._queries = queries
         self._groups = groups
@@ -100,9 +94,7 @@ class PeerHandler:
         match call:
             case PrepareCall():
                 prepared: Answers[Prepared] = Answers([None])
-                self._authority.require(principal, Permission.PREPARE, call.request.group)
-                admit = self._group_limits.admission(prepared, forwarded=True)
-                self._preparer.begin([call.request], prepared, deadline=deadline, admit=admit)
+                self._preparer.begin([call.request], prepared, deadline=deadline, principal=principal, forwarded=True)
                 answer: msgspec.Struct = await prepared.only()
             case EndCall():
                 ended: Answers[EndResult] = Answers([None])

@@ -50,12 +50,14 @@ class GroupLimits:
         self._buckets: dict[str, _Bucket] = {}
         self._in_flight: Counter[str] = Counter()
 
-    def admission(self, answers: Answers[Prepared], *, forwarded: bool = False) -> Callable[[int, Prepare], None]:
-        """Return a function that admits a prepare of a list by its index; its bytes are released with its answer.
+    def admission(self, answers: Answers[Prepared], *, forwarded: bool) -> Callable[[int, Prepare], None] | None:
+        """Return a function that admits a prepare of a list by its index; None if groups have no limits.
 
-        The function raises GroupLimitedError if the group has reached a limit. A forwarded prepare takes no token: it
-        has taken one at the instance that forwards it.
+        The function raises GroupLimitedError if the group has reached a limit. The bytes of a prepare are released with
+        its answer. A forwarded prepare takes no token: it has taken one at the instance that forwards it.
         """
+        if self._pending is None and self._bytes is None and self._rate is None:
+            return None
         reserved: dict[int, tuple[str, int]] = {}
 
         def release(index: int, _: object) -> None:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from uuid_utils import uuid7
 
 from halfway.domain.errors import HalfwayError, IdReusedError, NotServedError, OutcomeUnknownError
 from halfway.domain.ids import server_id
+from halfway.domain.principal import Permission
 from halfway.domain.records import Half, fingerprint
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import State
-from halfway.service.answers import answer_all
 from halfway.service.prepare import rules
+from halfway.service.prepare.group_limits import GroupLimits
 from halfway.service.requests import Prepare, Prepared
 from halfway.service.shards.check_schedule import check_at, look_at
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
+    from halfway.domain.principal import Principal
     from halfway.service.activity import Activity
     from halfway.service.answers import Answers
-    from halfway.service.ports import Clock, HalfLog, TopicFacts, Topics
+    from halfway.service.ports import Authority, Clock, HalfLog, TopicFacts, Topics
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
@@ -30,61 +33,23 @@ if TYPE_CHECKING:
 _AMBIGUOUS_KEPT: Final = 100_000
 
 
-class _Asked:
-    """A prepare on its way, and what the log answers about its half (an `answers.Reply`)."""
+class _Preparation(msgspec.Struct, eq=False):
+    """A prepare, from its request to its answer."""
 
-    __slots__ = (
-        "answers",
-        "began",
-        "content",
-        "deadline",
-        "facts",
-        "half",
-        "index",
-        "is_stored",
-        "preparer",
-        "refreshed",
-        "request",
-        "shard",
-    )
-
-    half: Half
-    shard: int
-
-    def __init__(
-        self,
-        preparer: Preparer,
-        answers: Answers[Prepared],
-        index: int,
-        request: Prepare,
-        deadline: float,
-        began: float,
-    ) -> None:
-        self.preparer = preparer
-        self.answers = answers
-        self.index = index
-        self.request = request
-        self.deadline = deadline
-        self.began = began
-        self.content = b""
-        """The fingerprint of group and messages."""
-        self.is_stored = False
-        """Whether the log has answered, be it with an error."""
-        self.refreshed = False
-        """Whether the groups were read anew for it."""
-        self.facts: Mapping[str, TopicFacts | None] | None = None
-        """What Kafka told of its topics, if it was asked."""
-
-    def done(self) -> bool:
-        return self.is_stored  # the half is applied, whether the caller waits or not
-
-    def set_result(self, offset: int) -> None:
-        self.is_stored = True
-        self.preparer.stored(self, offset)
-
-    def set_exception(self, error: BaseException) -> None:
-        self.is_stored = True
-        self.preparer.stored(self, error)
+    answers: Answers[Prepared]
+    index: int
+    request: Prepare
+    deadline: float
+    began: float
+    shard: int = -1
+    half: Half | None = None
+    """What is appended to the log."""
+    fingerprint: bytes = b""
+    """The fingerprint of group and messages."""
+    refreshed: bool = False
+    """Whether the groups were read again for it."""
+    facts: Mapping[str, TopicFacts | None] | None = None
+    """What Kafka told of its topics, if it was asked."""
 
 
 class Preparer:
@@ -93,6 +58,7 @@ class Preparer:
     def __init__(
         self,
         limits: ServiceLimits,
+        authority: Authority,
         shards: ShardTable,
         half_log: HalfLog,
         groups: Groups,
@@ -102,17 +68,19 @@ class Preparer:
     ) -> None:
         """Keep the parts; nothing is started."""
         self._limits = limits
+        self._authority = authority
+        self._group_limits = GroupLimits(limits, shards, groups)
         self._shards = shards
         self._half_log = half_log
         self._groups = groups
         self._topics = topics
         self._clock = clock
         self._activity = activity
-        self._reserved: dict[str | None, asyncio.Future[None]] = {}
+        self._reserved: dict[str, asyncio.Future[None]] = {}
         """Ids that are being produced: another prepare of them waits."""
         self._ambiguous: dict[str, object] = {}
         """Ids of prepares whose half may stand in the log, each with a mark of the last such prepare."""
-        self._storing: dict[tuple[int, float], list[tuple[Half, _Asked]]] = {}
+        self._storing: dict[tuple[int, float], list[tuple[Half, _Preparation]]] = {}
         """What this turn of the loop hands to the log, by shard and deadline."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -122,217 +90,215 @@ class Preparer:
         answers: Answers[Prepared],
         *,
         deadline: float,
-        admit: Callable[[int, Prepare], None],
+        principal: Principal,
+        forwarded: bool = False,
     ) -> None:
-        """Store half messages; each answer comes once its half is durable.
+        """Store half messages for a caller; each answer comes once its half is durable.
 
         Those of one turn of the loop go to the log together. Only a prepare that waits for something other than the log
-        takes a task of its own. If the answers are abandoned, such a prepare goes no further. `admit` is
-        asked first, with the index: HalfwayError is the answer to a prepare that the caller may not make now.
+        takes a task of its own. If the answers are abandoned, such a prepare goes no further. One that another instance
+        has `forwarded` takes no token of its group's rate.
 
         Answers:
             OutcomeUnknownError: it is not known whether it was stored: roll back, or send the same id again.
             IdReusedError: the id has other content.
             UnknownGroupError, ForbiddenError, PreparesRejectedError, TopicNotAllowedError, UnknownTopicError,
             InvalidRequestError, MessageTooLargeError, OverloadedError, NotServedError: nothing was stored.
+            UnauthenticatedError, GroupLimitedError: the caller may not make it now.
 
         """
         began, unresolved = asyncio.get_running_loop().time(), self._shards.unresolved
+        admit = self._group_limits.admission(answers, forwarded=forwarded)
+        allowed: set[str] = set()
         for index, request in enumerate(requests):
-            asked = _Asked(self, answers, index, request, deadline, began)
             try:
-                admit(index, request)
+                if request.group not in allowed:
+                    self._authority.require(principal, Permission.PREPARE, request.group)
+                    allowed.add(request.group)
+                if admit is not None:
+                    admit(index, request)
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
                 answers.answer(index, error)
-                continue
-            try:
-                wait = self._advance(asked, unresolved)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-                self._tell(asked, error)
-                continue
-            if wait is not None:
-                task = asyncio.get_running_loop().create_task(self._wait_and_advance(wait, asked))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            else:
+                self._advance(_Preparation(answers, index, request, deadline, began), unresolved)
 
-    async def _wait_and_advance(self, wait: Awaitable[None] | None, asked: _Asked) -> None:
+    def _advance(self, one: _Preparation, unresolved: int) -> None:
+        """Apply the rules; if one of them has to wait, begin with the first rule again after that."""
         try:
-            while wait is not None:
-                await wait
-                if not asked.answers.waits_for(asked.index):
-                    asked.answers.answer(asked.index, ConnectionAbortedError("the caller is gone"))
-                    return
-                wait = self._advance(asked, self._shards.unresolved)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._tell(asked, error)
-        except asyncio.CancelledError:
-            asked.answers.answer(asked.index, ConnectionAbortedError("halfway is stopped"))
-            raise
+            wait = self._apply_rules(one, unresolved)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            self._answer(one, error)
+            return
+        if wait is not None:
+            task = asyncio.get_running_loop().create_task(self._wait(one, wait))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    def _advance(self, asked: _Asked, unresolved: int) -> Awaitable[None] | None:
+    async def _wait(self, one: _Preparation, wait: Awaitable[None]) -> None:
+        try:
+            await wait
+        except Exception as error:  # noqa: BLE001 - as above
+            self._answer(one, error)
+        except asyncio.CancelledError:
+            one.answers.answer(one.index, ConnectionAbortedError("halfway is stopped"))
+            raise
+        else:
+            if one.answers.waits_for(one.index):
+                self._advance(one, self._shards.unresolved)
+            else:
+                one.answers.answer(one.index, ConnectionAbortedError("the caller is gone"))
+
+    def _apply_rules(self, one: _Preparation, unresolved: int) -> Awaitable[None] | None:
         """Apply the rules in order, and store the half or answer.
 
         Returns what to wait for before the rules are applied again, None if the prepare is on its way or answered.
         """
-        request, transaction_id = asked.request, asked.request.id
-        if not asked.refreshed and self._may_be_new(request):
-            return self._refreshed(asked)
+        request = one.request
+        transaction_id, messages = request.id, request.messages
+        group = self._groups.find(request.group)
+        if not one.refreshed and (group is None or any(message.topic not in group.topics for message in messages)):
+            return self._refresh(one)  # another instance may have just written what the group lacks here
         rules.require_prepares_enabled(self._limits)
         group = self._groups.taking_prepares(request.group)
         rules.require_legal_id(transaction_id)
-        if (other := self._reserved.get(transaction_id)) is not None:
-            return _released(other, deadline=asked.deadline)
-        asked.content = asked.content or fingerprint(request.group, request.messages, request.check_after_ms)
-        shard = self._shards.choose() if transaction_id is None else self._owner(transaction_id)
-        if transaction_id is not None and (known := shard.state.find(transaction_id)) is not None:
-            self._tell(asked, self._repeated(known, request, asked.content))
-            return None
+        if transaction_id is not None and (other := self._reserved.get(transaction_id)) is not None:
+            return _released(other, deadline=one.deadline)
+        one.fingerprint = one.fingerprint or fingerprint(request.group, messages, request.check_after_ms)
+        if transaction_id is None:
+            shard = self._shards.choose()
+        else:
+            shard = self._shards.of(transaction_id)
+            if (known := shard.state.find(transaction_id)) is not None:
+                if known.group != request.group or known.fingerprint != one.fingerprint:
+                    raise IdReusedError(known.id)
+                self._answer(one, self._known(known))
+                return None
         rules.require_messages_within_limits(request, self._limits)
         rules.require_check_before_max_age(request, self._groups.policy(group.name).max_age_s)
         rules.require_topics_of_group(request, group)
-        facts = asked.facts or self._topics.known({message.topic for message in request.messages})
+        facts = one.facts or self._topics.known({message.topic for message in messages})
         if facts is None:
-            return self._described(asked)
+            return self._describe(one)
         rules.require_topics_take_messages(request, facts)
         rules.require_room(unresolved, self._limits)
         if transaction_id is not None and transaction_id in self._ambiguous:
-            return self._folded_to_end(transaction_id, asked.deadline)
-        self._store(shard, asked)
+            return self._folded_to_end(transaction_id, one.deadline)
+        self._store(shard, one)
         return None
 
-    def _may_be_new(self, request: Prepare) -> bool:
-        """Whether another instance may have just written what the group lacks here."""
-        group = self._groups.find(request.group)
-        return group is None or not all(message.topic in group.topics for message in request.messages)
+    async def _refresh(self, one: _Preparation) -> None:
+        """Read the groups again."""
+        await self._groups.refresh(deadline=one.deadline)
+        one.refreshed = True
 
-    async def _refreshed(self, asked: _Asked) -> None:
-        """Read the groups anew."""
-        await self._groups.refresh(deadline=asked.deadline)
-        asked.refreshed = True
-
-    async def _described(self, asked: _Asked) -> None:
+    async def _describe(self, one: _Preparation) -> None:
         """Ask Kafka about the topics."""
-        names = list(dict.fromkeys(message.topic for message in asked.request.messages))
-        asked.facts = await self._topics.describe(names, deadline=asked.deadline)
+        names = list(dict.fromkeys(message.topic for message in one.request.messages))
+        one.facts = await self._topics.describe(names, deadline=one.deadline)
 
     async def _folded_to_end(self, transaction_id: str, deadline: float) -> None:
         """Wait until the fold has reached the end of the log: an earlier prepare of this id may stand there."""
-        number, mark = self._owner(transaction_id).number, self._ambiguous.get(transaction_id)
+        number, mark = self._shards.of(transaction_id).number, self._ambiguous.get(transaction_id)
         end = await self._half_log.half_end(number, deadline=deadline)
         await self._shards.get(number).tailed(end, deadline=deadline)
         if self._ambiguous.get(transaction_id) is mark:  # a later one may stand behind this end
             self._ambiguous.pop(transaction_id, None)
 
-    def _owner(self, transaction_id: str) -> Shard:
-        return self._shards.get(self._shards.number_of(transaction_id))
-
-    def _free(self, transaction_id: str | None) -> None:
-        """Let another prepare of a reserved id go on."""
-        reserved = None if transaction_id is None else self._reserved.pop(transaction_id, None)
-        if reserved is not None:
-            reserved.set_result(None)
-
-    def _tell(self, asked: _Asked, result: Prepared | Exception) -> None:
-        """Answer."""
-        if isinstance(result, Prepared):
-            told = "prepared" if result.created else "repeated"
-        else:
-            told = result.code if isinstance(result, HalfwayError) else "internal"
-        if not isinstance(result, NotServedError):  # else the owner of the shard counts it
-            name = asked.request.group
-            self._activity.note_prepare("" if self._groups.find(name) is None else name, told, asked.began)
-        asked.answers.answer(asked.index, result)
-
-    def _new_id(self, shard: int, now: int) -> str:
-        return server_id(shard, str(uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)))
-
-    def _store(self, shard: Shard, asked: _Asked) -> None:
+    def _store(self, shard: Shard, one: _Preparation) -> None:
         """Hand the half to the log. It cannot be taken back: its result is applied even if the caller goes away."""
-        request, now = asked.request, self._clock.now_ms()
-        half = asked.half = Half(
-            id=self._new_id(shard.number, now) if request.id is None else request.id,
+        request, now = one.request, self._clock.now_ms()
+        transaction_id = request.id
+        if transaction_id is None:
+            made = uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)
+            transaction_id = server_id(shard.number, str(made))
+        else:
+            self._reserved[transaction_id] = asyncio.get_running_loop().create_future()
+        half = one.half = Half(
+            id=transaction_id,
             group=request.group,
             messages=request.messages,
             prepared_at=now,
             since=now,
-            fingerprint=asked.content,
+            fingerprint=one.fingerprint,
             check_after_ms=request.check_after_ms,
         )
-        if request.id is not None:
-            self._reserved[request.id] = asyncio.get_running_loop().create_future()
-        asked.shard = shard.number
+        one.shard = shard.number
         self._shards.preparing[half.group] += 1
         if not self._storing:
             asyncio.get_running_loop().call_soon(self._hand_over)
-        self._storing.setdefault((shard.number, asked.deadline), []).append((half, asked))
+        self._storing.setdefault((shard.number, one.deadline), []).append((half, one))
 
     def _hand_over(self) -> None:
         """Give the log what this turn has for it."""
         storing, self._storing = self._storing, {}
         for (number, deadline), halves in storing.items():
             try:
-                self._half_log.append(number, halves, deadline=deadline)
+                self._half_log.append(number, halves, self._take_stored, deadline=deadline)
             except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
-                answer_all((asked, error) for _, asked in halves)
+                self._take_stored([(one, error) for _, one in halves])
 
-    def stored(self, asked: _Asked, outcome: int | BaseException) -> None:
-        """Apply what was stored at an offset, as the tail would, and answer; or answer with the error."""
-        half = asked.half
-        preparing = self._shards.preparing
-        preparing[half.group] -= 1
-        if not preparing[half.group]:
-            del preparing[half.group]
-        result: Prepared | Exception
-        if isinstance(outcome, int):
+    def _take_stored(self, results: Sequence[tuple[_Preparation, int | Exception]]) -> None:
+        """Apply the halves that are stored at an offset, as the tail would, and answer; answer the others' errors."""
+        now, preparing = self._clock.now_ms(), self._shards.preparing
+        for one, outcome in results:
+            half, one.half = one.half, None
+            if half is None:
+                continue  # it has an answer
+            preparing[half.group] -= 1
+            if not preparing[half.group]:
+                del preparing[half.group]
+            result: Prepared | Exception
             try:
-                result = self._answer(self._applied(asked.shard, half, outcome), half)
+                if isinstance(outcome, int):
+                    result = self._applied(one.shard, half, outcome, now)
+                else:
+                    result = outcome
+                    if isinstance(outcome, OutcomeUnknownError):
+                        self._note_ambiguous(half.id)
+                        outcome.fields["id"] = half.id
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
                 result = error
-        else:
-            result = outcome if isinstance(outcome, Exception) else OutcomeUnknownError("halfway was stopped")
-            if isinstance(result, OutcomeUnknownError):
-                self._note_ambiguous(half.id)
-                result.fields["id"] = half.id
-        self._free(asked.request.id)
-        self._tell(asked, result)
+            if one.request.id is not None and (reserved := self._reserved.pop(one.request.id, None)) is not None:
+                reserved.set_result(None)
+            self._answer(one, result)
 
-    def _applied(self, number: int, half: Half, offset: int) -> Entry | None:
-        """Apply a half that was stored and return its entry, None if its shard is no longer served here."""
-        shard = self._shards.find(number)
-        if shard is None:
-            return None
-        shard.apply_own_half(offset, half.id, half)
-        entry = shard.state.find(half.id)
-        if isinstance(entry, Pending):
-            if entry.fingerprint == half.fingerprint:
-                self._shards.payloads.put(half, entry.size)
-            shard.agenda.put(half.id, look_at(self._groups, entry, self._clock.now_ms()))
-        return entry
-
-    def _note_ambiguous(self, transaction_id: str) -> None:
-        self._ambiguous[transaction_id] = object()
-        if len(self._ambiguous) > _AMBIGUOUS_KEPT:
-            del self._ambiguous[next(iter(self._ambiguous))]
-
-    def _answer(self, entry: Entry | None, half: Half) -> Prepared:
+    def _applied(self, number: int, half: Half, offset: int, now: int) -> Prepared:
+        """Apply a half that was stored, if its shard is still served here, and return the answer."""
+        shard, entry = self._shards.find(number), None
+        if shard is not None:
+            shard.apply_own_half(offset, half.id, half)
+            entry = shard.state.find(half.id)
         if entry is not None and entry.fingerprint != half.fingerprint:
             raise IdReusedError(half.id)
-        if entry is not None and entry.state is not State.PREPARED:
+        if isinstance(entry, Pending) and shard is not None:
+            self._shards.payloads.put(half, entry.size)
+            shard.agenda.put(half.id, look_at(self._groups, entry, now))
+        elif entry is not None:
             return self._known(entry)  # a former owner stored it too, and it was ended before this
-        due = check_at(self._groups, Pending.of(0, half)) if entry is None else self._next_check(entry)
         return Prepared(
             id=half.id,
             state=State.PREPARED,
             group=half.group,
             prepared_at=half.prepared_at,
-            next_check_at=due,
+            next_check_at=check_at(self._groups, Pending.of(0, half) if entry is None else entry),
             created=True,
         )
 
-    def _repeated(self, known: Entry, request: Prepare, content: bytes) -> Prepared:
-        if known.group != request.group or known.fingerprint != content:
-            raise IdReusedError(known.id)
-        return self._known(known)
+    def _answer(self, one: _Preparation, result: Prepared | Exception) -> None:
+        """Count a prepare, and answer it."""
+        if isinstance(result, Prepared):
+            label = "prepared" if result.created else "repeated"
+        else:
+            label = result.code if isinstance(result, HalfwayError) else "internal"
+        if not isinstance(result, NotServedError):  # else the owner of the shard counts it
+            name = one.request.group
+            self._activity.note_prepare("" if self._groups.find(name) is None else name, label, one.began)
+        one.answers.answer(one.index, result)
+
+    def _note_ambiguous(self, transaction_id: str) -> None:
+        self._ambiguous[transaction_id] = object()
+        if len(self._ambiguous) > _AMBIGUOUS_KEPT:
+            del self._ambiguous[next(iter(self._ambiguous))]
 
     def _known(self, known: Entry) -> Prepared:
         return Prepared(
@@ -340,12 +306,9 @@ class Preparer:
             state=known.state,
             group=known.group,
             prepared_at=known.prepared_at,
-            next_check_at=self._next_check(known),
+            next_check_at=check_at(self._groups, known) if isinstance(known, Pending) else None,
             created=False,
         )
-
-    def _next_check(self, entry: Entry) -> int | None:
-        return check_at(self._groups, entry) if isinstance(entry, Pending) else None
 
 
 async def _released(reserved: asyncio.Future[None], *, deadline: float) -> None:

@@ -1,7 +1,7 @@
 """Resolving: claim an id, write through the lane, apply what was written (docs/protocol.md#end-the-lane).
 
-A `Resolution` is one change of one transaction: it holds the claim of the id, and answers a caller's reply once. Each
-of its writes is an `_Attempt`, which the lane answers; if the lane is lost, the next attempt follows.
+A `Resolution` is one change of one transaction: it holds the claim of the id, and answers a caller's reply once. If
+the lane was lost, another write may follow the first one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 
 from halfway.domain.errors import (
@@ -28,7 +27,7 @@ from halfway.domain.errors import (
 from halfway.domain.records import Half
 from halfway.domain.shard import Ended, Entry, Pending
 from halfway.service.answers import Deadlines, Reply, answer_all
-from halfway.service.ports import LaneWrite, Written
+from halfway.service.ports import LaneAnswers, LaneWrite, Written
 from halfway.service.requests import EndResult
 from halfway.service.resolve.changes import Change, Reanchor, WriteTombstone, note_error, unconfirmed
 from halfway.service.shards.shard_table import Claim
@@ -55,41 +54,18 @@ class Resolution(Claim, kw_only=True, eq=False):
     deadline: float
     """On the loop's clock: the answer is given by then."""
     reply: Reply[EndResult]
+    entry: Entry
+    """The entry that the change last looked at."""
+    written_at: int = 0
+    """The time of the last write, ms since the epoch."""
     tried: tuple[int, ...] = ()
     """The times (ms since the epoch) of the writes whose lane was lost: nobody knows yet whether they stand."""
-
-
-class _Attempt(msgspec.Struct, eq=False):
-    """One write of a resolution: an `answers.Reply`, which takes the first answer of the lane and no other.
-
-    A lane that hung may answer late, when the resolution has written again.
-    """
-
-    resolver: Resolver
-    resolution: Resolution
-    entry: Entry
-    at: int
-    """The time of the write, ms since the epoch."""
-    write: LaneWrite | None = None
-    is_answered: bool = False
-
-    def done(self) -> bool:
-        return self.is_answered
-
-    def set_result(self, written: Written) -> None:
-        self.is_answered = True
-        if self.write is not None:
-            self.resolver.written(self.resolution, self.write, written)
-
-    def set_exception(self, error: BaseException) -> None:
-        self.is_answered = True
-        self.resolver.not_written(self, error)
 
 
 class Resolver:
     """The one way by which the state of a transaction changes after its prepare.
 
-    `_advance` claims the id and hands the write to the lane; `written` applies it and answers. If the lane was
+    `_advance` claims the id and hands the write to the lane; `_take_answers` applies it and answers. If the lane was
     lost or dropped the write, or the payload must be read first, `_look_again` judges what stands now and submits.
     """
 
@@ -100,10 +76,11 @@ class Resolver:
         self._lane = lane
         self._clock = clock
         self._activity = activity
-        self._outgoing: list[tuple[LaneWrite, _Attempt]] = []
+        self._outgoing: list[LaneWrite] = []
         """What this turn of the loop hands to the lane."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines()
+        lane.listen(self._take_answers)
 
     async def resolve(self, transaction_id: str, change: Change, *, deadline: float) -> EndResult:
         """Change one transaction; if its id is claimed, wait for that and then judge by its result.
@@ -175,19 +152,19 @@ class Resolver:
         if entry.id in self._shards.claims:
             return False
         resolution = Resolution(
-            id=entry.id, shard=shard.number, mark=shard.mark, change=change, deadline=deadline, reply=reply
+            shard=shard.number, mark=shard.mark, id=entry.id, change=change, deadline=deadline, reply=reply, entry=entry
         )
         half = kept if kept is not None and kept.fingerprint == entry.fingerprint else None
         if half is None and not isinstance(entry, Ended) and change.needs_payload:
             self._shards.claims[entry.id] = resolution
             self._spawn(self._look_again(resolution))
         else:
-            self._advance(resolution, entry, half)
+            self._advance(resolution, half)
         return True
 
-    def _advance(self, resolution: Resolution, entry: Entry, half: Half | None) -> None:
+    def _advance(self, resolution: Resolution, half: Half | None) -> None:
         """Answer if nothing is to be written; else claim the id, and hand the write to the lane at the turn's end."""
-        change, tried = resolution.change, resolution.tried
+        change, entry, tried = resolution.change, resolution.entry, resolution.tried
         # A clock that was set back lets no outcome seem older than its prepare. One Kafka transaction may follow
         # another within a millisecond; the time must still tell them apart.
         at = max(self._clock.now_ms(), entry.prepared_at, tried[-1] + 1 if tried else 0)
@@ -196,15 +173,16 @@ class Resolver:
             self._finish(resolution, answer)
             return
         self._shards.claims[entry.id] = resolution
-        attempt = _Attempt(self, resolution, entry, at)
+        resolution.written_at = at
         try:
-            write = attempt.write = change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
+            write = change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            attempt.set_exception(error)
+            self._take_failure(resolution, error)
             return
+        resolution.write = write
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._hand_over)
-        self._outgoing.append((write, attempt))
+        self._outgoing.append(write)
 
     # --- while the id is claimed
 
@@ -214,18 +192,32 @@ class Resolver:
         try:
             self._lane.submit(outgoing)
         except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
-            answer_all((attempt, error) for _, attempt in outgoing)
+            self._take_answers([(write, error) for write in outgoing])
 
-    def written(self, resolution: Resolution, write: LaneWrite, written: Written) -> None:
-        """Apply what the lane wrote, and answer."""
-        self._finish(resolution, EndResult(id=write.id, state=write.state, changed=True), write, written)
+    def _take_answers(self, answers: LaneAnswers) -> None:
+        """Apply what the lane wrote, and answer; look again at what it did not write, or answer with the error."""
+        claims = self._shards.claims
+        for write, result in answers:
+            resolution = claims.get(write.id)
+            if not isinstance(resolution, Resolution) or resolution.write is not write:
+                continue  # a lane that hung may answer late, when the change has been written again
+            resolution.write = None
+            if not isinstance(result, Written):
+                self._take_failure(resolution, result)
+                continue
+            answer: EndResult | Exception = EndResult(id=write.id, state=write.state, changed=True)
+            try:
+                self._shards.apply(write, result)
+                self._activity.note_write(write)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+                answer = error
+            self._finish(resolution, answer)
 
-    def not_written(self, attempt: _Attempt, error: BaseException) -> None:
+    def _take_failure(self, resolution: Resolution, error: BaseException) -> None:
         """Look again if the write may be repeated, or may even stand; else answer with the error."""
-        resolution = attempt.resolution
         in_time = asyncio.get_running_loop().time() < resolution.deadline
         if isinstance(error, LaneLostError):
-            resolution.tried += (attempt.at,)
+            resolution.tried += (resolution.written_at,)
             self._spawn(self._look_again(resolution, _PAUSE_S))
         elif isinstance(error, NotWrittenError) and in_time:
             self._spawn(self._look_again(resolution, _PAUSE_S))
@@ -233,7 +225,7 @@ class Resolver:
             self._finish(resolution, unconfirmed(resolution.id))
         else:
             if isinstance(error, HalfwayError) and not isinstance(error, OvertakenError):
-                note_error(attempt.entry, error)
+                note_error(resolution.entry, error)
                 self._note_refusal(resolution.id, error)
             self._finish(resolution, error)
 
@@ -258,9 +250,10 @@ class Resolver:
             if entry is None:
                 self._finish(resolution, unconfirmed(resolution.id))
             else:
+                resolution.entry = entry
                 half = await self._payload(shard, entry, resolution)
                 if self._shards.find(resolution.shard) is shard:
-                    self._advance(resolution, entry, half)
+                    self._advance(resolution, half)
                 else:  # while the payload was read another owner may have had the shard
                     self._spawn(self._look_again(resolution))
         except ShardUnavailableError as error:
@@ -284,32 +277,23 @@ class Resolver:
             log.warning("rolled_back_without_its_payload", id=entry.id, group=entry.group)
             return None
 
-    def _finish(
-        self,
-        resolution: Resolution,
-        result: EndResult | BaseException,
-        write: LaneWrite | None = None,
-        written: Written | None = None,
-    ) -> None:
-        """Apply what the lane wrote, if it did, give the id free, and answer."""
-        if write is not None and written is not None:
-            try:
-                self._shards.apply(write, written)
-                self._activity.note_write(write)
-            except Exception as broken:  # noqa: BLE001 - whatever it is, the caller gets it
-                result = broken
+    def _finish(self, resolution: Resolution, result: EndResult | BaseException) -> None:
+        """Release the id, and answer."""
         if self._shards.claims.get(resolution.id) is resolution:
             del self._shards.claims[resolution.id]
         if resolution.waiter is not None and not resolution.waiter.done():
             resolution.waiter.set_result(None)
         reply = resolution.reply
-        if reply.done():
-            if not isinstance(result, EndResult):
-                note_late(resolution.id, result)
-        elif isinstance(result, EndResult):
-            reply.set_result(result)
-        else:
-            reply.set_exception(result)
+        try:
+            if reply.done():
+                if not isinstance(result, EndResult):
+                    note_late(resolution.id, result)
+            elif isinstance(result, EndResult):
+                reply.set_result(result)
+            else:
+                reply.set_exception(result)
+        except Exception:
+            log.exception("reply_failed")  # it must not cost the others their answers
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)

@@ -140,6 +140,8 @@ class Claim(msgspec.Struct, eq=False):
     shard: int
     mark: object
     """Of the shard as it was served when the change last looked at the id."""
+    write: LaneWrite | None = None
+    """The write of the change that the lane has yet to answer."""
     waiter: asyncio.Future[None] | None = None
     """Done once the id is free, if somebody waits for that."""
 
@@ -371,14 +373,14 @@ class ShardTable:
         return served is not None and served.has_applied(offset, key)
 
     def current(self, write: LaneWrite) -> bool:
-        """Whether a write's id is still claimed in the shard that is served now.
+        """Return whether a write is the one that the claim of its id waits for, in the shard that is served now.
 
         If the write resolves the id, it is pending or parked: within one fold, only the write of its claim ends it.
         An act of policy is no longer current once a check has said commit. A tombstone alone is that of a stray: it is
         no longer current once the id is prepared again, as it would remove the new transaction.
         """
         served, claim = self._served.get(write.shard), self.claims.get(write.id)
-        if served is None or claim is None or claim.mark is not served.mark:
+        if served is None or claim is None or claim.write is not write or claim.mark is not served.mark:
             return False
         if write.op is not None:
             return write.op.cause is not Cause.POLICY or write.id not in self.said_commit

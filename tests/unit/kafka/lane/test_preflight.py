@@ -18,10 +18,9 @@ from halfway.domain.errors import (
 from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Answer
 from halfway.kafka.lane.preflight import LaneContext, admit
-from halfway.kafka.lane.queue import Submission
 from halfway.kafka.topics.partition_availability import WritablePartitions
+from halfway.service.ports import LaneAnswer, LaneWrite
 from tests.support.submissions import submission
 
 SLOW_S = 2.0
@@ -61,8 +60,8 @@ class Told:
         return {name: self.openings.get(name) for name in names}
 
 
-def unexpired(name: str, *messages: Message) -> Submission:
-    return submission(name, *(messages or (Message(topic=name, value=b"v"),)), expires=1e9)
+def unexpired(name: str, *messages: Message) -> LaneWrite:
+    return submission(name, *(messages or (Message(topic=name, value=b"v"),)), deadline=1e9)
 
 
 def shown(_topic: str, _partitions: int) -> bool:
@@ -73,7 +72,12 @@ def context_with(destinations: SlowDestinations | Told) -> LaneContext:
     listener = SimpleNamespace(current=lambda _write: True)
     config = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=100_000)
     made: Any = SimpleNamespace(
-        destinations=destinations, shards={0}, listener=listener, config=config, largest=1_000_000
+        destinations=destinations,
+        shards={0},
+        listener=listener,
+        config=config,
+        loop=SimpleNamespace(time=lambda: 0.0),
+        largest=1_000_000,
     )
     return cast("LaneContext", made)
 
@@ -85,15 +89,15 @@ async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
     slow = SlowDestinations()
     monkeypatch.setattr("halfway.kafka.lane.preflight.time", slow)
     batch = [unexpired(name) for name in (*(f"hidden-{number}" for number in range(20)), "good")]
-    answers: list[Answer] = []
+    answers: list[LaneAnswer] = []
     admitted = admit(context_with(slow), batch, answers, shown)
-    assert [work.write.id for work, _ in admitted] == ["good"]
+    assert [work.write.id for work in admitted] == ["good"]
     assert len(answers) == 20
     assert {type(error) for _, error in answers} == {NotAuthorisedError, TopicUnavailableError}
     assert max(slow.granted) == slow.granted[0]
 
 
-def refusals(answers: list[Answer]) -> list[str]:
+def refusals(answers: list[LaneAnswer]) -> list[str]:
     assert {type(error) for _, error in answers} <= {TopicUnavailableError}
     return [str(error) for _, error in answers]
 
@@ -108,11 +112,11 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
         unexpired("elsewhere", Message(topic="points", value=b"v")),
         unexpired("named", Message(topic="orders", partition=next(iter(half_closed.closed)), value=b"v")),
     ]
-    answers: list[Answer] = []
+    answers: list[LaneAnswer] = []
     admitted = admit(context_with(Told(half_closed, WritablePartitions("points", 1))), batch, answers, shown)
-    assert [work.write.id for work, _ in admitted] == ["open", "elsewhere"]
+    assert [work.write.id for work in admitted] == ["open", "elsewhere"]
     assert all("orders" in detail and "has no leader" in detail for detail in refusals(answers))
-    assert [future for future, _ in answers] == [batch[0].reply, batch[3].reply]
+    assert [write for write, _ in answers] == [batch[0], batch[3]]
 
 
 async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
@@ -122,9 +126,9 @@ async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
     batch = [
         unexpired(f"{topic}-{n}", Message(topic=topic, value=b"v")) for topic in ("orders", "points") for n in range(9)
     ]
-    answers: list[Answer] = []
+    answers: list[LaneAnswer] = []
     admitted = admit(context_with(Told(some, none)), batch, answers, shown)
-    assert {message.partition for _, encoded in admitted for message in encoded.real} == {1}
+    assert {message.partition for encoded in admitted for message in encoded.real} == {1}
     assert len(admitted) == len(refusals(answers)) == 9
 
 
@@ -135,10 +139,10 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_begins()
         unexpired("unshown", Message(topic="points", partition=1, value=b"v")),
         unexpired("there", Message(topic="orders", partition=1, value=b"v")),
     ]
-    answers: list[Answer] = []
+    answers: list[LaneAnswer] = []
     told = Told(WritablePartitions("orders", 2), WritablePartitions("points", 2))
     admitted = admit(context_with(told), batch, answers, lambda topic, _partitions: topic != "points")
-    assert [work.write.id for work, _ in admitted] == ["there"]
+    assert [work.write.id for work in admitted] == ["there"]
     lost, unshown = refusals(answers)
     assert "no partition 2" in lost
     assert "points" in unshown
@@ -147,13 +151,13 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_begins()
 async def test_a_write_that_cannot_be_encoded_fails_at_once_and_alone() -> None:
     """It would fail the same way again: NotWrittenError would have it repeated until its deadline."""
     batch = [unexpired("bad\udcff"), unexpired("good")]
-    answers: list[Answer] = []
+    answers: list[LaneAnswer] = []
     admitted = admit(
         context_with(Told(WritablePartitions("bad\udcff", 1), WritablePartitions("good", 1))), batch, answers, shown
     )
-    assert [work.write.id for work, _ in admitted] == ["good"]
-    [(future, error)] = answers
-    assert future is batch[0].reply
+    assert [work.write.id for work in admitted] == ["good"]
+    [(write, error)] = answers
+    assert write is batch[0]
     assert isinstance(error, HalfwayError)
     assert not isinstance(error, NotWrittenError)
     assert error.code == "internal"

@@ -6,7 +6,8 @@ import asyncio
 
 from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
 from halfway.domain.records import Message
-from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release, Submission
+from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release
+from halfway.service.ports import LaneWrite
 from tests.support.submissions import submission
 from tests.support.waiting import GENEROUS_S
 
@@ -15,18 +16,18 @@ LIMITS = BatchLimits(ends=3, payload_bytes=100, records=1_000)
 PLENTY = 1_000_000
 
 
-def sized(name: str, *sizes: int) -> Submission:
+def sized(name: str, *sizes: int) -> LaneWrite:
     return submission(name, *(Message(topic="t", value=b"x" * size) for size in sizes))
 
 
-def refused(queue: LaneQueue, one: Submission) -> type[HalfwayError] | None:
+def refused(queue: LaneQueue, one: LaneWrite) -> type[HalfwayError] | None:
     """Put one, and return with which error it is refused."""
     return next((type(error) for _, error in queue.put_all([one])), None)
 
 
 def names(batch: Batch) -> list[str]:
     assert isinstance(batch, list)
-    return [item.write.id for item in batch]
+    return [item.id for item in batch]
 
 
 async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
@@ -72,7 +73,7 @@ async def test_of_many_those_that_fit_are_taken_in_order() -> None:
     queue = LaneQueue(3, 100, LIMITS)
     many = [sized("a", 60), sized("b", 60), sized("c", 40), sized("d"), sized("e")]
     refusals = queue.put_all(many)
-    assert [(one.write.id, type(error)) for one, error in refusals] == [("b", OverloadedError), ("e", OverloadedError)]
+    assert [(one.id, type(error)) for one, error in refusals] == [("b", OverloadedError), ("e", OverloadedError)]
     assert names(queue.take(0)) == ["a", "c", "d"]
 
 

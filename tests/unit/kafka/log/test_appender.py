@@ -12,7 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.appender import Appending, RecordWriter
+from halfway.kafka.log.appender import Record, RecordWriter
+from halfway.service.answers import answer_all
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until_true
 
@@ -114,8 +115,10 @@ class Bench:
     def append_all(self, count: int, *, size: int = 10, within_s: float = LONG_S) -> list[asyncio.Future[int]]:
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in range(count)]
-        records = [Appending(b"%d" % place, b"x" * (size - 1), [], future) for place, future in enumerate(futures)]
-        self.writer.append("t", 0, records, deadline=loop.time() + within_s)
+        records: list[Record[asyncio.Future[int]]] = [
+            (b"%d" % place, b"x" * (size - 1), [], future) for place, future in enumerate(futures)
+        ]
+        self.writer.append("t", 0, records, answer_all, deadline=loop.time() + within_s)
         return futures
 
 

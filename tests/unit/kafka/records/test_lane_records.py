@@ -107,8 +107,8 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
 def test_the_topic_of_a_record_that_the_producer_would_refuse_is_named() -> None:
     """What `produce` would refuse half way through a batch is found before the Kafka transaction begins."""
     large = write(messages=(MESSAGES[0], Message(topic="points", value=b"x" * 10_000)), op=OP, size=10_003)
-    assert oversized(large.size, encoded(large), CONFIG, 9_000) == "points"
-    assert oversized(large.size, encoded(large), CONFIG, 20_000) is None
+    assert oversized(encoded(large), CONFIG, 9_000) == "points"
+    assert oversized(encoded(large), CONFIG, 20_000) is None
     parked = Parked(half=HALF, reason="r" * 10_000, parked_at=9, checks=15)
     parking = write(parked=parked, op=OP, half=TOMBSTONE, size=HALF.size)
-    assert oversized(parking.size, encoded(parking), CONFIG, 9_000) == CONFIG.parked_topic
+    assert oversized(encoded(parking), CONFIG, 9_000) == CONFIG.parked_topic

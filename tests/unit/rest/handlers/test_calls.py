@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from halfway.domain.errors import OutcomeUnknownError
 from halfway.domain.records import Half
 from halfway.domain.transaction import Outcome
 from halfway.memory import verdict
-from halfway.service.answers import Reply
+from halfway.service.ports import Appended
 from tests.support.rest.client import SHOP, RestWorld
 from tests.unit.rest.conftest import NewWorld
 
@@ -120,9 +121,8 @@ class TestPrepareAndEnd:
     async def test_an_ambiguous_prepare_is_503_with_its_id_and_retry_after(
         self, world: RestWorld, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lost(_: int, halves: Sequence[tuple[Half, Reply[int]]], **__: object) -> None:
-            for half, reply in halves:
-                reply.set_exception(OutcomeUnknownError("not known", id=half.id))
+        def lost(_: int, halves: Sequence[tuple[Half, Any]], appended: Appended[Any], **__: object) -> None:
+            appended([(token, OutcomeUnknownError("not known", id=half.id)) for half, token in halves])
 
         monkeypatch.setattr(world.memory.half_log, "append", lost)
         answer = await world.prepare(id="order-7")

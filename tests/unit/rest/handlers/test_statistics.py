@@ -14,10 +14,9 @@ from halfway.domain.principal import PrincipalKind
 from halfway.domain.transaction import Outcome
 from halfway.memory import Memory
 from halfway.rest.server import events
-from halfway.service.answers import Reply
 from halfway.service.check_ports import CheckAttempt, CheckReply
 from halfway.service.figures import Quarantined
-from halfway.service.ports import LaneWrite, Written
+from halfway.service.ports import LaneWrite
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
 from tests.support.waiting import GENEROUS_S
@@ -106,9 +105,9 @@ async def test_a_refusal_that_names_no_topic_is_shown_with_its_transaction(
 ) -> None:
     await world.prepared(id="held")
 
-    def refuse(writes: Sequence[tuple[LaneWrite, Reply[Written]]]) -> None:
-        for _, reply in writes:
-            reply.set_exception(TopicUnavailableError("Kafka did not describe the topics in time"))
+    def refuse(writes: Sequence[LaneWrite]) -> None:
+        error = "Kafka did not describe the topics in time"
+        world.memory.lane._answered([(write, TopicUnavailableError(error)) for write in writes])
 
     with monkeypatch.context() as patched:
         patched.setattr(world.memory.lane, "submit", refuse)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,7 @@ from halfway.domain.ids import parse_server_id
 from halfway.domain.records import Foreign, Half, Message, fingerprint
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import topic
-from halfway.service.answers import Reply
-from halfway.service.ports import TopicFacts
+from halfway.service.ports import Appended, TopicFacts
 from halfway.service.requests import Prepare, Prepared, ServiceLimits
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
@@ -235,9 +235,9 @@ async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stan
     gate, append = asyncio.Event(), world.memory.half_log.append
     halves: list[tuple[int, Half]] = []
 
-    def watched(shard: int, appending: Sequence[tuple[Half, Reply[int]]], *, deadline: float) -> None:
+    def watched(shard: int, appending: Sequence[tuple[Half, Any]], appended: Appended[Any], *, deadline: float) -> None:
         halves.extend((shard, half) for half, _ in appending)
-        once(gate, append)(shard, appending, deadline=deadline)
+        once(gate, append)(shard, appending, appended, deadline=deadline)
 
     monkeypatch.setattr(world.memory.half_log, "append", watched)
     preparing = asyncio.create_task(world.prepare(transaction_id="order-1"))

@@ -19,7 +19,6 @@ from halfway.domain.errors import (
 from halfway.domain.records import Half, Message, Op, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import Memory
-from halfway.service.answers import Reply
 from halfway.service.ports import LaneWrite, Written
 from halfway.service.requests import End, EndResult
 from tests.support.service.world import SHARDS, World
@@ -396,20 +395,25 @@ async def test_a_lane_that_answers_late_or_twice_is_heard_once_for_each_write(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The late answer of a lane that hung must not be taken for that of the next write."""
-    submitted: list[tuple[LaneWrite, Reply[Written]]] = []
+    submitted: list[LaneWrite] = []
     monkeypatch.setattr(world.memory.lane, "submit", submitted.extend)
+    shards, answer = world.coordinator.shards, world.memory.lane._answered
     prepared = await world.prepare()
     ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
     await world.until(lambda: submitted)
-    first = submitted[0][1]
-    first.set_exception(LaneLostError(id=prepared.id))
-    assert first.done()
+    first = submitted[0]
+    assert shards.current(first)
+    answer([(first, LaneLostError(id=prepared.id))])
+    assert not shards.current(first)
     await world.until(lambda: len(submitted) == 2)
-    second = submitted[1][1]
-    assert first.done()
-    assert not second.done()
+    second = submitted[1]
     assert second is not first
-    second.set_result(Written(half=7, op=7))
+    for late in (Written(half=6, op=6), LaneLostError(id=prepared.id)):
+        answer([(first, late)])
+        assert not ending.done()
+        assert shards.current(second)
+        assert not shards.current(first)
+    answer([(second, Written(half=7, op=7)), (second, LaneLostError(id=prepared.id))])
     assert (await ending).changed
     await asyncio.sleep(0.05)
     assert len(submitted) == 2

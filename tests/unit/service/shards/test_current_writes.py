@@ -25,8 +25,8 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
     state.apply_half(5, ID, FOREIGN)
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, state)
-    table.claims[ID] = Claim(0, table.get(0).mark)
     stray = tombstone_again(0, ID, "shop", State.COMMITTED, A.prepared_at, deadline=0)
+    table.claims[ID] = Claim(0, table.get(0).mark, stray)
     assert table.current(stray)
     later = ended.at + HORIZON_MS
     table.appended(0, [(6, ID, msgspec.structs.replace(B, prepared_at=later, since=later))], 7)
@@ -39,7 +39,6 @@ async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_long
     """Its shard was lost and acquired again while the write waited: the write is made again from the current state."""
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, _with_a())
-    table.claims[ID] = Claim(0, table.get(0).mark)
     write = LaneWrite(
         shard=0,
         id=ID,
@@ -50,6 +49,9 @@ async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_long
         half=TOMBSTONE,
         deadline=0,
     )
+    table.claims[ID] = Claim(0, table.get(0).mark)
+    assert not table.current(write), "the claim waits for another write, or for none"
+    table.claims[ID].write = write
     assert table.current(write)
     table.lost(0)
     assert not table.current(write)
