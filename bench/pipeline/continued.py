@@ -22,7 +22,7 @@ from halfway.pipeline.running import running, source_of
 
 if TYPE_CHECKING:
     from halfway.pipeline.engines import Engine, Frame
-    from halfway.pipeline.sources import Source
+    from halfway.pipeline.pinned import Source
 
 _NOTHING: Final = Pins(at=0, topics={})
 
@@ -51,18 +51,18 @@ class Growing:
         }
         self.pins = replace(self.pins, topics={**self.pins.topics, **found})
 
-    def settle(self, topic: str) -> None:
+    def extend_unsettled(self, topic: str) -> None:
         """Change nothing."""
 
-    def anew(self) -> Growing:
+    def reopened(self) -> Growing:
         """Return the same with nothing pinned."""
         return Growing(self._engine, self._whole, self._now)
 
-    def go_on(self, pins: Pins) -> None:
+    def continue_from(self, pins: Pins) -> None:
         """Begin where earlier pins end."""
         self._begun = pins
 
-    def repeat(self, pins: Pins) -> None:
+    def cover(self, pins: Pins) -> None:
         """Read what earlier pins and those before them cover."""
         self.pins = pins.again(self._now)
 

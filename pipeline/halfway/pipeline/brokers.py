@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.errors import AccessError, ConnectorError
@@ -124,17 +124,6 @@ class Brokers:
         return [
             configured[topic].pin(topic, now, bounds.pins(topic, count), made[topic]) for topic, count in found.items()
         ]
-
-    def raise_high(self, pin: TopicPin) -> TopicPin:
-        """Return a pin whose unsettled part reaches to the end as it is now."""
-        spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
-        ends = self._offsets(
-            [(pin.topic, each.partition) for each in pin.partitions], spec.latest(), level.READ_UNCOMMITTED
-        )
-        partitions = tuple(
-            replace(each, high=max(each.high, ends[pin.topic, each.partition][0])) for each in pin.partitions
-        )
-        return replace(pin, partitions=partitions)
 
     def _described(self, topics: Sequence[str]) -> dict[str, Any]:
         futures = self._admin.describeTopics(self._list(topics)).topicNameValues()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines import Engine
     from halfway.pipeline.folders import Files
-    from halfway.pipeline.sources import Source
+    from halfway.pipeline.pinned import Source
 
 Name = Literal["auto", "duckdb", "spark"]
 MOST: Final = 10_000_000

@@ -42,6 +42,14 @@ class TopicPin:
         """Whether the topic was made again between two pins, as far as is known."""
         return None not in (self.made, pin.made) and self.made != pin.made
 
+    def reaching_to(self, now: TopicPin) -> TopicPin:
+        """Return this pin with its unsettled part extended to the end of a later pin."""
+        high = {each.partition: each.high for each in now.partitions}
+        partitions = tuple(
+            replace(each, high=max(each.high, high.get(each.partition, each.high))) for each in self.partitions
+        )
+        return replace(self, partitions=partitions)
+
     def provable_since(self, first: Mapping[int, int]) -> int:
         """Return the time in ms from which on a message cannot have gone by age, size or a tombstone: 0 if none can.
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from operator import methodcaller
 from os import cpu_count
@@ -17,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from halfway.pipeline.brokers import Bounds, Cleanup, Offsets
-from halfway.pipeline.errors import AccessError, SourceError
-from halfway.pipeline.pins import Pins, TopicPin
+from halfway.pipeline.errors import AccessError
+from halfway.pipeline.pinned import COMMITTED, LATER, PinnedArchive, PinnedKafka, Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines import Frame
     from halfway.pipeline.folders import LocalFolder
+    from halfway.pipeline.pins import Pins, TopicPin
     from halfway.pipeline.quick import DuckEngine
 
 RECORD: Final = pa.schema(
@@ -51,52 +50,29 @@ _HELD: Final = 4 << 20
 _LATEST_MS: Final = (1 << 63) // 1000 - 1
 _read_headers: Final = methodcaller("headers")
 """`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
-Ranges = dict[str, dict[int, tuple[int, int]]]
 
 
-class QuickArchive:
-    """An archive that `archive` wrote."""
+class QuickArchive(PinnedArchive):
+    """An archive that the job `archive` wrote."""
 
     def __init__(self, engine: DuckEngine, folder: LocalFolder, *, with_later: bool = False) -> None:
-        """Open it; SourceError where the folder holds none, or one that was not finished."""
+        """Open an archive; SourceError if the folder holds none, or one that was not finished."""
+        super().__init__(folder, with_later=with_later)
         self._engine = engine
-        self._folder = folder
-        self._with_later = with_later
-        self.pins = Pins.from_json(folder.read("offsets.json"))
-        self.prefix = str(json.loads(folder.read("archive.json"))["prefix"])
+        self._files = folder
 
-    def pin(self, topics: Sequence[str]) -> None:
-        """Change nothing: an archive is what it is."""
-
-    def settle(self, topic: str) -> None:
-        """Change nothing: an archive is what it is."""
-
-    def go_on(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
-        """Refuse: in an archive nothing is new."""
-        raise SourceError("an archive cannot be gone on with")
-
-    def repeat(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
-        """Refuse: an archive is what it is."""
-        raise SourceError("an archive cannot be read as of another time")
-
-    def anew(self) -> QuickArchive:
-        """Return it with what was written while it was made."""
-        return QuickArchive(self._engine, self._folder, with_later=True)
+    def reopened(self) -> QuickArchive:
+        """Return the same archive with what was written while it was made."""
+        return QuickArchive(self._engine, self._files, with_later=True)
 
     def committed(self, topics: Sequence[str]) -> Frame:
-        """Return what was committed."""
-        return self._read(("committed", "later") if self._with_later else ("committed",), topics)
+        """Return the committed records."""
+        return self._parts((COMMITTED, LATER) if self._with_later else (COMMITTED,), topics)
 
-    def unsettled(self, topics: Sequence[str]) -> Frame:
-        """Return what was not settled."""
-        return self._read(("unsettled",), topics)
+    def _read(self, part: str, topics: Sequence[str]) -> Frame:
+        return self._parts((part,), topics)
 
-    def later(self, topics: Sequence[str], now: Pins) -> Frame:
-        """Return what was written while the archive was made, without values."""
-        del now
-        return self._read(("later",), topics)
-
-    def _read(self, parts: Iterable[str], topics: Sequence[str]) -> Frame:
+    def _parts(self, parts: Iterable[str], topics: Sequence[str]) -> Frame:
         found = [
             (name, self._folder.path(part, f"topic={name}"))
             for part in parts
@@ -106,75 +82,22 @@ class QuickArchive:
         return _frame(self._engine, found)
 
 
-class QuickKafka:
+class QuickKafka(PinnedKafka):
     """The topics themselves, under `read_committed`; what is read goes to the folder of its engine."""
 
     def __init__(self, engine: DuckEngine, access: KafkaAccess, pins: Pins | None = None) -> None:
-        """Read anew, or, with the pins of an earlier run, exactly what that run read."""
+        """Read up to the present ends or, given the pins of an earlier run, exactly what that run read."""
+        super().__init__(access, pins)
         self._engine = engine
-        self._access = access
-        self._again = pins is not None
-        self._begun = Pins(at=0, topics={})
-        self.pins = pins or Pins(at=round(time.time() * 1000), topics={})
 
-    @property
-    def prefix(self) -> str:
-        """How the names of halfway's own topics begin."""
-        return self._access.prefix
-
-    def pin(self, topics: Sequence[str]) -> None:
-        """Pin topics as of now; an earlier run's pins are never added to."""
-        wanted = [topic for topic in topics if topic not in self.pins.topics]
-        if self._again or not wanted:
-            return
-        found = pin(self._access, wanted)
-        added = {each.topic: self._begun.followed_by(each) for each in found}
-        self.pins = replace(self.pins, topics={**self.pins.topics, **added})
-
-    def go_on(self, pins: Pins) -> None:
-        """Begin where earlier pins end."""
-        self._begun = pins.without(self.prefix + "groups", self.prefix + "owners")
-
-    def repeat(self, pins: Pins) -> None:
-        """Read what earlier pins and those before them cover, as far as it is there."""
-        now = self.anew()
-        now.pin(list(pins.topics))
-        self.pins = pins.again(now.pins)
-        self._again = True
-
-    def settle(self, topic: str) -> None:
-        """Let the unsettled part of a pinned topic reach to its end as of now."""
-        there = self.pins.topics.get(topic)
-        if self._again or there is None:
-            return
-        (now,) = pin(self._access, [topic]) or [there]
-        high = {each.partition: each.high for each in now.partitions}
-        partitions = tuple(replace(each, high=max(each.high, high.get(each.partition, 0))) for each in there.partitions)
-        settled = replace(there, partitions=partitions)
-        self.pins = replace(self.pins, topics={**self.pins.topics, topic: settled})
-
-    def anew(self) -> QuickKafka:
+    def reopened(self) -> QuickKafka:
         """Return the same topics with nothing pinned."""
         return QuickKafka(self._engine, self._access)
 
-    def committed(self, topics: Sequence[str]) -> Frame:
-        """Return the records below the last stable offset."""
-        return self._read({one.topic: {each.partition: (each.start, each.end) for each in one.partitions}
-                           for one in self._of(topics)}, "read_committed")  # fmt: skip
+    def _find(self, topics: Sequence[str]) -> list[TopicPin]:
+        return pin(self._access, topics)
 
-    def unsettled(self, topics: Sequence[str]) -> Frame:
-        """Return the records from the last stable offset to the true end."""
-        return self._read({one.topic: {each.partition: (each.end, each.high) for each in one.partitions}
-                           for one in self._of(topics)}, "read_uncommitted")  # fmt: skip
-
-    def later(self, topics: Sequence[str], now: Pins) -> Frame:
-        """Return the records from the last stable offset to that of other pins."""
-        return self._read(self.pins.behind(topics, now), "read_committed")
-
-    def _of(self, topics: Sequence[str]) -> list[TopicPin]:
-        return [self.pins.topics[topic] for topic in topics if topic in self.pins.topics]
-
-    def _read(self, ranges: Ranges, level: str) -> Frame:
+    def _read(self, ranges: Ranges, isolation_level: str) -> Frame:
         parts = [
             (topic, partition, start, end)
             for topic, partitions in ranges.items()
@@ -186,7 +109,7 @@ class QuickKafka:
             **_QUIET,
             **self._access.librdkafka,
             "group.id": "halfway-pipeline",
-            "isolation.level": level,
+            "isolation.level": isolation_level,
             "enable.auto.commit": "false",
             "enable.auto.offset.store": "false",
             "enable.partition.eof": "true",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.sources import Source
+    from halfway.pipeline.pinned import Source
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130

@@ -316,8 +316,8 @@ def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
     class Trimmed(KafkaSource):
         """What stood first in a topic is removed between the moment when it is pinned and that when it is read."""
 
-        def settle(self, topic: str) -> None:
-            super().settle(topic)
+        def extend_unsettled(self, topic: str) -> None:
+            super().extend_unsettled(topic)
             admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
             for done in admin.delete_records([TopicPartition("kept", 0, until)]).values():
                 done.result(ANSWERED_WITHIN_S)

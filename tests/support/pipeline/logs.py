@@ -132,19 +132,19 @@ class LogSource:
             )  # fmt: skip
             self.pins = replace(self.pins, topics={**self.pins.topics, topic: self._begun.followed_by(pin)})
 
-    def settle(self, topic: str) -> None:
+    def extend_unsettled(self, topic: str) -> None:
         self.when_settled()
 
-    def go_on(self, pins: Pins) -> None:
+    def continue_from(self, pins: Pins) -> None:
         self._begun = pins.without(PREFIX + "groups", PREFIX + "owners")
 
-    def repeat(self, pins: Pins) -> None:
-        now = self.anew()
+    def cover(self, pins: Pins) -> None:
+        now = self.reopened()
         now.pin(list(pins.topics))
         self.pins = pins.again(now.pins)
         self._again = True
 
-    def anew(self) -> "LogSource":
+    def reopened(self) -> "LogSource":
         now = max((record.at for record in self._log.records), default=self._at)
         return LogSource(self._engine, self._log, max(now, self._at))
 

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.engines import Engine
     from halfway.pipeline.folders import Folder
+    from halfway.pipeline.pinned import Source
     from halfway.pipeline.pins import Pins
 
 
-def run(engine: Engine, source: sources.Source, output: Folder, topics: Sequence[str]) -> Pins:
+def run(engine: Engine, source: Source, output: Folder, topics: Sequence[str]) -> Pins:
     """Archive halfway's own topics, the real ones that outcomes and groups name, and those given; return the offsets.
 
     op's ends are taken before those of the others, as `audit` does, so that an archive can be audited like the topics.
@@ -28,5 +29,5 @@ def run(engine: Engine, source: sources.Source, output: Folder, topics: Sequence
     real = reading.real_topics(engine, outcomes, reading.groups(engine, source), source.prefix, topics)
     source.pin(real)
     reading.demand_given(source, topics)
-    source.settle(op)
+    source.extend_unsettled(op)
     return sources.archive(source, [op, *others, *real], output)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.engines import Engine, Frame
     from halfway.pipeline.folders import Files
+    from halfway.pipeline.pinned import Source
     from halfway.pipeline.pins import Pins, TopicPin
-    from halfway.pipeline.sources import Source
 
 VERDICTS: Final = "verdicts"
 ANOMALIES: Final = "anomalies"
@@ -166,7 +166,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     names = sorted({*named, *(before.provable_since if before else ())})
     source.pin(names)
     reading.demand_given(source, options.topics)
-    source.settle(op_topic)
+    source.extend_unsettled(op_topic)
     messages = engine.keep(records.messages(engine, source.committed(names), source.prefix))
     unsettled = engine.keep(_unsettled(engine, source, names))
     # All has been read when this is known: what has gone by now may have gone before it was read.
@@ -177,7 +177,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
             unsettled=unsettled,
         )
     )
-    now = source.anew()
+    now = source.reopened()
     now.pin([op_topic, *names])
     first = _first_messages(engine, messages, now.pins, options.skew_ms)
     provable = _provable_since(now.pins, names, first, before)

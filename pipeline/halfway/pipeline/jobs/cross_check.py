@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.engines import Engine, Frame
     from halfway.pipeline.folders import Files
+    from halfway.pipeline.pinned import Source
     from halfway.pipeline.pins import Pins
-    from halfway.pipeline.sources import Source
 
 _STALE_MS: Final = 3_600_000
 """After the last run: what Kafka has compacted since would be judged as of then."""
@@ -47,7 +47,7 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
     for name, value in state.options.items():
         if options.rules.get(name) != value:
             raise SourceError(f"--cross-check {folder!r}: the last run had {name} {value / 1000:g}: give the same")
-    source.repeat(state.pins)
+    source.cover(state.pins)
     # What a run has read is read, whether or not anything names it by now.
     topics = [*options.topics, *(name for name in state.provable_since if name in source.pins.topics)]
     summary = audit.run(engine, source, output, replace(options, topics=topics))
@@ -87,7 +87,7 @@ def _differences(
     reported = engine.read_runs(against.path(audit.ANOMALIES), numbers)
     names = ", ".join(f"'{name}'" for name in ANOMALIES)
     left_out = f"('expired_unknown', '{NOT_JUDGED}')"
-    now = source.anew()
+    now = source.reopened()
     now.pin(list(provable_since))
     removed = d.any("topics", _removed(provable_since, now.pins, options.skew_ms))
     sql = f"""

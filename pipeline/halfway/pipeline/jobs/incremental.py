@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.engines import Engine, Frame
     from halfway.pipeline.folders import Files
-    from halfway.pipeline.sources import Source
+    from halfway.pipeline.pinned import Source
 
 EVENTS: Final = "events"
 OPEN: Final = "open"
@@ -121,7 +121,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     number = 0 if before is None else before.runs[-1].number + 1
     _forget(output, number, before)
     if before is not None:
-        source.go_on(before.pins)
+        source.continue_from(before.pins)
     read = audit.evidence(engine, source, options, before=before)
     part = f"run={number}"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from halfway.pipeline.engines import Engine, Frame
-    from halfway.pipeline.sources import Source
+    from halfway.pipeline.pinned import Source
 
 _PLACE: Final = 'topic, "partition", "offset"'
 _LARGEST: Final = 1 << 40

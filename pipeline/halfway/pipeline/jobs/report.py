@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from halfway.pipeline.folders import Folder
-    from halfway.pipeline.sources import Source
+    from halfway.pipeline.pinned import Source
 
 PAGE: Final = "report.html"
 _SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0, "trail": 100}

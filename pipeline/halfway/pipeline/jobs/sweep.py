@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.folders import Folder
-    from halfway.pipeline.sources import Source
+    from halfway.pipeline.pinned import Source
 
 UNRESOLVED: Final = "unresolved"
 SWEEP: Final = "sweep"

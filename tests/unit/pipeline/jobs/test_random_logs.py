@@ -246,13 +246,13 @@ def test_what_retention_takes_while_it_is_read_is_not_lost(engine: DuckEngine, t
     # The first part has been read by now, and the rest of what goes has not.
     for record in log.records:
         record.gone = record.topic == "orders" and 10 <= record.offset < 30
-    anew = source.anew
+    reopen = source.reopened
 
     def later() -> LogSource:
         log.trim("orders", 30)
-        return anew()
+        return reopen()
 
-    source.anew = later  # type: ignore[method-assign]
+    source.reopened = later  # type: ignore[method-assign]
     audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
     assert set(found_in(tmp_path).values()) == {"committed_ok", "expired_unknown"}
 
@@ -302,13 +302,13 @@ def test_a_topic_that_was_not_there_yet_is_not_lost(engine: DuckEngine, tmp_path
     log = committed(4)
     log.missing = frozenset(["orders"])
     source = LogSource(engine, log, START + HORIZON)
-    anew = source.anew
+    reopen = source.reopened
 
     def later() -> LogSource:
         log.missing = frozenset()
-        return anew()
+        return reopen()
 
-    source.anew = later  # type: ignore[method-assign]
+    source.reopened = later  # type: ignore[method-assign]
     audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
     assert set(found_in(tmp_path).values()) == {"expired_unknown"}
 
@@ -317,16 +317,16 @@ def test_a_topic_that_is_made_again_while_it_is_read_is_not_lost(engine: DuckEng
     """Nothing of what was written to the one before was there to be read."""
     log = committed(4)
     source = LogSource(engine, log, START + HORIZON)
-    anew, committed_of = source.anew, source.committed
+    reopen, committed_of = source.reopened, source.committed
 
     def later() -> LogSource:
         log.made["orders"] = 1
-        return anew()
+        return reopen()
 
     def none_of_it(topics: Sequence[str]) -> Any:
         return committed_of([name for name in topics if name != "orders"])
 
-    source.anew = later  # type: ignore[method-assign]
+    source.reopened = later  # type: ignore[method-assign]
     source.committed = none_of_it  # type: ignore[method-assign]
     audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
     assert set(found_in(tmp_path).values()) == {"expired_unknown"}
