@@ -125,6 +125,12 @@ class Brokers:
             configured[topic].pin(topic, now, bounds.pins(topic, count), made[topic]) for topic, count in found.items()
         ]
 
+    def first_dated_after(self, partitions: Iterable[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
+        """Return the offset of the first record of each of these partitions that is dated later, if there is one."""
+        spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
+        found = self._offsets(partitions, spec.forTimestamp(ms + 1), level.READ_UNCOMMITTED)
+        return {place: offset for place, (offset, _) in found.items() if offset >= 0}
+
     def _described(self, topics: Sequence[str]) -> dict[str, Any]:
         futures = self._admin.describeTopics(self._list(topics)).topicNameValues()
         answers = {topic: self._get(futures.get(topic), missing_is_none=True) for topic in topics}

@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 from halfway.pipeline.brokers import Bounds, Cleanup, Offsets
 from halfway.pipeline.errors import AccessError
 from halfway.pipeline.pinned import COMMITTED, LATER, PinnedArchive, PinnedKafka, Ranges
+from halfway.pipeline.records import UNREADABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines import Frame
@@ -47,7 +48,8 @@ _AT_ONCE: Final = 5_000
 _ALONE: Final = 20_000
 _HELD: Final = 4 << 20
 """Bytes of a partition's records that are in memory before they are written: a record can have megabytes."""
-_LATEST_MS: Final = (1 << 63) // 1000 - 1
+LATEST_MS: Final = (1 << 63) // 1000 - 1
+"""The latest timestamp whose microseconds are a number of 64 bits. A producer can choose a later one."""
 _read_headers: Final = methodcaller("headers")
 """`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
 
@@ -105,19 +107,7 @@ class QuickKafka(PinnedKafka):
             if start < end
         ]
         folder = Path(tempfile.mkdtemp(dir=self._engine.scratch))
-        settings = {
-            **_QUIET,
-            **self._access.librdkafka,
-            "group.id": "halfway-pipeline",
-            "isolation.level": isolation_level,
-            "enable.auto.commit": "false",
-            "enable.auto.offset.store": "false",
-            "enable.partition.eof": "true",
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": "20",
-            "queued.max.messages.kbytes": "65536",
-            "check.crcs": "false",
-        }
+        settings = client_settings(self._access, isolation_level)
         processes = cpu_count() or 1
         if sum(end - start for *_, start, end in parts) <= _ALONE:
             processes = 1
@@ -145,6 +135,36 @@ def _frame(engine: DuckEngine, folders: Sequence[tuple[str, str]]) -> Frame:
     return engine.query(" union all ".join(selects))
 
 
+def client_settings(access: KafkaAccess, isolation_level: str) -> dict[str, str]:
+    """Return the settings of a consumer that reads partitions from one offset to another."""
+    return {
+        **_QUIET,
+        **access.librdkafka,
+        "group.id": "halfway-pipeline",
+        "isolation.level": isolation_level,
+        "enable.auto.commit": "false",
+        "enable.auto.offset.store": "false",
+        "enable.partition.eof": "true",
+        "auto.offset.reset": "earliest",
+        "fetch.wait.max.ms": "20",
+        "queued.max.messages.kbytes": "65536",
+        "check.crcs": "false",
+    }
+
+
+def read_part(settings: Mapping[str, str], part: tuple[str, int, int, int]) -> Iterator[pa.RecordBatch]:
+    """Return the records of a part of a topic (its name, a partition, two offsets) by way of a file of this machine."""
+    topic, partition, *_ = part
+    with tempfile.TemporaryDirectory() as folder:
+        copy(settings, [part], folder)
+        file = Path(folder, topic, f"{partition}.parquet")
+        if file.exists():
+            for batch in pq.ParquetFile(file).iter_batches():
+                table = pa.Table.from_batches([batch])
+                topics = pa.array([topic] * len(table), pa.string())
+                yield from table.append_column("topic", topics).select(RECORD.names).cast(RECORD).to_batches()
+
+
 def copy(settings: Mapping[str, str], parts: Sequence[tuple[str, int, int, int]], folder: str) -> None:
     """Read partitions from a first to a last offset into Parquet, a file of each; runs in a process of its own."""
     from confluent_kafka import Consumer, TopicPartition
@@ -160,7 +180,8 @@ def copy(settings: Mapping[str, str], parts: Sequence[tuple[str, int, int, int]]
             for message in messages:
                 key = (message.topic(), message.partition())
                 if key in ends:
-                    heard = time.monotonic()
+                    # An error that comes again and again is no answer.
+                    heard = heard if message.error() else time.monotonic()
                     if _taken(message, ends[key], files[key]):
                         del ends[key]
             # What comes of partitions that have been read says nothing of the others.
@@ -199,13 +220,13 @@ def _taken(message: Any, end: int, file: _File) -> bool:
 
 
 def _headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
-    """Return a record's headers; none if a name is not UTF-8, which halfway never writes."""
+    """Return a record's headers; `UNREADABLE` alone if a name is not UTF-8, which halfway never writes."""
     try:
         return _read_headers(message) or ()
     except SystemError:
         # What Python makes of confluent_kafka's answer then, whose broken headers end the process if they are read.
         message.set_headers([])
-        return ()
+        return ((UNREADABLE, None),)
 
 
 class _File:
@@ -223,7 +244,7 @@ class _File:
 
     def add(self, message: Any) -> None:
         told = [{"key": name, "value": value} for name, value in _headers(message)]
-        micros = max(0, min(message.timestamp()[1], _LATEST_MS)) * 1000
+        micros = max(0, min(message.timestamp()[1], LATEST_MS)) * 1000
         key, value = message.key(), message.value()
         self._rows.append((key, value, self._partition, message.offset(), micros, told))
         self._bytes += sum(len(part or b"") for part in (key, value, *(each["value"] for each in told)))

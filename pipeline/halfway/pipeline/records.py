@@ -1,4 +1,4 @@
-"""What can be told of a record from its key, headers and timestamp, without decoding its value."""
+"""What a record's key, headers and timestamp say, without decoding its value."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ FINAL: Final = (COMMITTED, ROLLED_BACK)
 """What `halfway-state` says on an op that is an outcome."""
 LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: halfway writes no time that is later, and what is added to it can be reckoned with."""
+UNREADABLE: Final = "halfway-unreadable"
+"""The one header of a record whose own headers the client cannot read; without a transaction's id it proves nothing."""
 _ID: Final = "[A-Za-z0-9._~-]{1,128}"
 _SERVER_MADE: Final = "(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _PLACE: Final = "[1-9][0-9]{0,8}/[1-9][0-9]{0,8}"
@@ -44,7 +46,7 @@ def internal(engine: Engine, records: Frame, kind: str) -> Frame:
         end as fault
     from (
         select {d.text("key")} as id, {d.header("halfway-kind")} as kind, {d.header("halfway-state")} as state,
-            {d.header("halfway-group")} as "group", {d.millis('"timestamp"')} as "at",
+            {d.header("halfway-group")} as "group", {_at(d)} as "at",
             {_prepared_at(d, d.text("key"))} as prepared_at, "value" is not null as alive, "value", topic, "partition",
             "offset"
         from $records
@@ -63,26 +65,29 @@ def outcomes(engine: Engine, ops: Frame) -> Frame:
 def messages(engine: Engine, records: Frame, prefix: str) -> Frame:
     """Return the real messages of a deployment: which transaction, which of its messages, which content.
 
-    Those of another deployment name its prefix. `slot` and `total` are i and n of `halfway-message: i/n`, null where
+    Messages of another deployment name its prefix. `slot` and `total` are i and n of `halfway-message: i/n`, null if
     the header is missing or wrong. `content` stands for key and value, `own_headers` for the headers that the producer
-    chose.
+    chose. A record whose headers cannot be read has a `fault` and no id.
     """
     d = engine.dialect
     key, value, place = d.sha256('"key"'), d.sha256('"value"'), d.header("halfway-message")
     sql = f"""
     select id, prepared_at, "at", key_hash, {content("key_hash", "value_hash")} as content, own_headers, topic,
         "partition", "offset", try_cast(split_part(place, '/', 1) as int) as slot,
-        try_cast(split_part(place, '/', 2) as int) as total
+        try_cast(split_part(place, '/', 2) as int) as total,
+        case when id is null then 'the name of a header is not UTF-8' end as fault
     from (
         select {d.header("halfway-transaction-id")} as id,
             case when {d.matches(place, _PLACE)} then {place} end as place,
-            coalesce({_prepared_at(d, d.header("halfway-transaction-id"))}, {d.millis('"timestamp"')}) as prepared_at,
-            {d.millis('"timestamp"')} as "at", {key} as key_hash, {value} as value_hash,
-            substr({d.sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset"
+            coalesce({_prepared_at(d, d.header("halfway-transaction-id"))}, {_at(d)}) as prepared_at,
+            {_at(d)} as "at", {key} as key_hash, {value} as value_hash,
+            substr({d.sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset",
+            case when {d.header("halfway-transaction-id")} is null
+                then {d.any("headers", f"one.key = '{UNREADABLE}'")} else false end as unreadable
         from $records
         where coalesce({d.header("halfway-prefix")} = '{prefix}', true)
     ) told
-    where id is not null
+    where id is not null or unreadable
     """  # noqa: S608 - a prefix has no quotes
     return engine.query(sql, records=records)
 
@@ -96,7 +101,7 @@ def latest_of_keys(engine: Engine, records: Frame) -> Frame:
         select topic, "partition", key_hash, case when max("offset") = max("offset") filter (where mine)
                 then max_by("at", "offset") filter (where mine) end as "at"
         from (
-            select topic, "partition", "offset", {d.sha256('"key"')} as key_hash, {d.millis('"timestamp"')} as "at",
+            select topic, "partition", "offset", {d.sha256('"key"')} as key_hash, {_at(d)} as "at",
                 {d.header("halfway-transaction-id")} is not null as mine
             from $records
             where "key" is not null
@@ -118,6 +123,11 @@ def made_at(d: Dialect, of_id: str = "id") -> str:
     """Return the time in ms that an id tells which halfway made, null for any other."""
     digits = f"concat(regexp_extract({of_id}, '{_UUID}', 1), regexp_extract({of_id}, '{_UUID}', 2))"
     return f"case when {server_made(d, of_id)} then {d.number_of_hex(digits)} end"
+
+
+def _at(d: Dialect) -> str:
+    """Return the timestamp of a record in ms. Kafka takes -1 for none, which is 0 here, on every engine."""
+    return f"""greatest({d.millis('"timestamp"')}, 0)"""
 
 
 def _prepared_at(d: Dialect, of_id: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -12,11 +12,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from halfway.pipeline.brokers import Brokers
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import AccessError, SourceError
 from halfway.pipeline.pinned import ABOUT, COMMITTED, LATER, PINS, UNSETTLED, PinnedArchive, PinnedKafka, Ranges
 from halfway.pipeline.pins import Pins, TopicPin
+from halfway.pipeline.quick_sources import LATEST_MS, client_settings, read_part
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
@@ -51,21 +53,75 @@ class KafkaSource(PinnedKafka):
             brokers.close()
 
     def _read(self, ranges: Ranges, isolation_level: str) -> DataFrame:
-        ranges = {
-            topic: {number: (start, end) for number, (start, end) in partitions.items() if start < end}
+        parts = {
+            (topic, number): (start, end)
             for topic, partitions in ranges.items()
+            for number, (start, end) in partitions.items()
+            if start < end
         }
-        ranges = {topic: partitions for topic, partitions in ranges.items() if partitions}
-        if not ranges:
+        undated = self._first_undated([place for place in parts if not place[0].startswith(self.prefix)])
+        dated = {place: (start, min(end, undated.get(place, end))) for place, (start, end) in parts.items()}
+        frames = [self._through_connector({place: (start, end) for place, (start, end) in dated.items() if start < end},
+                                          isolation_level)]  # fmt: skip
+        rest = [
+            (topic, number, max(start, undated[topic, number]), end)
+            for (topic, number), (start, end) in parts.items()
+            if undated.get((topic, number), end) < end
+        ]
+        if rest:
+            frames.append(self._through_client(rest, isolation_level))
+        return reduce(DataFrame.unionAll, frames)
+
+    def _first_undated(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the first offset of each partition whose timestamp Spark cannot hold, if there is one.
+
+        Every producer chooses the timestamps of its records, and Spark's connector fails at one of more microseconds
+        than a number has.
+        """
+        if not partitions:
+            return {}
+        brokers = Brokers(self._spark, self._access)
+        try:
+            return brokers.first_dated_after(partitions, LATEST_MS)
+        finally:
+            brokers.close()
+
+    def _through_connector(self, parts: Mapping[tuple[str, int], tuple[int, int]], isolation_level: str) -> DataFrame:
+        """Return records as Spark's Kafka connector reads them."""
+        if not parts:
             return nothing(self._spark)
         reader = self._spark.read.format("kafka").options(**kafka_options(self._access, isolation_level))
-        reader = reader.option("assign", json.dumps({topic: list(parts) for topic, parts in ranges.items()}))
+        topics: dict[str, list[int]] = {}
+        for topic, number in parts:
+            topics.setdefault(topic, []).append(number)
+        reader = reader.option("assign", json.dumps(topics))
         for option, which in (("startingOffsets", 0), ("endingOffsets", 1)):
-            offsets = {topic: {str(n): pair[which] for n, pair in parts.items()} for topic, parts in ranges.items()}
+            offsets = {
+                topic: {str(number): parts[topic, number][which] for number in numbers}
+                for topic, numbers in topics.items()
+            }
             reader = reader.option(option, json.dumps(offsets))
-        # What retention removes before it is read is not there: whoever reads asks afterwards what has gone.
+        # Retention can remove records before they are read: the reader asks afterwards what has gone.
         reader = reader.option("failOnDataLoss", "false")
         return reader.load().select(*COLUMNS)
+
+    def _through_client(self, parts: Sequence[tuple[str, int, int, int]], isolation_level: str) -> DataFrame:
+        """Return records as DuckDB's source reads them, with a timestamp that Spark can hold; each part by one task."""
+        if not self._access.librdkafka:
+            topic, number, start, _ = parts[0]
+            raise AccessError(
+                f"{topic}, partition {number}, has a record at offset {start} with a timestamp that Spark cannot hold. "
+                "It is read with the settings HALFWAY_KAFKA__…: give them in place of HALFWAY_PIPELINE_KAFKA__…"
+            )
+        settings = client_settings(self._access, isolation_level)
+
+        def records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for part in batch.to_pylist():
+                    yield from read_part(settings, (part["topic"], part["partition"], part["start"], part["end"]))
+
+        table = self._spark.createDataFrame(list(parts), "topic string, partition int, `start` bigint, `end` bigint")
+        return table.repartition(len(parts)).mapInArrow(records, RECORD).select(*COLUMNS)
 
 
 def nothing(spark: SparkSession) -> DataFrame:

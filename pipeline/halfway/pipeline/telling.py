@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FOUND_ANOMALIES: Final = 1
 UNJUDGED: Final = 3
-_RULE: Final = re.compile(r"(?P<verdict>[a-z_]+)(?:@(?P<group>[^=]+))?(?:=(?P<count>\d+))?")
+_RULE: Final = re.compile(r"(?P<verdict>[a-z_]+)(?:@(?P<group>[^=]+))?(?:=(?P<count>[1-9][0-9]*))?")
 _TIMEOUT_S: Final = 10
 SHOWN: Final = 100
 """How many anomalies a webhook is told of."""

@@ -14,6 +14,7 @@ from halfway.pipeline import quick_sources
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.errors import AccessError
 from halfway.pipeline.quick_sources import copy, pin
+from halfway.pipeline.records import UNREADABLE
 from tests.support.waiting import GENEROUS_S
 
 TOPIC = "orders"
@@ -112,6 +113,23 @@ def test_a_header_whose_name_is_no_text_stops_nothing(told: list[Told], tmp_path
 
     told += [Hostile(0), Told(1)]
     assert read(tmp_path, 0, 2) == [0, 1]
+    headers = pq.read_table(tmp_path / TOPIC / "0.parquet").column("headers").to_pylist()
+    assert headers == [[{"key": UNREADABLE, "value": None}], []]
+
+
+def test_errors_that_come_again_and_again_are_no_answer(
+    monkeypatch: pytest.MonkeyPatch, told: list[Told], tmp_path: Path
+) -> None:
+    """A broker that gives nothing else gives nothing."""
+    monkeypatch.setattr(quick_sources, "_SILENT_S", -1)
+
+    class Refused(Told):
+        def error(self) -> KafkaError:
+            return KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION, retriable=True)
+
+    told += [Refused(0), Refused(0), Told(0)]
+    with pytest.raises(AccessError, match="Kafka gave no record of orders"):
+        read(tmp_path, 0, 1)
 
 
 def test_a_property_that_cannot_be_used_is_named() -> None:

@@ -46,7 +46,7 @@ def test_the_exit_status_is_for_what_was_asked(rules: tuple[str, ...], summary: 
     assert FailOn(rules).status(summary) == status
 
 
-@pytest.mark.parametrize("rule", ["missing", "lost=many", "lost@", ""])
+@pytest.mark.parametrize("rule", ["missing", "lost=many", "lost@", "lost=0", ""])
 def test_a_rule_that_is_none_is_named(rule: str) -> None:
     with pytest.raises(TellingError, match="--fail-on"):
         FailOn([rule])

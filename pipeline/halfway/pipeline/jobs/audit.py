@@ -31,6 +31,8 @@ SUMMARY: Final = "summary.json"
 STATE: Final = "continued.json"
 """What an audit with --continue has left for the next one."""
 _NEVER: Final = 1 << 62
+_LOOKED_THROUGH: Final = 10_000
+"""Offsets behind the first message of a partition among which one that op names is looked for."""
 _PLACE: Final = 'topic, "partition", "offset"'
 
 
@@ -167,7 +169,8 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     source.pin(names)
     reading.demand_given(source, options.topics)
     source.extend_unsettled(op_topic)
-    messages = engine.keep(records.messages(engine, source.committed(names), source.prefix))
+    told_messages = engine.keep(records.messages(engine, source.committed(names), source.prefix))
+    messages = engine.query("select * from $told where fault is null", told=told_messages)
     unsettled = engine.keep(_unsettled(engine, source, names))
     # All has been read when this is known: what has gone by now may have gone before it was read.
     engine.rows(
@@ -179,9 +182,9 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     )
     now = source.reopened()
     now.pin([op_topic, *names])
-    first = _first_messages(engine, messages, now.pins, options.skew_ms)
-    provable = _provable_since(now.pins, names, first, before)
     ends, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
+    first = _first_messages(engine, messages, of_commits, now.pins, options.skew_ms)
+    provable = _provable_since(now.pins, names, first, before)
     found = Evidence(
         ops=ends,
         named=of_commits,
@@ -199,7 +202,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     )
     faulty = [
         engine.query(f"select {_PLACE}, fault as error from $told where fault is not null", told=frame)  # noqa: S608
-        for frame in (op, half, told)
+        for frame in (op, half, told, told_messages)
     ]
     # Groups are read whole each time: what the runs before have read of them was told by those.
     pin = source.pins.topics.get(groups_topic)
@@ -264,7 +267,8 @@ def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:
     frames = [records.outcomes(engine, kinds["op"])]
     frames += [engine.query("select * from $told where fault is null", told=kinds[kind]) for kind in ("half", "parked")]
     frames.append(records.messages(engine, source.unsettled(names), source.prefix))
-    return union(engine, [engine.query('select id, "at" from $frame', frame=frame) for frame in frames])
+    known = 'select id, "at" from $frame where id is not null'
+    return union(engine, [engine.query(known, frame=frame) for frame in frames])
 
 
 _KINDS: Final = ("op", "half", "parked")
@@ -276,23 +280,44 @@ def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
     return engine.query('select id, "at" from $written where fault is null', written=written)
 
 
-def _first_messages(engine: Engine, messages: Frame, now: Pins, skew_ms: int) -> dict[str, dict[int, int]]:
-    """Return by topic and partition the time of the first message that is there still.
+def _first_messages(
+    engine: Engine, messages: Frame, named: Frame, now: Pins, skew_ms: int
+) -> dict[str, dict[int, int]]:
+    """Return, by topic and partition from which something was removed, the time of the first message that is there.
 
-    What was read before it, but has gone, tells nothing: its neighbours may have gone before they were read. Neither
-    does one that is dated in the future: it would hide losses until then.
+    Messages that were read before it, but have gone, prove nothing: their neighbours may have gone before they were
+    read. Neither does a message that no op names, since anybody can write one with any time: only a message that was
+    committed counts, with the time of its op if its own is earlier. One that is dated in the future would hide losses
+    until then.
     """
-    starts = [(topic, each.partition, each.start) for topic, pin in now.topics.items() for each in pin.partitions]
+    starts = [
+        (topic, each.partition, each.start)
+        for topic, pin in now.topics.items()
+        for each in pin.partitions
+        if each.start > 0
+    ]
+    if not starts:
+        return {}
     sql = f"""
-    select read.topic as topic, read."partition" as "partition", min_by(read."at", read."offset") as "at"
-    from $messages read join $starts starts
-        on read.topic = starts.topic and read."partition" = starts."partition" and read."offset" >= starts."start"
-    where read."at" <= {now.at + skew_ms}
-    group by read.topic, read."partition"
+    select topic, "partition", min_by("at", "offset") as "at" from (
+        select read.topic as topic, read."partition" as "partition", read."offset" as "offset",
+            max(greatest(read."at", named.op_at)) as "at"
+        from $messages read
+        join (
+            select read.topic as topic, read."partition" as "partition", min(read."offset") as head
+            from $messages read join $starts starts on read.topic = starts.topic
+                and read."partition" = starts."partition" and read."offset" >= starts."start"
+            group by read.topic, read."partition"
+        ) heads on read.topic = heads.topic and read."partition" = heads."partition"
+            and read."offset" between heads.head and heads.head + {_LOOKED_THROUGH}
+        join $named named on named.id = read.id and named.topic = read.topic and named.slot = read.slot
+            and named.content = read.content
+        group by read.topic, read."partition", read."offset"
+    ) committed where "at" <= {now.at + skew_ms} group by topic, "partition"
     """  # noqa: S608
     frame = engine.table(starts, "topic string, partition int, start bigint")
     found: dict[str, dict[int, int]] = {}
-    for row in engine.rows(engine.query(sql, messages=messages, starts=frame)):
+    for row in engine.rows(engine.query(sql, messages=messages, named=named, starts=frame)):
         found.setdefault(row["topic"], {})[row["partition"]] = row["at"]
     return found
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from halfway.pipeline import records
 from halfway.pipeline.engines import union
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs import audit, uses
 from halfway.pipeline.pins import Pins
 from halfway.pipeline.transforms import verdict
 
@@ -38,6 +38,8 @@ REPORTED: Final = "reported"
 ASKED: Final = "asked"
 _KEPT: Final = ("ops", "named", "halves", "parked", "messages", "unreadable")
 _CARRIED: Final = (*_KEPT, REPORTED, ASKED)
+_FORMAT: Final = 2
+"""Of what a run leaves for the next one."""
 KEPT_MS: Final = 14 * 24 * 3_600_000
 """Twice as long as op keeps outcomes: then nothing new can be told of what was read."""
 
@@ -71,6 +73,10 @@ class State(audit.Before):
             return None
         try:
             told: dict[str, Any] = json.loads(output.read(audit.STATE))
+            if told.get("format") != _FORMAT:
+                raise SourceError(
+                    f"{output.path()!r} was written by another release of audit --continue: begin in another folder"
+                )
             return cls(
                 runs=[Run(number=int(number), at=int(at), latest=int(latest)) for number, at, latest in told["runs"]],
                 pins=Pins.from_json(json.dumps(told["pins"])),
@@ -89,9 +95,23 @@ class State(audit.Before):
         """Those that something new can still be told of: what a run costs does not grow with their number."""
         return [run for run in self.runs if run.at >= self.runs[-1].at - KEPT_MS]
 
-    def write(self, output: Files) -> None:
-        """Let the last run count."""
+    def kept_since(self, grace_ms: int) -> int:
+        """Return when the first of the kept runs took its verdicts, in ms; 0 if no run was dropped yet."""
+        first = self.kept[0]
+        return first.at - grace_ms if first.number else 0
+
+    def write(self, output: Files, *, after: int | None) -> None:
+        """Make the last run count; `after` is the number of the run that it continues.
+
+        Raises:
+            SourceError: another run has been written since.
+
+        """
+        there = State.read(output)
+        if (None if there is None else there.runs[-1].number) != after:
+            raise SourceError(f"another audit has written into {output.path()!r} meanwhile: run one at a time")
         told = {
+            "format": _FORMAT,
             "runs": [(run.number, run.at, run.latest) for run in self.runs],
             "pins": json.loads(self.pins.to_json()),
             "by_group": self.by_group,
@@ -108,6 +128,9 @@ class Known:
 
     events: dict[str, Frame]
     verdicts: Frame
+    """Of the uses of which something that was read is still there."""
+    forgotten: Frame
+    """Last verdicts of uses before those."""
     reported: Frame
 
 
@@ -134,12 +157,14 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         known = _nothing(engine, fresh)
     else:
         asked = engine.query("select distinct id from $ids", ids=union(engine, told))
-        known = _known(engine, output, table(asked, CARRIED, ASKED), fresh, before)
+        known = _known(engine, output, table(asked, CARRIED, ASKED), fresh, before, grace_ms=options.grace_ms)
     found = verdict.verdicts(engine, replace(read.evidence, **known.events), read.limits)
+    if before is not None:
+        found, known = _with_earlier(engine, found, known, before.kept_since(options.grace_ms))
     judged = table(found if before is None else _with_withdrawn(engine, found, known.verdicts), audit.VERDICTS)
     anomalies = table(_anomalies(engine, judged, known.reported), audit.ANOMALIES, files=1)
     quarantined = table(read.quarantine, audit.QUARANTINE)
-    still = table(_still(engine, judged, known.verdicts), OPEN)
+    still = table(_still(engine, judged, union(engine, [known.verdicts, known.forgotten])), OPEN)
     carried = dict(known.events)
     carried[REPORTED] = union(
         engine, [engine.query("select id, life, verdict from $new", new=anomalies), known.reported]
@@ -158,7 +183,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         quarantined=(before.quarantined if before else 0) + rows_in(engine, quarantined),
         options=options.rules,
     )
-    state.write(output)
+    state.write(output, after=None if before is None else before.runs[-1].number)
     verdicts: Counter[str] = Counter()
     for name, _, count in state.by_group:
         verdicts[name] += count
@@ -202,14 +227,18 @@ def _forget(output: Files, number: int, before: State | None) -> None:
 
 def _nothing(engine: Engine, fresh: dict[str, Frame]) -> Known:
     """Return what the first run knows."""
+    none = engine.table([], "id string, verdict string, life int, `group` string, prepared_at bigint")
     return Known(
         events=fresh,
-        verdicts=engine.table([], "id string, verdict string, life int, `group` string"),
+        verdicts=none,
+        forgotten=none,
         reported=engine.table([], "id string, life int, verdict string"),
     )
 
 
-def _known(engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame], before: State) -> Known:
+def _known(
+    engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame], before: State, *, grace_ms: int
+) -> Known:
     """Return what is known of the ids that something new is told of, and of those that are open, with what is new."""
     last = [before.runs[-1].number]
     opened = _table(engine, output, OPEN, last)
@@ -235,10 +264,29 @@ def _known(engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame]
     verdicts, reported = [opened], [_table(engine, output, f"{CARRIED}/{REPORTED}", last)]
     if runs:
         told = last_verdicts(engine, of_others(engine.read_runs(output.path(audit.VERDICTS), runs)))
-        verdicts.append(engine.query('select id, verdict, life, "group" from $told', told=told))
+        columns = _verdict_columns(engine)
+        verdicts.append(engine.query(f"select {columns} from $told", told=told))  # noqa: S608
         told = of_others(_table(engine, output, audit.ANOMALIES, runs))
         reported.append(engine.query("select id, life, verdict from $told", told=told))
-    return Known(events=events, verdicts=union(engine, verdicts), reported=union(engine, reported))
+    every = engine.keep(union(engine, verdicts))
+    forgotten = engine.keep(uses.forgotten(engine, every, events, before=before.kept_since(grace_ms)))
+    remembered = uses.without(engine, every, forgotten)
+    return Known(events=events, verdicts=remembered, forgotten=forgotten, reported=union(engine, reported))
+
+
+def _with_earlier(engine: Engine, judged: Frame, known: Known, since: int) -> tuple[Frame, Known]:
+    """Return the verdicts, numbered after forgotten uses, without those that do not replace an earlier one."""
+    judged = engine.keep(uses.renumbered(engine, judged, known.forgotten))
+    settled = engine.keep(uses.settled(engine, judged, known.verdicts, before=since))
+    # Kept, as Spark's optimizer fails at a union of what was made of it.
+    changing = engine.keep(uses.without(engine, known.verdicts, settled))
+    forgotten = union(engine, [known.forgotten, settled])
+    return uses.without(engine, judged, settled), replace(known, verdicts=changing, forgotten=forgotten)
+
+
+def _verdict_columns(engine: Engine) -> str:
+    """Return SQL for what is carried over of a row of the table of verdicts."""
+    return f'id, verdict, life, "group", {engine.dialect.millis("prepared_at")} as prepared_at'
 
 
 def last_verdicts(engine: Engine, told: Frame) -> Frame:
@@ -312,10 +360,10 @@ def _still(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
     """Return the last verdicts of ids that are open, of all their uses: which of them is open can change."""
     return engine.query(
         f"""
-        select id, verdict, life, "group" from (
-            select id, verdict, life, "group" from $judged where verdict is not null
+        select id, verdict, life, "group", prepared_at from (
+            select {_verdict_columns(engine)} from $judged where verdict is not null
             union all
-            select id, verdict, life, "group" from $earlier before where not exists (
+            select id, verdict, life, "group", prepared_at from $earlier before where not exists (
                 select 1 from $judged now where now.id = before.id and now.life = before.life
             )
         ) last where id in (select id from $judged where verdict in ({_OPEN}))""",  # noqa: S608

@@ -108,6 +108,8 @@ def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     A new use begins a horizon after everything before it, never for an id that halfway made. A coordinator whose clock
     was set back says that it was less: what the lane wrote is of a new use all the same. A half is not: it may be a
     late repeat, which the coordinator buries. What was written to op `later` ends uses, and is of none that is judged.
+    A message that belongs to a use by halfway's own records does not prolong it: anybody can write a message, and one
+    that is dated between two uses would join them.
     """
     made = server_made(engine.dialect)
     # They are used more than once.
@@ -123,6 +125,7 @@ def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
         f"select {columns}, 0 as life, false as used_again from $told where source <> 'later'",  # noqa: S608
         told=_told(engine, alone, made, limits),
     )
+    preceding = "partition by id order by begin range between unbounded preceding and 1 preceding"
     sql = f"""
     select {columns}, dense_rank() over (partition by id, source = 'later' order by since) - 1 as life,
         since < last_since as used_again
@@ -134,16 +137,18 @@ def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
                 + case when source in ('half', 'parked') then {limits.horizon_ms} else {limits.apart_ms} end
                 then begin else 0 end as begun
             from (
-                select *, max(until) over (
-                    partition by id order by begin range between unbounded preceding and 1 preceding
-                ) as before
-                from $told
+                select *, max(case when source <> 'message' or begin >= before_of_own + {limits.apart_ms}
+                        or before_of_own is null then until end) over ({preceding}) as before
+                from (
+                    select *, max(case when source <> 'message' then until end) over ({preceding}) as before_of_own
+                    from $told
+                ) own
             ) preceded
         ) started
     ) numbered
     """  # noqa: S608
     # However many copies of a message there are, a window sees a few.
-    copies = replace(evidence, messages=_copies(engine, evidence.messages, f"not {made}", limits))
+    copies = replace(evidence, messages=_copies(engine, evidence, f"not {made}", limits))
     again = engine.query(sql, told=_told(engine, copies, f"not {made}", limits))
     again = engine.keep(engine.query("select * from $lives where source <> 'later'", lives=again))
     return union(engine, [once, again])
@@ -199,17 +204,28 @@ def _alone(engine: Engine, messages: Frame, limits: Limits) -> Frame:
     )
 
 
-def _copies(engine: Engine, messages: Frame, condition: str, limits: Limits) -> Frame:
-    """Return the copies of messages together, those of one time in which no two uses of an id can begin."""
+def _copies(engine: Engine, evidence: Evidence, condition: str, limits: Limits) -> Frame:
+    """Return the copies of messages together, those of one time in which no two uses of an id can begin.
+
+    The time of a prepare that op names is a time of its own: what others date close to it does not move its messages.
+    """
     together = ", ".join(
         f'{"min" if name.startswith(("lowest", "least", "first", "prepared")) else "max"}("{name}") as "{name}"'
         for name in ("prepared_at", "until", "at", *_FOUND)
         if name != "found"
     )
     return engine.query(
-        f"""select id, topic, slot, count(*) as found, {together} from $messages
-        where {condition} group by id, topic, slot, floor(prepared_at / {limits.apart_ms})""",  # noqa: S608
-        messages=_alone(engine, messages, limits),
+        f"""select id, topic, slot, count(*) as found, {together} from (
+            select messages.*, case when op_id is null then floor(prepared_at / {limits.apart_ms}) end as period,
+                case when op_id is not null then prepared_at end as of_op
+            from $messages messages left join (
+                select distinct id as op_id, {_time(limits, "prepared_at")} as op_prepared_at
+                from $ops where {condition}
+            ) ops on op_id = id and op_prepared_at = prepared_at
+            where {condition}
+        ) dated group by id, topic, slot, period, of_op""",  # noqa: S608
+        messages=_alone(engine, evidence.messages, limits),
+        ops=evidence.ops,
     )
 
 

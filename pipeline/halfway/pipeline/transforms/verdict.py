@@ -16,6 +16,8 @@ NOT_JUDGED: Final = "not_judged"
 ANOMALIES: Final = ("contradicted", "leaked", "lost", "torn", "doubled", "payload_changed")
 """Strongest first: a transaction with several gets the first as its verdict and lists all."""
 VERDICTS: Final = (*FINE, NOT_JUDGED, *ANOMALIES)
+_SHOWN_SLOTS: Final = 10_000
+"""Evidence names the messages of a transaction up to this number: others can write as many as they like."""
 
 
 def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
@@ -158,7 +160,7 @@ def _transactions(d: Dialect) -> str:
         "older": "bool_and(older)",
         "ended_again": """min(case when topic is null then first_place end)
             <> max(case when topic is null then last_place end)""",
-        "evidence": d.collected(evidence, "problem is not null"),
+        "evidence": d.collected(evidence, f"problem is not null and coalesce(slot, 0) <= {_SHOWN_SLOTS}"),
     }
     together = ", ".join(f'{value} as "{name}"' for name, value in columns.items())
     return f"select id, life, {together} from $slots group by id, life"  # noqa: S608

@@ -20,8 +20,11 @@ from halfway.pipeline.jobs import audit, cross_check, incremental
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.quick import DuckEngine
 from halfway.pipeline.telling import FailOn
-from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource, RandomLog, Writer
-from tests.unit.pipeline.jobs.test_random_logs import FIRST, OPTIONS, SEEDS, continued, cuts_of
+from tests.support.pipeline.audits import OPTIONS, continued, cuts_of
+from tests.support.pipeline.log_writer import Writer
+from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource
+from tests.support.pipeline.random_logs import RandomLog
+from tests.unit.pipeline.jobs.test_random_logs import FIRST, SEEDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,67 @@
+"""Every producer chooses the timestamps of its records: none of them stops a job on Spark."""
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # they are there
+
+from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.errors import AccessError
+from halfway.pipeline.sources import KafkaSource
+from tests.support.brokers.fixtures import Kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ANSWERED_WITHIN_S = 120
+NOW = 1_700_000_000_000
+ABSURD = (1 << 63) - 1
+
+
+@pytest.fixture(scope="module")
+def topic(kafka: Kafka) -> str:
+    """Give a topic with an absurd record among others, as brokers before 4.0 take them by default."""
+    name, servers = f"absurd-{uuid4().hex[:10]}", {"bootstrap.servers": kafka.bootstrap_servers}
+    new = NewTopic(name, num_partitions=2, config={"message.timestamp.after.max.ms": f"{ABSURD}"})
+    admin = AdminClient(servers)
+    admin.create_topics([new])[name].result(ANSWERED_WITHIN_S)
+    producer = Producer(servers)
+    for partition, timestamps in ((0, (NOW, NOW, ABSURD, NOW, ABSURD)), (1, (NOW,))):
+        for number, timestamp in enumerate(timestamps):
+            headers = [("n", f"{number}".encode())]
+            producer.produce(name, b"v", None, partition, timestamp=timestamp, headers=headers)
+    assert producer.flush(ANSWERED_WITHIN_S) == 0
+    return name
+
+
+def test_records_with_absurd_timestamps_are_read_with_the_latest_that_spark_holds(
+    spark: "SparkSession", kafka: Kafka, topic: str
+) -> None:
+    """And all others as they are, each once."""
+    servers = {"bootstrap.servers": kafka.bootstrap_servers}
+    source = KafkaSource(spark, KafkaAccess(java=servers, librdkafka=servers))
+    source.pin([topic])
+    found = source.committed([topic]).selectExpr(
+        "partition", "offset", "unix_millis(timestamp) as at", "cast(headers[0].value as string) as number", "key",
+        "cast(value as string) as value",
+    )  # fmt: skip
+    rows = sorted(tuple(row) for row in found.collect())
+    latest = (1 << 63) // 1000 - 1
+    assert rows == [
+        (0, 0, NOW, "0", None, "v"),
+        (0, 1, NOW, "1", None, "v"),
+        (0, 2, latest, "2", None, "v"),
+        (0, 3, NOW, "3", None, "v"),
+        (0, 4, latest, "4", None, "v"),
+        (1, 0, NOW, "0", None, "v"),
+    ]
+
+
+def test_without_settings_of_librdkafka_such_a_record_is_named(spark: "SparkSession", kafka: Kafka, topic: str) -> None:
+    """Spark's own client fails at it, and the other one cannot be asked."""
+    source = KafkaSource(spark, KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}))
+    source.pin([topic])
+    with pytest.raises(AccessError, match=f"{topic}, partition 0, has a record at offset 2 with a timestamp that"):
+        source.committed([topic])

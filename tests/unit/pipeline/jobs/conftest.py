@@ -1,0 +1,14 @@
+"""An engine for the tests of jobs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from halfway.pipeline.quick import DuckEngine
+
+
+@pytest.fixture
+def engine() -> Iterator[DuckEngine]:
+    made = DuckEngine()
+    yield made
+    made.close()

@@ -1,0 +1,157 @@
+"""`audit --continue`: what a run knows of the runs before it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from halfway.domain.records import Message, OpKind
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.quick import DuckEngine
+from tests.support.pipeline.audits import (
+    MESSAGES,
+    OPTIONS,
+    committed,
+    continued,
+    counts_in,
+    made_at,
+)
+from tests.support.pipeline.log_writer import Writer
+from tests.support.pipeline.logs import HORIZON, PREFIX, START, Log, LogSource
+
+
+def test_what_a_run_reads_of_those_before_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten runs the last reads no more folders of earlier ones than the fifth, and finds what one run finds."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    looked: list[set[str]] = []
+    written = DuckEngine._written
+
+    def noted(engine: DuckEngine, folders: Sequence[str], *, with_run: bool) -> Any:
+        looked[-1] |= {part for part in folders if not part.endswith(f"run={len(looked) - 1}")}
+        return written(engine, folders, with_run=with_run)
+
+    monkeypatch.setattr(DuckEngine, "_written", noted)
+    step = 3_600_000
+    for number in range(10):
+        at = START + number * step
+        for shard in range(3):
+            writer.commit(made_at(shard, at), MESSAGES, at + 10, at)
+        if number == 0:
+            writer.half(made_at(7, at), MESSAGES, at)
+        log.settle()
+        looked.append(set())
+        continued(log, at + 60_000, folder)
+    assert len(looked[-1]) == len(looked[4]) > 0
+    assert {part.rpartition("run=")[2] for part in looked[-1]} == {"8"}
+    assert counts_in(tmp_path) == {"committed_ok": 30, "pending": 1}
+
+
+def test_an_id_that_was_seen_before_it_was_made_is_judged_with_all_that_was_read_of_it(tmp_path: Path) -> None:
+    """Whoever forges an id chooses its time: it is looked for where it was read, not where it should have been."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    step = 3_600_000
+    forged = made_at(1, START + 3 * step)
+    writer.message(forged, MESSAGES[0], "1/1", START, START)
+    for number in range(6):
+        at = START + number * step
+        writer.commit(made_at(0, at), MESSAGES, at + 10, at)
+        if number == 5:
+            writer.commit(forged, MESSAGES, at + 10, at)
+        log.settle()
+        continued(log, at + 60_000, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 6, "doubled": 1}
+
+
+def test_what_a_run_knows_of_those_before_does_not_grow_for_ever(tmp_path: Path) -> None:
+    """An id that a client brought is looked for in the runs of two weeks; a use after that is a new one."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    week = 7 * 24 * 3_600_000
+    for number in range(5):
+        at = START + number * week
+        if number in (0, 4):
+            writer.message("weekly", MESSAGES[0], "1/1", at, at)
+        writer.commit(made_at(0, at), MESSAGES, at, at)
+        log.settle()
+        continued(log, at + 60_000, folder)
+    state = incremental.State.read(folder)
+    assert state is not None
+    assert [run.number for run in state.runs] == [1, 2, 3, 4]
+    assert folder.names(incremental.EVENTS, "ops") == ["run=1", "run=2", "run=3", "run=4"]
+    assert counts_in(tmp_path) == {"committed_ok": 5, "leaked": 2}
+    told = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    assert [(row["run"], row["id"]) for row in told] == [(0, "weekly"), (4, "weekly")]
+
+
+def test_a_group_that_cannot_be_read_is_told_by_one_run(tmp_path: Path) -> None:
+    """Groups are read whole each time, what is wrong in them is told once."""
+    log, folder = committed(1), LocalFolder(str(tmp_path))
+    for number in range(1, 4):
+        log.write(PREFIX + "groups", f"g-{number}".encode(), b"damaged", START + number * HORIZON, ())
+        log.settle()
+        for at in (number * HORIZON, number * HORIZON + 60_000):
+            continued(log, START + at, folder)
+            assert json.loads((tmp_path / audit.SUMMARY).read_text())["quarantined"] == number
+
+
+def test_a_whole_audit_leaves_the_folder_of_one_that_goes_on_alone(engine: DuckEngine, tmp_path: Path) -> None:
+    """It would replace what the runs have said, and the next one would find nothing of it."""
+    log, folder = committed(2), LocalFolder(str(tmp_path))
+    continued(log, START + HORIZON, folder)
+    with pytest.raises(SourceError, match="is of an audit with --continue: give another folder"):
+        audit.run(engine, LogSource(engine, log, START + HORIZON), folder, OPTIONS)
+    assert counts_in(tmp_path) == {"committed_ok": 2}
+
+
+def test_a_topic_that_is_made_again_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """Though it is longer by then than it was."""
+    log, folder = committed(3), LocalFolder(str(tmp_path))
+    continued(log, START + HORIZON, folder)
+    log.make_again("orders")
+    writer = Writer(log)
+    for number in range(5):
+        at = START + 2 * HORIZON + number
+        writer.commit(f"later-{number}", MESSAGES, at, at)
+    log.settle()
+    continued(log, START + 4 * HORIZON, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 8}
+
+
+def test_a_topic_that_is_made_late_can_lose_messages(tmp_path: Path) -> None:
+    """A run that did not find it yet, or not at that moment, says nothing about those that do."""
+    log, folder = committed(1), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    mail = [Message(topic="mails", key=b"k", value=b"v")]
+    writer.op("before", OpKind.COMMITTED, mail, START, START)
+    log.missing = frozenset(["mails"])
+    log.settle()
+    continued(log, START + 60_000, folder)
+    log.missing = frozenset()
+    writer.op("after", OpKind.COMMITTED, mail, START + 100_000, START + 100_000)
+    log.settle()
+    continued(log, START + 200_000, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 1, "expired_unknown": 1, "lost": 1}
+
+
+def test_runs_that_go_on_know_when_the_topics_were_created(engine: DuckEngine, tmp_path: Path) -> None:
+    """An older message is of somebody else in each run, also if its id is used in a later one."""
+    log = Log()
+    writer = Writer(log)
+    writer.message("both", MESSAGES[0], "1/1", START, START, prefix=None)
+    writer.lay_out(START + HORIZON)
+    log.settle()
+    incremental.run(engine, LogSource(engine, log, START + 2 * HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    again = START + 3 * HORIZON
+    writer.half("both", MESSAGES, again)
+    writer.commit("both", MESSAGES, again + 1, again)
+    log.settle()
+    incremental.run(engine, LogSource(engine, log, again + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    rows = engine.rows(engine.read_runs(str(tmp_path / audit.VERDICTS), [0, 1]))
+    assert [row["verdict"] for row in rows] == ["committed_ok"]

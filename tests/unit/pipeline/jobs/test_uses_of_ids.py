@@ -1,0 +1,126 @@
+"""Uses of an id that a client brings keep their numbers, and what is known of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from halfway.domain.records import OpKind
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.quick import DuckEngine
+from tests.support.pipeline.audits import MESSAGES, OPTIONS, continued, counts_in, found_in, last_in
+from tests.support.pipeline.log_writer import Writer
+from tests.support.pipeline.logs import HORIZON, START, Log, LogSource
+
+DAY = 24 * 3_600_000
+
+
+def test_an_id_that_is_used_daily_keeps_the_numbers_of_its_uses(tmp_path: Path) -> None:
+    """Though the first uses are forgotten by then: each leak is reported, none twice, and all are counted."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    days = 19
+    for day in range(days):
+        at = START + day * DAY
+        writer.half("daily", MESSAGES, at)
+        if day % 3 != 1:
+            writer.commit("daily", MESSAGES, at + 10, at)
+        else:
+            writer.message("daily", MESSAGES[0], "1/1", at, at)
+            writer.roll_back("daily", at + 10, at)
+        log.settle()
+        continued(log, at + 60_000, folder)
+    wanted = {("daily", day): "leaked" if day % 3 == 1 else "committed_ok" for day in range(days)}
+    assert last_in(tmp_path) == wanted
+    assert counts_in(tmp_path) == {"committed_ok": 13, "leaked": 6}
+    told = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    assert sorted((row["run"], row["life"]) for row in told) == [(day, day) for day in range(1, days, 3)]
+
+
+def test_a_message_that_an_earlier_run_has_read_is_not_lost_when_that_run_is_forgotten(tmp_path: Path) -> None:
+    """One run reads the message, the next one its op; two weeks later the first of them is forgotten, and the id used.
+
+    So it is with a loss that was proved when it was found: it is counted, although nothing of it can be proved now.
+    """
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    writer.commit("other", MESSAGES, START, START)
+    writer.message("mine", MESSAGES[0], "1/1", START, START)
+    log.settle()
+    continued(log, START + 1, folder)
+    writer.op("mine", OpKind.COMMITTED, MESSAGES, START + 2, START)
+    writer.op("lost", OpKind.COMMITTED, MESSAGES, START + 2, START)
+    log.settle()
+    for at in (START + 600_000, START + 14 * DAY + 300_000):
+        continued(log, at, folder)
+    again = START + 14 * DAY + 400_000
+    log.trim("orders", 2)
+    for name in ("mine", "lost"):
+        writer.commit(name, MESSAGES, again, again)
+    log.settle()
+    continued(log, again + 60_000, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 4, "lost": 1}
+
+
+def test_an_id_that_is_open_keeps_the_numbers_of_its_uses(tmp_path: Path) -> None:
+    """What is open is carried from run to run, after the first uses have been forgotten too."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    days = [*range(0, 16, 5), 16, 17, 18]
+    for day in days:
+        at = START + day * DAY
+        writer.half("mine", MESSAGES, at)
+        if day == 17:
+            log.settle()
+            continued(log, at + 60_000, folder)
+        writer.commit("mine", MESSAGES, at + 120_000, at)
+        log.settle()
+        continued(log, at + 180_000, folder)
+    assert last_in(tmp_path) == {("mine", use): "committed_ok" for use in range(len(days))}
+    assert counts_in(tmp_path) == {"committed_ok": len(days)}
+
+
+def test_a_forged_message_between_two_uses_does_not_join_them(tmp_path: Path) -> None:
+    """Anybody can date a message: uses are told apart by halfway's own records where these are there."""
+    log, engine = Log(), DuckEngine()
+    writer = Writer(log)
+    again = START + HORIZON + 60_000
+    for at in (START, again):
+        writer.half("mine", MESSAGES, at)
+        writer.commit("mine", MESSAGES, at + 10, at)
+    for dated in (START + HORIZON // 2, START + HORIZON - 60_000):
+        writer.message("mine", MESSAGES[0], "1/1", again + 1_000, dated)
+    log.settle()
+    audit.run(engine, LogSource(engine, log, again + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    engine.close()
+    assert found_in(tmp_path) == {("mine", 0): "doubled", ("mine", 1): "committed_ok"}
+
+
+def test_a_run_beside_another_one_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs at once would both report what is new, and one would replace what the other has left."""
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    writer = Writer(log)
+    writer.op("mine", OpKind.ROLLED_BACK, (), START, START)
+    log.settle()
+    evidence = audit.evidence
+
+    def beside(*parts: Any, **options: Any) -> Any:
+        monkeypatch.setattr(audit, "evidence", evidence)
+        continued(log, START + HORIZON, folder)
+        return evidence(*parts, **options)
+
+    monkeypatch.setattr(audit, "evidence", beside)
+    with pytest.raises(SourceError, match=r"another audit has written into .* meanwhile: run one at a time"):
+        continued(log, START + HORIZON, folder)
+    assert counts_in(tmp_path) == {"rolled_back_ok": 1}
+
+
+def test_what_another_release_has_left_is_not_continued(tmp_path: Path) -> None:
+    """Its tables can lack what this one reads."""
+    folder = LocalFolder(str(tmp_path))
+    folder.write("{}", audit.STATE)
+    with pytest.raises(SourceError, match="was written by another release of audit --continue: begin in another"):
+        incremental.State.read(folder)
