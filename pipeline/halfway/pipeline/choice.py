@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from halfway.pipeline.errors import SourceError
+from halfway.pipeline.folders import is_local
 from halfway.pipeline.machine import free_memory
 from halfway.pipeline.session import GATEWAY
 
@@ -100,8 +101,7 @@ def _hindrance(places: Places) -> str | None:
     if missing := [name for name in ("duckdb", "confluent_kafka") if find_spec(name) is None]:
         return f"there is no {' and no '.join(missing)}"
     for folder in (places.output, places.snapshot, places.offsets, places.against):
-        scheme, sign, _ = (folder or "").partition("://")
-        if sign and scheme != "file":
+        if not is_local(folder or ""):
             return f"{folder!r} is not on this machine"
     if places.access is not None and not places.access.librdkafka:
         return "properties of the Java client (HALFWAY_PIPELINE_KAFKA__…) mean nothing to it"

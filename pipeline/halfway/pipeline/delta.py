@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
+    from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
 LOG: Final = "_delta_log"
@@ -138,17 +139,30 @@ def _last(table: DeltaTable, writer: str) -> int:
     return -1 if number is None else int(number)
 
 
-def read(spark: SparkSession, uri: str, *, upto: Batch | None = None) -> DataFrame:
+def _as_of(uri: str, upto: Batch | None) -> DeltaTable:
     """Return a table as it is now, or as it was when its writer had not yet written more than a batch."""
-    import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql.pandas.types import from_arrow_schema
 
     table = DeltaTable(uri)
     while upto is not None and table.version() and (table.transaction_version(upto.writer) or 0) > upto.number:
         table.load_as_version(table.version() - 1)
+    return table
+
+
+def read(spark: SparkSession, uri: str, *, upto: Batch | None = None) -> DataFrame:
+    """Return a table as it is now, or as it was when its writer had not yet written more than a batch."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    table = _as_of(uri, upto)
     schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
     files = table.file_uris()
     # What a table is partitioned by stands in the names of its folders, not in its files.
     reader = spark.read.schema(schema).option("basePath", uri)
     return reader.parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def dataset(uri: str, *, upto: Batch) -> Dataset:
+    """Return a table, without Spark, as it was when its writer had not yet written more than a batch."""
+    found: Dataset = _as_of(uri, upto).to_pyarrow_dataset()
+    return found

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 18
 
 
+def is_local(path: str) -> bool:
+    """Return whether a path or URI is of this machine."""
+    scheme, sign, _ = path.partition("://")
+    return not sign or scheme == "file"
+
+
 class Files(Protocol):
     """Small files beside tables."""
 
@@ -51,6 +57,10 @@ class LocalFolder:
     def path(self, *parts: str) -> str:
         """Return the path of something in it."""
         return str(Path(self.uri, *parts))
+
+    def qualified(self, *parts: str) -> str:
+        """Return the path of something in it, from the root of the file system."""
+        return str(Path(self.path(*parts)).resolve())
 
     def exists(self, *parts: str) -> bool:
         """Whether it is there."""

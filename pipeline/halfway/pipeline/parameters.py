@@ -85,6 +85,15 @@ def demand_order(since: int | None, until: int | None) -> None:
         raise click.UsageError("--until is not later than --since: give a later one")
 
 
+def demand_fitting(*, archive: bool, again: bool, on: bool = False, between: bool = False) -> None:
+    if archive and again:
+        raise click.UsageError("--offsets is about Kafka's topics, and --snapshot about an archive: give one of them")
+    if on and (archive or again):
+        raise click.UsageError("--continue reads what is new in Kafka: give it without --snapshot and --offsets")
+    if on and between:
+        raise click.UsageError("--continue judges what is new: give it without --since and --until")
+
+
 def several(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _COMMAND]:
     def add(command: _COMMAND) -> _COMMAND:
         for option in reversed(options):

@@ -23,15 +23,14 @@ ABSURD = (1 << 63) - 1
 @pytest.fixture(scope="module")
 def topic(kafka: Kafka) -> str:
     """Give a topic with an absurd record among others, as brokers before 4.0 take them by default."""
-    name, servers = f"absurd-{uuid4().hex[:10]}", {"bootstrap.servers": kafka.bootstrap_servers}
+    name = f"absurd-{uuid4().hex[:10]}"
     new = NewTopic(name, num_partitions=2, config={"message.timestamp.after.max.ms": f"{ABSURD}"})
-    admin = AdminClient(servers)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_topics([new])[name].result(ANSWERED_WITHIN_S)
-    producer = Producer(servers)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for partition, timestamps in ((0, (NOW, NOW, ABSURD, NOW, ABSURD)), (1, (NOW,))):
         for number, timestamp in enumerate(timestamps):
-            headers = [("n", f"{number}".encode())]
-            producer.produce(name, b"v", None, partition, timestamp=timestamp, headers=headers)
+            producer.produce(name, b"v", None, partition, timestamp=timestamp, headers=[("n", f"{number}".encode())])
     assert producer.flush(ANSWERED_WITHIN_S) == 0
     return name
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.folders import Folder
+    from halfway.pipeline.folders import Folder, LocalFolder
     from halfway.pipeline.pins import TopicPin
 
 ENDED: Final = "ended"
@@ -208,33 +208,23 @@ class Tables:
         return delta.Batch(writer=self._writer, number=number)
 
 
-def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
-    """Return `ended` and `pending` as of one batch, the last one that both have; None before the first."""
-    ended, pending = output.qualified(ENDED), output.qualified(PENDING)
+def last_batch(output: Folder | LocalFolder) -> delta.Batch | None:
+    """Return the last batch that both tables have, None before the first."""
     if not output.exists(CHECKPOINT, _STREAM):
         return None
     writer = _stream(output)
     # `pending` is written last.
-    batch = delta.last(pending, writer=writer)
-    if batch < 0:
+    number = delta.last(output.qualified(PENDING), writer=writer)
+    return None if number < 0 else delta.Batch(writer=writer, number=number)
+
+
+def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
+    """Return `ended` and `pending` as of one batch, the last one that both have; None before the first."""
+    batch = last_batch(output)
+    if batch is None:
         return None
-    of_batch = delta.Batch(writer=writer, number=batch)
-    return delta.read(spark, ended, upto=of_batch), delta.read(spark, pending, upto=of_batch)
-
-
-def export(spark: SparkSession, output: Folder, into: Folder) -> None:
-    """Write `ended`, partitioned by day, and `pending` as of one batch as plain Parquet, in place of what is there.
-
-    Raises:
-        SourceError: the folder holds no ledger.
-
-    """
-    found = tables(spark, output)
-    if found is None:
-        raise SourceError(f"{output.uri!r} holds no ledger: run halfway-pipeline ledger first")
-    ended, pending = found
-    pending.write.mode("overwrite").parquet(into.path(PENDING))
-    ended.write.mode("overwrite").partitionBy(DAY).parquet(into.path(ENDED))
+    ended, pending = (delta.read(spark, output.qualified(name), upto=batch) for name in (ENDED, PENDING))
+    return ended, pending
 
 
 def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
@@ -243,7 +233,7 @@ def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
     return delta.read(spark, output.qualified(QUARANTINE)) if there else None
 
 
-def _stream(output: Folder) -> str:
+def _stream(output: Folder | LocalFolder) -> str:
     return str(json.loads(output.read(CHECKPOINT, _STREAM))["id"])
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from halfway.domain.records import Message
 from halfway.pipeline import cli
+from halfway.pipeline.commands.audit import say
 from halfway.pipeline.engines import SparkEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.folders import Folder, LocalFolder
@@ -132,7 +133,7 @@ def test_differences_are_told_and_have_the_exit_status_of_an_anomaly(
     assert summary.differences == len(found)
     assert json.loads((tmp_path / "whole" / audit.SUMMARY).read_text())["differences"] == len(found)
     assert FailOn(["leaked=1000"]).status(summary) == 1
-    cli._say(summary, "whole")
+    say(summary, "whole")
     printed = capsys.readouterr().out
     assert "4 differences from the audit with --continue: whole/differences" in printed
     assert [invented, "0", "rolled_back_ok", "leaked"] in [line.split() for line in printed.splitlines()]

@@ -1,0 +1,1 @@
+"""The commands of `halfway-pipeline`, each with its options."""

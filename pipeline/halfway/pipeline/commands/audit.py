@@ -1,0 +1,194 @@
+"""The command `audit`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from halfway.pipeline import access, choice, telling
+from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
+from halfway.pipeline.parameters import (
+    BETWEEN,
+    CONFIG,
+    HORIZON,
+    KAFKA,
+    OFFSETS,
+    OUTPUT,
+    SECONDS_OR_NONE,
+    SNAPSHOT,
+    demand_fitting,
+    demand_order,
+    several,
+)
+from halfway.pipeline.printing import print_table
+from halfway.pipeline.running import PARTS, reached, running, source_of, told
+
+
+@click.command()
+@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, BETWEEN)
+@click.option(
+    "--topic", "topics", multiple=True, help="Read this real topic too; those of ops and groups are read anyway."
+)
+@click.option("--grace-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="Judge nothing that is younger.")
+@click.option(
+    "--clock-skew-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="By how much clocks may differ."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "duckdb", "spark"]),
+    default="auto",
+    show_default=True,
+    envvar="HALFWAY_PIPELINE_ENGINE",
+    help="auto: DuckDB for up to ten million records of half and op that the free memory can hold, Spark for more, "
+    "and where it is told how to run.",
+)
+@click.option(
+    "--continue",
+    "on",
+    is_flag=True,
+    help="Judge what is new since the last audit into the same folder with --continue.",
+)
+@click.option(
+    "--cross-check",
+    "against",
+    metavar="FOLDER",
+    help="Read what the runs of --continue into this folder have read, and compare with their verdicts.",
+)
+@click.option(
+    "--fail-on",
+    "fail_on",
+    multiple=True,
+    metavar="VERDICT[@GROUP][=COUNT]",
+    help="Exit 1 only from so many of a verdict on; can be repeated.",
+)
+@click.option("--metrics", metavar="FILE", help="Write figures for Prometheus' textfile collector.")
+@click.option("--webhook", metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies there, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line: counts by verdict.")
+@KAFKA
+def audit(  # noqa: PLR0913, PLR0917 - one for each option
+    config: Path | None,
+    output: str,
+    snapshot: str | None,
+    offsets: str | None,
+    horizon_s: float | None,
+    topics: tuple[str, ...],
+    grace_s: float,
+    clock_skew_s: float,
+    engine: choice.Name,
+    against: str | None,
+    fail_on: tuple[str, ...],
+    metrics: str | None,
+    webhook: str | None,
+    *,
+    since: int | None,
+    until: int | None,
+    on: bool,
+    as_json: bool,
+    **spark_options: Any,
+) -> None:
+    """Judge every transaction.
+
+    Exits 1 if an anomaly or a difference is found, 2 if it could not be done, 3 if there is none, but outcomes cannot
+    be read.
+    """
+    demand_fitting(
+        on=on, archive=snapshot is not None, again=offsets is not None, between=(since, until) != (None, None)
+    )
+    if against is not None and (on or snapshot or offsets or since is not None or until is not None):
+        raise click.UsageError(
+            "--cross-check reads what the runs of --continue have read: give it without --continue, --snapshot, "
+            "--offsets, --since and --until"
+        )
+    demand_order(since, until)
+    began = time.monotonic()
+    with told("audit"):
+        failures = telling.FailOn(fail_on)
+        if webhook is not None:
+            telling.demand_webhook(webhook)
+        kafka = reached(config, spark_options) if snapshot is None else None
+        seconds = horizon_s or access.times(file=config).outcome_horizon_s
+        places = choice.Places(output=output, snapshot=snapshot, offsets=offsets, access=kafka, against=against)
+        asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
+        chosen = choice.chosen(engine, places, spark_asked=asked, memory=spark_options["memory"])
+        if engine == "auto" and not asked and chosen.engine == "spark":
+            click.echo(f"halfway-pipeline audit: runs on Spark: {chosen.because}", err=True)
+    options = AuditOptions(
+        topics=topics,
+        grace_ms=round(grace_s * 1000),
+        horizon_ms=round(seconds * 1000),
+        skew_ms=round(clock_skew_s * 1000),
+        since_ms=since,
+        until_ms=until,
+        engine_because=chosen.because,
+    )
+    with (
+        _quick(places, spark_options["memory"])
+        if chosen.engine == "duckdb"
+        else _on_spark(places, config=config, **spark_options) as parts
+    ):
+        from halfway.pipeline.jobs import audit as job
+        from halfway.pipeline.jobs import cross_check, incremental
+
+        if parts.against is not None:
+            summary = cross_check.run(parts.engine, parts.source, parts.output, parts.against, options)
+        else:
+            run = incremental.run if on else job.run
+            summary = run(parts.engine, parts.source, parts.output, options)
+        if metrics is not None:
+            at = parts.source.pins.at
+            telling.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
+        if webhook is not None and (summary.anomalies or summary.not_judged or summary.differences):
+            found = parts.engine.query(
+                f'select id, "group", verdict from $found limit {telling.SHOWN}',  # noqa: S608
+                found=parts.engine.read(summary.found),
+            )
+            telling.call_webhook(webhook, summary, parts.engine.rows(found))
+    if as_json:
+        counts = {**summary.verdicts, "quarantined": summary.quarantined}
+        click.echo(json.dumps(counts if against is None else {**counts, "differences": summary.differences}))
+    else:
+        say(summary, output)
+    sys.exit(failures.status(summary))
+
+
+def say(summary: Summary, output: str) -> None:
+    print_table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
+    if summary.quarantined:
+        click.echo(f"{summary.quarantined:,} records could not be read: {output}/{QUARANTINE}")
+    if summary.not_judged:
+        click.echo(f"{summary.not_judged:,} outcomes could not be read: is this release older than the coordinator?")
+    if summary.anomalies:
+        click.echo(f"{summary.anomalies:,} anomalies: {output}/{ANOMALIES}")
+    if summary.differences is not None:
+        click.echo(f"{summary.differences:,} differences from the audit with --continue: {output}/{DIFFERENCES}")
+    if summary.differing:
+        shown = [[str(each[name]) for name in ("id", "life", "whole", "continued")] for each in summary.differing]
+        print_table(["id", "use", "whole", "continued"], shown)
+
+
+@contextmanager
+def _quick(places: choice.Places, memory: str | None) -> Iterator[choice.Parts]:
+    with told("audit"), choice.quick(places, memory=memory) as parts:
+        yield parts
+
+
+@contextmanager
+def _on_spark(places: choice.Places, *, config: Path | None, **spark_options: Any) -> Iterator[choice.Parts]:
+    with running("audit", kafka=places.access is not None, config=config, **spark_options) as spark:
+        from halfway.pipeline.engines import SparkEngine
+        from halfway.pipeline.folders import Folder
+
+        engine = SparkEngine(spark)
+        source = source_of(spark, places.access, places.snapshot, places.offsets)
+        try:
+            against = None if places.against is None else Folder(spark, places.against)
+            yield choice.Parts(engine=engine, source=source, output=Folder(spark, places.output), against=against)
+        finally:
+            engine.close()

@@ -1,0 +1,87 @@
+"""The commands `sweep` and `archive`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from halfway.pipeline import access
+from halfway.pipeline.parameters import (
+    CONFIG,
+    HORIZON,
+    KAFKA,
+    OFFSETS,
+    OUTPUT,
+    SECONDS,
+    SNAPSHOT,
+    demand_fitting,
+    several,
+)
+from halfway.pipeline.printing import print_table
+from halfway.pipeline.running import reached, running, source_of
+
+
+@click.command()
+@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON)
+@click.option(
+    "--due-after-s",
+    type=SECONDS,
+    help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, then 6.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line: a list of counts by group and age.")
+@KAFKA
+def sweep(
+    config: Path | None,
+    output: str,
+    snapshot: str | None,
+    offsets: str | None,
+    horizon_s: float | None,
+    due_after_s: float | None,
+    *,
+    as_json: bool,
+    **spark_options: Any,
+) -> None:
+    """Count what is pending and due, by group and age, without decoding payloads."""
+    demand_fitting(archive=snapshot is not None, again=offsets is not None)
+    with running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import sweep as job
+
+        times = access.times(file=config)
+        options = job.SweepOptions(
+            due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
+            horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
+        )
+        kafka = reached(config, spark_options) if snapshot is None else None
+        rows = job.run(spark, source_of(spark, kafka, snapshot, offsets), Folder(spark, output), options)
+    if as_json:
+        click.echo(json.dumps([{name: value for name, value in row.items() if name != "rank"} for row in rows]))
+        return
+    table = [
+        [row["group"], row["age"], f"{row['pending']:,}", f"{row['due']:,}", f"{row['oldest_ms'] / 1000:,.0f}"]
+        for row in rows
+    ]
+    print_table(["group", "age", "pending", "due", "oldest, s"], table)
+
+
+@click.command()
+@several(CONFIG, OUTPUT)
+@click.option(
+    "--topic", "topics", multiple=True, help="Archive this real topic too; those of ops and groups are anyway."
+)
+@KAFKA
+def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
+    """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
+    with running("archive", kafka=True, config=config, **spark_options) as spark:
+        from halfway.pipeline.engines import SparkEngine
+        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.jobs import archive as job
+
+        pins = job.run(
+            SparkEngine(spark), source_of(spark, reached(config, spark_options), None), Folder(spark, output), topics
+        )
+    for name, pin in sorted(pins.topics.items()):
+        click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")
