@@ -1,4 +1,4 @@
-"""The coordinator as a process of its own on a real broker, and the producer services and consumers around it."""
+"""The coordinator as a process of its own with a real broker, and producer services and consumers."""
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -20,10 +20,10 @@ from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest
 from tests.support.coordinator.topics import Cluster, InternalTopics
 
-# Where the log of each coordinator that a test uses began to be its own.
+# The position in the log of each coordinator at which the test started to use it.
 _LOGS = pytest.StashKey[list[tuple[CoordinatorProcess, int]]]()
 _SHOWN_CHARACTERS = 20_000
-# How what tests share is ended, by the fixture that gives it to a test and starts it if it does not run.
+# How to end shared resources, by the fixture that provides and starts them.
 _ENDS = pytest.StashKey[dict[str, Callable[[], object]]]()
 
 
@@ -42,7 +42,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End what tests share while the next has no use for it: an idle coordinator takes 5% of a core, its broker 2%."""
+    """End shared resources that the next test does not use: an idle coordinator takes 5% of a core, its broker 2%."""
     for name, end in item.config.stash.get(_ENDS, {}).items():
         if name not in getattr(nextitem, "fixturenames", ()):
             end()
@@ -53,7 +53,7 @@ def _end_when_idle(config: pytest.Config, name: str, end: Callable[[], object]) 
 
 
 def _surprises(node: pytest.Item) -> list[str]:
-    """Give the lines of the coordinators' logs that hold an exception which nobody expected."""
+    """Return the lines of the coordinators' logs with unexpected exceptions."""
     return [
         line
         for coordinator, position in node.stash.get(_LOGS, [])
@@ -68,13 +68,15 @@ def _note_log(node: pytest.Item, coordinator: CoordinatorProcess) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_canary(tmp_path: Path) -> Iterator[None]:
-    """Look through what every coordinator said during a test, also as one of several, for secrets and payloads.
+    """Search the logs of every coordinator of a test for secrets and payloads.
 
-    It ends after whatever makes coordinators, and before their folder is removed.
+    It ends after the fixtures that make coordinators, and before their folder is removed.
     """
     del tmp_path
     yield
-    launched = [one for one in CoordinatorProcess.launched if one.log_path.exists()]  # a benchmark removes its own
+    launched = [
+        process for process in CoordinatorProcess.launched if process.log_path.exists()
+    ]  # a benchmark removes its own
     CoordinatorProcess.launched[:] = [coordinator for coordinator in launched if coordinator.running]
     found = {str(coordinator.log_path): leaks_in(coordinator.fresh_words()) for coordinator in launched}
     assert {path: names for path, names in found.items() if names} == {}
@@ -82,7 +84,7 @@ def _no_canary(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def note_log(request: pytest.FixtureRequest) -> Iterator[Callable[[CoordinatorProcess], None]]:
-    """Give what has a coordinator's log, from now on, shown with this test and looked through for surprises."""
+    """Return a function that adds a coordinator's log, from now on, to the checks and the report of this test."""
     yield lambda coordinator: _note_log(request.node, coordinator)
     assert _surprises(request.node) == []
 
@@ -105,7 +107,7 @@ def _shared(
 
 @pytest.fixture
 def coordinator(_shared: CoordinatorProcess, request: pytest.FixtureRequest) -> Iterator[CoordinatorProcess]:
-    """Give the coordinator that tests share which neither stop it nor need settings of their own."""
+    """Return the coordinator for tests that neither stop it nor need settings of their own."""
     if not _shared.running:
         _shared.start()
     _note_log(request.node, _shared)
@@ -120,7 +122,7 @@ def coordinator(_shared: CoordinatorProcess, request: pytest.FixtureRequest) -> 
 def _factory(
     kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Any]]:
-    """Give what makes coordinators of any kind, not yet started, that end with the test."""
+    """Return a function that makes coordinators of any kind, not yet started, which end with the test."""
     made: list[CoordinatorProcess] = []
 
     def make(
@@ -143,21 +145,21 @@ def _factory(
 
 @pytest.fixture
 def new_coordinator(_factory: Callable[..., Any]) -> NewCoordinator:
-    """Give a factory of coordinators."""
+    """Return a factory of coordinators."""
     return partial(_factory, CoordinatorProcess)
 
 
 @pytest.fixture
 def faulty_coordinator(_factory: Callable[..., Any]) -> NewFaultyCoordinator:
-    """Give a factory of coordinators with fault points."""
+    """Return a factory of coordinators with fault points."""
     return partial(_factory, FaultyCoordinator)
 
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Give a factory of REST clients."""
+    """Return a factory of REST clients."""
     timeout = aiohttp.ClientTimeout(total=240)
-    # A connection that is kept is a dead one after a restart, and a POST over it is not repeated by itself.
+    # A pooled connection is dead after a restart, and a POST over it is not repeated automatically.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         yield lambda coordinator: Rest(session, coordinator.url, coordinator.health_url)
@@ -175,19 +177,19 @@ def internal(coordinator: CoordinatorProcess, cluster: Cluster) -> InternalTopic
 
 @pytest.fixture
 async def topic(cluster: Cluster) -> str:
-    """Give a real topic with three partitions and nothing in it."""
+    """Create an empty real topic with three partitions."""
     return await cluster.make_topic()
 
 
 @pytest.fixture
 def group() -> str:
-    """Give a name that no other test uses for a group."""
+    """Return a unique name for a group."""
     return f"group-{uuid4().hex[:10]}"
 
 
 @pytest.fixture
 async def quiet(rest: Rest, group: str, topic: str) -> str:
-    """Give a group that is never asked anything."""
+    """Register a group that gets no checks."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     return group
 
@@ -205,7 +207,7 @@ def endpoints(_stack: AsyncExitStack) -> Endpoints:
 
 @pytest.fixture
 async def endpoint(endpoints: Endpoints) -> CheckEndpoint:
-    """Give a check endpoint that answers `unknown` until it is told another."""
+    """Start a check endpoint that answers `unknown` until a test sets another answer."""
     return await endpoints.check()
 
 
@@ -218,9 +220,9 @@ def _guarded(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Conf
 
 @pytest.fixture
 def guarded_kafka(_guarded: GuardedKafka) -> Iterator[GuardedKafka]:
-    """Give a running broker with passwords and ACLs, which tests may stop and freeze.
+    """Return a running broker with passwords and ACLs, which tests may stop and freeze.
 
-    Tests that use it carry the mark `xdist_group("guarded_kafka")`, so that there is only one.
+    Tests that use it have the mark `xdist_group("guarded_kafka")`, so that there is only one.
     """
     _guarded.start()
     yield _guarded
@@ -237,9 +239,9 @@ def _proxied(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Conf
 
 @pytest.fixture
 def proxied_kafka(_proxied: ProxiedKafka) -> Iterator[ProxiedKafka]:
-    """Give a running broker behind a proxy, both of which tests may disturb.
+    """Return a running broker behind a proxy; tests may disturb both.
 
-    Tests that use it carry the mark `xdist_group("proxied_kafka")`, so that there is only one.
+    Tests that use it have the mark `xdist_group("proxied_kafka")`, so that there is only one.
     """
     _proxied.start()
     yield _proxied

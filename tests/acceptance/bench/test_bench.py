@@ -1,4 +1,4 @@
-"""The benchmark in short: every scenario through the same code, and what it tells. No figure is judged here."""
+"""A short run of the benchmark: every scenario with the same code, and its report. The figures are not checked here."""
 
 import json
 import threading
@@ -25,7 +25,7 @@ KEYS = {
 
 
 def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_path: Path) -> None:
-    """The file has a line a scenario with all that is promised; what was acknowledged stands once."""
+    """The file has a line per scenario with all promised fields; every acknowledged message is stored once."""
     said: list[str] = []
     with Rig(say=said.append, bootstrap_servers=kafka.bootstrap_servers, name="bench-smoke") as rig:
         lengths = Lengths(warm_up_s=0, lead_s=0, run_s=0.5, raw_s=0.5, slices=1)
@@ -55,7 +55,7 @@ def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_pat
 
 @contextmanager
 def foreign_messages(kafka: Kafka, topic: str) -> Iterator[None]:
-    """Somebody else writes into the topic, all the time."""
+    """Another producer writes to the topic all the time."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     stopped = threading.Event()
 
@@ -75,7 +75,7 @@ def foreign_messages(kafka: Kafka, topic: str) -> Iterator[None]:
 
 
 def test_the_exit_status_follows_the_checker(kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 where it finds nothing; 1 where messages stand in the topic that nobody prepared, and the first is named."""
+    """It is 0 if it finds nothing; 1 if the topic has messages that were not prepared, and the first one is named."""
     arguments = ["--only", "single-1", "--warm-up", "0", "--lead", "0", "--seconds", "1.5", "--raw-seconds", "0.5"]
     arguments += ["--kafka", kafka.bootstrap_servers, "--json", str(tmp_path / "bench.json")]
     assert main(arguments) == 0

@@ -1,4 +1,4 @@
-"""The benchmarks of several instances in short: the same code, and what it tells. No figure is judged here."""
+"""A short run of the benchmarks of several instances, and their reports. The figures are not checked here."""
 
 from bench.fleet import FleetRig
 from bench.frozen import FrozenOptions, measure_frozen
@@ -8,7 +8,7 @@ from tests.support.brokers.fixtures import Kafka
 
 
 def test_several_instances_are_measured_and_their_audit_is_clean(kafka: Kafka) -> None:
-    """Nothing is forwarded where the owner is asked; where the other one is, everything is."""
+    """Nothing is forwarded if the owner gets the calls; everything is if the other instance gets them."""
     with FleetRig(say=print, bootstrap_servers=kafka.bootstrap_servers, name="bench-instances") as rig:
         spread = InstancesOptions(warm_up_s=0, lead_s=0, run_s=0.5, counts=(1, 2), callers=8)
         found = measure_instances(rig, spread, say=print)

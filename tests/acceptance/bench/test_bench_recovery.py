@@ -1,4 +1,4 @@
-"""The logs on which the benchmark measures starts are those that a coordinator writes, and is left with."""
+"""The logs for the benchmark of starts are equal to those that a coordinator writes."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ def plan_of(coordinator: CoordinatorProcess, group: str, topic: str, **fields: A
 
 
 async def written(plan: Plan) -> History:
-    """Make the topics and write the log."""
+    """Create the topics and write the log."""
     topics = InternalTopics(plan.config)
     await topics.ensure()
     topics.close()
@@ -69,7 +69,7 @@ async def cursors_of(plan: Plan, shard: int) -> Cursors | None:
 
 @dataclass
 class Life:
-    """The records of one transaction, with what differs from run to run replaced by what it must be equal to."""
+    """The records of one transaction; values that differ from run to run are replaced by those that they must equal."""
 
     first: Half
     place: int
@@ -77,7 +77,7 @@ class Life:
     halves: list[int] = field(default_factory=list)
 
     def add(self, record: Record, kind: str) -> None:
-        """Take the next record: its partition, key, headers and decoded fields, but for ids, times and offsets."""
+        """Return the next record: its partition, key, headers and decoded fields, without ids, times and offsets."""
         name = self.first.id
         made = parse_server_id(name)
         assert made is not None
@@ -110,7 +110,7 @@ class Life:
 
 
 async def lives(cluster: Cluster, prefix: str) -> list[Life]:
-    """Give the transactions in the order of their prepares, each with its half records and then its op."""
+    """Return the transactions in the order of their prepares, each with its half records and then its op."""
     found: dict[bytes | None, Life] = {}
     for kind in ("half", "op"):
         for record in await cluster.read(f"{prefix}{kind}"):
@@ -125,7 +125,7 @@ async def lives(cluster: Cluster, prefix: str) -> list[Life]:
 async def test_a_written_log_is_like_that_of_a_run_record_by_record(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """Keys, headers, partitions and decoded fields of halves, op markers, tombstones and what was written again."""
+    """Keys, headers, partitions and decoded fields of halves, op markers, tombstones and re-anchored halves."""
     settings = {"HALFWAY_SHARDS": "1", "HALFWAY_REANCHOR_AFTER": str(REANCHOR_AFTER)}
     run = new_coordinator(settings)
     run.start()
@@ -174,7 +174,7 @@ async def test_a_written_log_is_like_that_of_a_run_record_by_record(
 async def test_what_a_start_reads_does_not_stay_long(
     new_coordinator: NewCoordinator, connect: Connect, group: str, topic: str
 ) -> None:
-    """Old pending halves in front of much that has ended are written again: the next start reads from behind it."""
+    """Old pending halves before many ended ones are re-anchored: the next start reads from after these."""
     count, ended = 6, 400
     coordinator = new_coordinator({"HALFWAY_REANCHOR_AFTER": "40", "HALFWAY_OUTCOME_HORIZON_S": "1"})
     hour_ago = time_ns() // 1_000_000 - 3_600_000
@@ -211,7 +211,7 @@ def _decoded(line: str) -> dict[str, Any]:
 
 
 def test_the_benchmark_tells_of_every_start(kafka: Kafka, tmp_path: Any) -> None:
-    """In short: the same code, a few transactions. No figure is judged here."""
+    """A short run of the same code with a few transactions. The figures are not checked here."""
     cells = [Cell(pending=30), Cell(pending=5, ended=200, lately=True)]
     with Bench(
         say=lambda _: None,

@@ -1,4 +1,4 @@
-"""When halfway asks, how often, and what comes of it; each with the cause that its op marker tells."""
+"""When and how often halfway sends checks, and their results; each with the cause in its op marker."""
 
 import asyncio
 from itertools import pairwise
@@ -42,7 +42,7 @@ async def test_no_check_before_the_first_is_due(rest: Rest, endpoint: CheckEndpo
 
 
 async def test_no_check_after_an_end(rest: Rest, endpoint: CheckEndpoint, group: str, topic: str) -> None:
-    """Ended before its first check is due, it is never asked about, while another of the group is, on and on."""
+    """A transaction that ends before its first check is due is never checked, while another one of the group is."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
     prepared = await asyncio.gather(*(rest.prepare(group, [message(topic)], check_after_s=8) for _ in range(10)))
     ended = [answer.expect(201) for answer in prepared]
@@ -86,7 +86,7 @@ async def test_checks_come_at_growing_intervals_with_jitter_up_to_a_largest(
         assert later.at_ms - earlier.at_ms >= expected * 1000 * (1 - JITTER / 2) - ROUNDING_MS
     waits = set()
     for state in shown:
-        expected = grown_s.get(state["checks"], 1.2)  # one more may be written down by the time that one looks
+        expected = grown_s.get(state["checks"], 1.2)  # one more may be recorded by the time of the look
         wait = moment_ms(state["next_check_at"]) - moment_ms(state["last_check_at"])
         assert (
             expected * (1 - JITTER / 2) * 1000 - ROUNDING_MS <= wait <= expected * (1 + JITTER / 2) * 1000 + ROUNDING_MS
@@ -98,7 +98,7 @@ async def test_checks_come_at_growing_intervals_with_jitter_up_to_a_largest(
 async def test_only_checks_that_were_sent_count(
     rest: Rest, endpoints: Endpoints, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """Refused connections do not use up the checks: the service that comes back is asked for the first time."""
+    """Refused connections do not use up the checks: a service that comes back gets the first check."""
     port = pick_port()
     urls = [f"http://{HOST}:{port}/check"]
     (await rest.put_group(group, topics=[topic], urls=urls, policy=TWICE)).expect(201)
@@ -166,7 +166,7 @@ async def test_a_verdict_resolves_with_the_cause_check(
 async def test_an_end_that_overtakes_a_check_wins(
     rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """The verdict that comes after it is dropped, whatever it says."""
+    """A later verdict is dropped."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
     release = asyncio.Event()
 
@@ -191,7 +191,7 @@ async def test_an_end_that_overtakes_a_check_wins(
 async def test_a_restart_keeps_the_count_of_checks(
     new_coordinator: NewCoordinator, connect: Connect, endpoint: CheckEndpoint, group: str, topic: str
 ) -> None:
-    """After a stop and after a crash the next check has the next number, and the largest number still holds."""
+    """After a stop and after a crash the next check has the next number, and `max_checks` still applies."""
     coordinator = new_coordinator()
     coordinator.start()
     rest = connect(coordinator)
@@ -223,7 +223,7 @@ async def test_a_restart_keeps_the_count_of_checks(
 async def test_checks_rotate_over_the_endpoints_of_a_group(
     rest: Rest, endpoints: Endpoints, group: str, topic: str
 ) -> None:
-    """Each gets its share, and where one is down another is asked at once."""
+    """Each endpoint gets its share, and if one is down, another one is called at once."""
     first, second = await endpoints.check("rollback"), await endpoints.check("rollback")
     down = f"http://{HOST}:{pick_port()}/check"
     urls = [first.url, down, second.url]
@@ -255,7 +255,7 @@ async def test_a_service_that_comes_back_is_asked_without_doing_anything(
 
 
 async def test_a_check_can_be_asked_for(rest: Rest, endpoint: CheckEndpoint, group: str, topic: str) -> None:
-    """Before its time, answered 202; its verdict resolves, and what has ended cannot be checked."""
+    """It is sent early and answered with 202; its verdict resolves; an ended transaction cannot be checked."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=QUIET)).expect(201)
     transaction = await rest.prepared(group, [message(topic)])
 
@@ -274,7 +274,7 @@ async def test_a_check_can_be_asked_for(rest: Rest, endpoint: CheckEndpoint, gro
 async def test_a_young_transaction_does_not_hold_up_those_behind_it(
     rest: Rest, endpoint: CheckEndpoint, group: str, topic: str
 ) -> None:
-    """RocketMQ's scan stops at the first that is not due; here each has its own time."""
+    """RocketMQ's scan stops at the first transaction that is not due; here each has its own time."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
     endpoint.answer("rollback")
     young = [await rest.prepared(group, [message(topic)], check_after_s=NEVER_S) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""What halfway does when asking led to nothing: it parks, which can be ended or resumed, or it rolls back."""
+"""The end of the checks without a verdict: halfway parks, to be ended or resumed, or rolls back."""
 
 from halfway.domain.records import OpKind
 from halfway.embedded.ports import HOST, pick_port
@@ -13,7 +13,7 @@ TWICE = {**SOON, "max_checks": 2}
 async def test_the_largest_number_of_checks_is_sent_and_then_it_is_parked(
     rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """Parked is kept: listed with its reason, shown with its payload, not asked about, not delivered."""
+    """A parked transaction is listed with its reason, shown with its payload, not checked, and not delivered."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy={**SOON, "max_checks": 3})).expect(201)
     transaction = await rest.prepared(group, [message(topic, "kept", key="k")])
 
@@ -40,7 +40,7 @@ async def test_the_largest_number_of_checks_is_sent_and_then_it_is_parked(
 async def test_a_parked_one_can_still_be_ended(
     rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """The producer's late commit is delivered once, its late rollback is taken; both are final."""
+    """A late commit of the producer is delivered once, a late rollback is accepted; both are final."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=TWICE)).expect(201)
     late_commit = await rest.prepared(group, [message(topic, "late")])
     late_rollback = await rest.prepared(group, [message(topic, "never")])
@@ -63,7 +63,7 @@ async def test_a_parked_one_can_still_be_ended(
 async def test_a_parked_one_can_be_resumed(
     rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """Its count starts at 0 again, and a verdict resolves it as ever."""
+    """Its count starts at 0 again, and a verdict resolves it."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=TWICE)).expect(201)
     transaction = await rest.prepared(group, [message(topic, "resumed")])
     await rest.until(transaction, "parked")
@@ -113,10 +113,10 @@ async def test_a_group_may_choose_rollback_when_the_checks_are_exhausted(
 async def test_the_largest_age_ends_the_asking(
     rest: Rest, endpoints: Endpoints, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """Whatever the number of checks: parked, or rolled back where the group says so and was asked; not before."""
+    """With any number of checks: parked, or rolled back if the group chose that and was checked; not before."""
     endpoint = await endpoints.check("unknown")
     aging = {**SOON, "max_age_s": 1.5}
-    late = {**SOON, "max_age_s": 6}  # so late that on a slow machine too it has been asked about by then
+    late = {**SOON, "max_age_s": 6}  # late enough for a check on a slow machine too
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=aging)).expect(201)
     other = f"{group}-other"
     refused = [f"http://{HOST}:{pick_port()}/check"]

@@ -24,10 +24,10 @@ SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0
 async def test_twenty_groups_with_hung_endpoints_do_not_delay_the_checks_of_a_healthy_one(
     new_coordinator: NewCoordinator, connect: Connect, endpoints: Endpoints, group: str, topic: str, *, shared: bool
 ) -> None:
-    """The healthy group's checks are sent and its transactions resolved while every check of the others hangs.
+    """The healthy group's checks are sent and its transactions resolved while every check of the other groups hangs.
 
-    Also if all groups are behind one ingress, which has more hung checks then than halfway once had connections to a
-    host. What is asserted is an order and not a time: no hung check is over when the last healthy one is resolved.
+    Also if all groups are behind one ingress, which then has very many hung checks. The test asserts an order, not a
+    time: every hung check is still in flight when the last healthy transaction is resolved.
     """
     coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": str(HANG_S), "HALFWAY_CHECK_CONCURRENCY": str(PLACES)})
     coordinator.start()

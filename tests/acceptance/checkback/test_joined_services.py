@@ -27,7 +27,7 @@ SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0
 async def test_signed_checks_are_answered_and_forged_ones_refused(
     new_coordinator: NewCoordinator, topic: str, tmp_path: Path
 ) -> None:
-    """Nobody gave the service a verifier: the keys of its clients are enough."""
+    """The service has no verifier: the keys of its clients are enough."""
     coordinator = new_coordinator(SETTINGS)
     coordinator.start()
     barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))

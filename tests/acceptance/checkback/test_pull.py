@@ -1,4 +1,4 @@
-"""Checks for producers that cannot be called: fetched by long poll, leased for a time."""
+"""Checks for producers without an endpoint: fetched by long poll, leased for a time."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ LONG_S = 30
 async def test_a_waiting_poll_is_answered_when_a_check_is_due(
     rest: Rest, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """Not before; and the end that brings the `check_id` has the cause `check`."""
+    """Not before; and the end with the `check_id` has the cause `check`."""
     (await rest.put_group(group, topics=[topic], policy={**SOON, "first_check_after_s": 1})).expect(201)
     poll = asyncio.create_task(rest.lease(group, wait_s=LONG_S))
     sent: Json = {"topic": topic, "key": "k", "value": "v", "headers": [], "partition": None}
@@ -87,7 +87,7 @@ async def test_a_poll_takes_at_most_what_it_asks_for(rest: Rest, group: str, top
 
 
 async def test_a_poll_without_a_due_check_is_answered_with_none(rest: Rest, group: str, topic: str) -> None:
-    """At once, or when its time has passed; young and ended transactions are not handed out."""
+    """At once, or when the time has passed; young and ended transactions are not handed out."""
     (await rest.put_group(group, topics=[topic], policy={**SOON, "first_check_after_s": 2})).expect(201)
     await rest.prepared(group, [message(topic)], check_after_s=NEVER_S)
     ended = await rest.prepared(group, [message(topic)])
@@ -99,7 +99,7 @@ async def test_a_poll_without_a_due_check_is_answered_with_none(rest: Rest, grou
 async def test_checks_that_are_never_answered_are_exhausted(
     rest: Rest, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """A lease counts as a sent check: after the largest number the transaction is parked."""
+    """A lease counts as a sent check: after `max_checks` the transaction is parked."""
     (await rest.put_group(group, topics=[topic], policy={**SOON, "max_checks": 2})).expect(201)
     transaction = await rest.prepared(group, [message(topic)])
     attempts = []

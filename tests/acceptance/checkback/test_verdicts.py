@@ -1,4 +1,4 @@
-"""A verdict is only a verdict: whatever else comes back leaves the transaction pending, within bounds."""
+"""Only a verdict is a verdict: any other answer leaves the transaction pending, within bounds."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ Ugly = Callable[[RawConversation], Awaitable[None]]
 
 
 def whole(body: bytes, *, status: str = "200 OK", headers: str = "Content-Type: application/json") -> Ugly:
-    """Answer with a whole HTTP response."""
+    """Answer with a complete HTTP response."""
 
     async def serve(conversation: RawConversation) -> None:
         await conversation.send(http_response(body, status=status, headers=headers))
@@ -42,13 +42,13 @@ def raw(data: bytes, *, then_wait: bool = False) -> Ugly:
 
 
 async def twenty_megabytes(conversation: RawConversation) -> None:
-    """A verdict at the very end of 20 MB, announced."""
+    """A verdict at the end of 20 MB, with a Content-Length."""
     body = COMMIT[:-1] + b" " * TWENTY_MB + b"}"
     await in_small_pieces(conversation, http_response(body))
 
 
 async def twenty_megabytes_in_chunks(conversation: RawConversation) -> None:
-    """A verdict and then 20 MB of spaces, their length not announced."""
+    """A verdict and then 20 MB of spaces, without a Content-Length."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
     first = b"%x\r\n" % len(COMMIT) + COMMIT + b"\r\n"
@@ -56,7 +56,7 @@ async def twenty_megabytes_in_chunks(conversation: RawConversation) -> None:
 
 
 async def in_small_pieces(conversation: RawConversation, data: bytes) -> None:
-    """Send with small buffers, so that what counts as sent has nearly been read."""
+    """Send with small buffers, so that almost all sent bytes have been read."""
     connection = conversation.writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
     for start in range(0, len(data), 65536):
@@ -64,7 +64,7 @@ async def in_small_pieces(conversation: RawConversation, data: bytes) -> None:
 
 
 async def a_body_that_never_ends(conversation: RawConversation) -> None:
-    """A byte now and then for ever."""
+    """Single bytes at intervals, forever."""
     await conversation.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
     await conversation.send(b"%x\r\n" % len(COMMIT) + COMMIT + b"\r\n")
     while True:
@@ -73,7 +73,7 @@ async def a_body_that_never_ends(conversation: RawConversation) -> None:
 
 
 async def a_body_cut_short(conversation: RawConversation) -> None:
-    """A whole verdict, but fewer bytes than announced."""
+    """A complete verdict, but fewer bytes than announced."""
     await conversation.send(http_response(COMMIT).replace(b"Content-Length: 21", b"Content-Length: 40"))
 
 
@@ -137,14 +137,14 @@ UGLY: dict[str, Ugly] = {
 
 @pytest.fixture
 async def other_service(endpoints: Endpoints) -> RawEndpoint:
-    """Give a service to which an answer may point, and which says commit to whoever asks."""
+    """Start a service that an answer may point to, and that answers every request with commit."""
     return await endpoints.raw(whole(COMMIT))
 
 
 async def test_whatever_is_no_verdict_resolves_nothing_and_a_verdict_after_it_does(
     rest: Rest, endpoints: Endpoints, other_service: RawEndpoint, cluster: Cluster, internal: InternalTopics, group: str
 ) -> None:
-    """Each ugly answer, twice for each transaction, all at once; then the same endpoints answer properly."""
+    """Each bad answer, twice for each transaction, all at once; then the same endpoints answer correctly."""
     (topic,) = await cluster.make_topics("ugly", partitions=1)
     ugly = dict(UGLY)
     for status in ("301 Moved", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"):
@@ -164,7 +164,7 @@ async def test_whatever_is_no_verdict_resolves_nothing_and_a_verdict_after_it_do
         shown = await rest.show(transaction)
         assert shown["state"] == "prepared", name
         assert shown["last_error"], name
-        # The check that came back is over: whoever hung or went on sending has been left alone.
+        # The check has ended: connections that hang or keep sending were closed.
         await until_true(lambda: len(endpoint.finished) >= TRIES, what=f"{name}: the connection is closed")
         return name, transaction, endpoint
 

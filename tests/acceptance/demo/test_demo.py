@@ -1,4 +1,4 @@
-"""The order story, in short: many orders, several topics, lost answers and a service that is killed."""
+"""A short order story: many orders, several topics, lost answers, and a service that is killed."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ RUN = Path(__file__).resolve().parents[3] / "examples" / "orders" / "run.py"
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("short_lived_brokers")
 async def test_the_order_database_the_topics_and_halfway_agree_in_the_end(tmp_path: Path) -> None:
-    """Each way for something to go wrong happens, and every transaction has the outcome of its order."""
+    """Every kind of failure happens, and every transaction has the outcome of its order."""
     ended = await run_command(tmp_path, sys.executable, str(RUN), "--json", "--orders", "60")
 
     print(ended.err)  # noqa: T201  shown with a failure: the seed and the tables

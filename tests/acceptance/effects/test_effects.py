@@ -1,4 +1,4 @@
-"""As many effects as orders that committed, whatever is killed and however often a message comes."""
+"""As many effects as committed orders, even if processes are killed and messages are repeated."""
 
 import asyncio
 import os
@@ -38,12 +38,12 @@ async def test_each_message_of_a_committed_order_takes_effect_once(
         place, effect = (stack.enter_context(new_database(servers, tmp_path, driver)) for driver in drivers)
         story = Story(coordinator.url, cluster.bootstrap_servers, topic, (place, effect), tmp_path, SEED)
         happened = await asyncio.to_thread(story.play, ORDERS, KILLS)
-    print(happened)  # noqa: T201 - what the long run tells
+    print(happened)  # noqa: T201 - the report of the long run
     assert happened["copies"] > 0
 
 
 def new_database(servers: Mapping[str, Server], folder: Path, driver: str) -> AbstractContextManager[str]:
-    """Give the URL of an empty database until the block is left."""
+    """Yield the URL of an empty database."""
     if driver == "sqlite":
         return nullcontext(f"sqlite:///{folder / 'story.sqlite'}")
     return servers[driver.partition("+")[0]].new_database(driver)

@@ -1,4 +1,4 @@
-"""One end that cannot be written among two hundred: the others are committed, and Kafka is not worn out over it."""
+"""One end that cannot be written among two hundred: the others are committed, with little load on Kafka."""
 
 from http import HTTPStatus
 
@@ -22,9 +22,9 @@ async def prepared_many(rest: Rest, group: str, topic: str) -> list[str]:
 
 
 async def ended_together(rest: Rest, bad: str, good: list[str]) -> tuple[Json, list[Json]]:
-    """Commit all at one instant, the bad one in their middle; the good ones again after each 503.
+    """Commit all at once, with the bad one in the middle; repeat the good ones after each 503.
 
-    They come in one request: of many requests a slow client would make many waves.
+    All are in one request: a slow client would send many requests in several waves.
     """
     half = len(good) // 2
     wanted, refused, ended = [*good[:half], bad, *good[half:]], dict[str, Json](), dict[str, Json]()
@@ -52,7 +52,7 @@ async def assert_all_stand_once(cluster: Cluster, topic: str) -> None:
 async def test_a_topic_that_was_deleted_after_the_lane_wrote_to_it(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
 ) -> None:
-    """Librdkafka still knows it: 199 are committed, the one is told `topic_unavailable` and stays pending."""
+    """Librdkafka still knows the topic: 199 are committed, the other one gets `topic_unavailable` and stays pending."""
     coordinator = new_coordinator(PATIENT)
     coordinator.start()
     rest = connect(coordinator)
@@ -81,7 +81,7 @@ async def test_a_topic_that_was_deleted_after_the_lane_wrote_to_it(
 async def test_a_message_that_has_become_too_large_for_its_topic(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
 ) -> None:
-    """The limit was lowered after the prepare: 199 to the same topic are committed, the one waits with the reason."""
+    """The limit was lowered after the prepare: 199 to the same topic are committed, the other waits with the reason."""
     coordinator = new_coordinator(PATIENT)
     coordinator.start()
     rest = connect(coordinator)

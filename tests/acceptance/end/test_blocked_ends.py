@@ -1,4 +1,4 @@
-"""An end that cannot be written holds up nobody else, and is told to its caller."""
+"""An end that cannot be written delays no other end, and its caller gets the error."""
 
 import asyncio
 from functools import partial
@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 async def lane_counts(rest: Rest) -> tuple[float, float, float]:
-    """Give the incarnations that failed, the Kafka transactions of the lane, and the writes in them."""
+    """Return the number of failed incarnations, of the lane's Kafka transactions, and of the writes in them."""
     found = await samples(rest)
     return (
         total(found, "halfway_lane_failures_total"),
@@ -31,7 +31,7 @@ async def lane_counts(rest: Rest) -> tuple[float, float, float]:
 async def test_a_deleted_topic_blocks_its_own_transactions_only(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
 ) -> None:
-    """503 `topic_unavailable`, still pending, the error shown; others commit meanwhile, and it does when it is back."""
+    """503 `topic_unavailable`, still pending with the error; others commit, and this one when the topic is back."""
     coordinator = new_coordinator()
     coordinator.start()
     rest = connect(coordinator)
@@ -50,7 +50,7 @@ async def test_a_deleted_topic_blocks_its_own_transactions_only(
     assert all(answer.expect(200)["state"] == "committed" for answer in ended)
     for answer in await blocked:
         assert answer.status == 503, answer
-        # The first of them may cost the incarnation, and the second come while the next one takes over.
+        # The first may end the incarnation, and the second may come while the next one takes over.
         assert answer.error_code in {"topic_unavailable", "end_unconfirmed", "shard_unavailable"}
     again = await eventually(
         lambda: rest.end(victim, "commit"), lambda answer: answer.error_code == "topic_unavailable"
@@ -76,7 +76,7 @@ async def test_a_deleted_topic_blocks_its_own_transactions_only(
 async def test_a_topic_that_was_made_again_takes_the_ends_of_what_was_prepared_before(
     rest: Rest, cluster: Cluster, group: str
 ) -> None:
-    """Both producers of the lane have written to the old one, which had another number of partitions."""
+    """Both producers of the lane have written to the old topic, which had another number of partitions."""
     again, alive = await cluster.make_topics("again", "alive")
     (await rest.put_group(group, topics=[again, alive], policy=QUIET)).expect(201)
     for number in range(4):
@@ -99,7 +99,7 @@ async def test_a_topic_that_was_made_again_takes_the_ends_of_what_was_prepared_b
 async def test_a_topic_that_an_acl_denies_blocks_its_own_transactions_only(
     new_coordinator: NewCoordinator, connect: Connect, guarded_kafka: GuardedKafka, group: str
 ) -> None:
-    """503 `not_authorised` and why, for one that may not be written and one that may not be seen; others go on."""
+    """503 `not_authorised` with the reason, for a topic without write and one without describe; others continue."""
     coordinator = new_coordinator(
         credentials("entitled", USERS["entitled"]), bootstrap_servers=guarded_kafka.guarded_servers
     )
@@ -165,7 +165,7 @@ async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_p
     endpoint: CheckEndpoint,
     group: str,
 ) -> None:
-    """The group chose rollback, a check said commit, the topic is gone: it is parked, also across a crash."""
+    """The group chose rollback, a check said commit, the topic is deleted: it is parked, also across a crash."""
     coordinator = new_coordinator()
     coordinator.start()
     rest = connect(coordinator)
@@ -178,7 +178,7 @@ async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_p
     endpoint.answer("commit")
 
     (await rest.check(transaction)).expect(202)
-    # A topic that goes away between two looks at it costs the incarnation: 503 until the next one serves.
+    # A topic that is deleted between two look-ups ends the incarnation: 503 until the next one serves.
     await eventually(
         lambda: rest.show(transaction, retry=True), lambda shown: shown["commit_verdict"] and shown["checks"] == 1
     )

@@ -1,4 +1,4 @@
-"""One outcome for ever: ends that are repeated, that contradict each other, that come late or after a restart."""
+"""One outcome forever: ends that are repeated, contradict each other, or come late or after a restart."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ FINAL = {OpKind.COMMITTED, OpKind.ROLLED_BACK}
 async def test_a_commit_is_answered_when_its_message_stands(
     rest: Rest, cluster: Cluster, quiet: str, topic: str
 ) -> None:
-    """The end is confirmed: whoever reads after a 200 finds the message, and before it nothing."""
+    """A consumer that reads after the 200 finds the message; before it, nothing."""
     transaction = await rest.prepared(quiet, [message(topic, "paid")])
     assert await cluster.read(topic) == []
 
@@ -53,7 +53,7 @@ async def test_the_same_rollback_twice_is_answered_twice(rest: Rest, cluster: Cl
 async def test_a_contradicting_end_is_a_conflict_and_writes_nothing(
     rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
 ) -> None:
-    """Commit after rollback and rollback after commit: 409 with the state that stands."""
+    """Commit after rollback and rollback after commit: 409 with the current state."""
     committed = await rest.prepared(quiet, [message(topic, "in")])
     rolled_back = await rest.prepared(quiet, [message(topic, "out")])
     await rest.commit(committed)
@@ -75,7 +75,7 @@ async def test_a_contradicting_end_is_a_conflict_and_writes_nothing(
 async def test_two_contradicting_ends_at_one_instant_have_one_outcome(
     rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
 ) -> None:
-    """A hundred times: one of the two is 200, the other 409, and topic and op marker say what the 200 said."""
+    """A hundred times: one of the two is 200, the other 409, and topic and op marker agree with the 200."""
     transactions = await asyncio.gather(
         *(rest.prepared(quiet, [message(topic, f"v{number}")]) for number in range(PAIRS))
     )
@@ -154,7 +154,7 @@ async def test_outcomes_stand_after_a_restart_and_after_a_crash(
 
 
 class TestAfterTheOutcomeHorizon:
-    """Outcomes are remembered for a time; after it the answer says so, and never "rolled back"."""
+    """Outcomes are remembered for a time; after it the answer says that, and never "rolled back"."""
 
     HORIZON_S = 1
 
@@ -181,7 +181,7 @@ class TestAfterTheOutcomeHorizon:
             if restarted:
                 forgetful.stop()
                 forgetful.start()
-            # Recovery may have read more than it needs; the scan forgets it.
+            # Recovery may have read more than necessary; the scan forgets it.
             for transaction in made:
                 await eventually(partial(rest.get, transaction), lambda answer: answer.status == 410)
             await eventually(lambda: rest.get(own), lambda answer: answer.status == 404)
@@ -200,7 +200,7 @@ class TestAfterTheOutcomeHorizon:
 async def test_an_unknown_end_leaves_it_pending_and_keeps_the_remark(
     rest: Rest, cluster: Cluster, quiet: str, topic: str
 ) -> None:
-    """An exception in the local transaction is told as `unknown` with a remark, which is shown."""
+    """An exception in the local transaction is reported as `unknown` with a remark, which is shown."""
     transaction = await rest.prepared(quiet, [message(topic)])
 
     answer = (await rest.end(transaction, "unknown", remark="ValueError: no stock")).expect(200)
@@ -224,7 +224,7 @@ class TestBatch:
     async def test_each_item_has_its_own_answer_in_the_same_order(
         self, rest: Rest, cluster: Cluster, quiet: str, topic: str
     ) -> None:
-        """Good and bad items side by side: none holds up another."""
+        """Good and bad items together: none delays another."""
         first = await rest.prepared(quiet, [message(topic, "first")])
         second = await rest.prepared(quiet, [message(topic, "second")])
         own = f"order-{uuid4()}"
@@ -276,9 +276,9 @@ class TestBatch:
 async def test_what_is_written_down_tells_everything_without_decoding_and_without_the_half(
     rest: Rest, internal: InternalTopics, quiet: str, topic: str
 ) -> None:
-    """Half, op marker and tombstone carry kind, group and state in headers, and the op marker hashes and sizes.
+    """Half, op marker and tombstone have kind, group and state in headers; the op marker has hashes and sizes.
 
-    The audit must not need the half, which is compacted away.
+    The audit must not need the half, which compaction removes.
     """
     messages = [message(topic, "value", key="key", headers=[]), message(topic, None, headers=[])]
     prepared = (await rest.prepare(quiet, messages)).expect(201)

@@ -1,4 +1,4 @@
-"""The five ways in which a transaction with messages goes wrong, each with what halfway makes of it."""
+"""The five ways in which a transaction with messages fails, and how halfway handles each."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ SOON = {"first_check_after_s": 0.5, "check_interval_s": 0.2, "max_interval_s": 0
 
 
 class OrderDatabase:
-    """The producer service's own truth: which orders its local transactions have committed."""
+    """The producer service's database: the orders that its local transactions committed."""
 
     def __init__(self) -> None:
         self.committed: set[str] = set()
@@ -35,14 +35,14 @@ class OrderDatabase:
 
 @pytest.fixture
 def database(endpoint: CheckEndpoint) -> OrderDatabase:
-    """Give the database from which the check endpoint answers."""
+    """Return the database from which the check endpoint answers."""
     orders = OrderDatabase()
     endpoint.answer(orders.verdict)
     return orders
 
 
 class TestTheHalfSendFails:
-    """The prepare is not acknowledged: the local transaction is not run, and no message is ever seen."""
+    """The prepare is not acknowledged: the local transaction is not run, and consumers never see a message."""
 
     async def test_because_it_is_refused(self, rest: Rest, cluster: Cluster, group: str, topic: str) -> None:
         (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
@@ -63,10 +63,10 @@ class TestTheHalfSendFails:
         database: OrderDatabase,
         group: str,
     ) -> None:
-        """503 `outcome_unknown`: the service rolls back, and where the half was stored after all, so does the check."""
+        """503 `outcome_unknown`: the service rolls back, and if the half was stored after all, so does the check."""
         cluster = Cluster(guarded_kafka.bootstrap_servers)
         topic = await cluster.make_topic()
-        # Kafka stands still for about two seconds, which must not cost the instance its membership.
+        # Kafka stops for about two seconds, and the instance must keep its membership.
         coordinator = new_coordinator(
             {"HALFWAY_PREPARE_TIMEOUT_S": "1", "HALFWAY_SESSION_TIMEOUT_S": "10"},
             bootstrap_servers=guarded_kafka.bootstrap_servers,
@@ -85,7 +85,7 @@ class TestTheHalfSendFails:
             answer.refused(503, "outcome_unknown")
             assert int(answer.headers["Retry-After"]) > 0
         guarded_kafka.resume()
-        # The service has run no local transaction for them; it goes on with the next order.
+        # The service has run no local transaction for them; it continues with the next order.
         await self._ordered(rest, database, group, topic, "after")
         await eventually(lambda: rest.page(group=group, state="prepared"), lambda page: page["transactions"] == [])
         assert [record.value for record in await cluster.read(topic)] == [b"before", b"after"]
@@ -93,7 +93,7 @@ class TestTheHalfSendFails:
             assert one["cause"] == "check"
 
     async def _ordered(self, rest: Rest, database: OrderDatabase, group: str, topic: str, value: str) -> None:
-        """Place an order, a new one after each prepare that is not acknowledged: only then is there a local one."""
+        """Place orders until a prepare is acknowledged: only then is there a local transaction."""
         for number in count(100):
             key = f"order-{value}-{number}"
             prepared = await rest.prepare(group, [message(topic, value, key=key)])
@@ -108,7 +108,7 @@ class TestTheHalfSendFails:
 async def test_the_local_transaction_fails(
     rest: Rest, cluster: Cluster, internal: InternalTopics, endpoint: CheckEndpoint, database: OrderDatabase, group: str
 ) -> None:
-    """The service rolls back: nobody sees any of its messages, and nobody is asked."""
+    """The service rolls back: consumers see none of its messages, and no check is sent."""
     topics = await cluster.make_topics("coupon", "shipping", "points", "cart")
     (await rest.put_group(group, topics=topics, urls=[endpoint.url], policy=QUIET)).expect(201)
     transaction = await rest.prepared(group, [message(topic, key="order-1") for topic in topics])
@@ -132,7 +132,7 @@ async def test_the_half_is_stored_but_its_answer_is_lost(
     group: str,
     topic: str,
 ) -> None:
-    """The service takes it for a failure and runs nothing; the half is pending until its check says rollback."""
+    """The service takes this for a failure and runs nothing; the half is pending until its check says rollback."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
     own = f"{group}.order-1"
     body = json.dumps(preparation(group, [message(topic, key="order-1")], as_id=own)).encode()
@@ -144,7 +144,7 @@ async def test_the_half_is_stored_but_its_answer_is_lost(
     writer.write(head.encode() + body)
     await writer.drain()
 
-    # The service dies here, before it reads the answer; the half is stored all the same.
+    # The service dies here, before it reads the answer; the half is stored.
     await eventually(lambda: rest.get(own), lambda answer: answer.status == 200)
     writer.transport.abort()
 
@@ -157,7 +157,7 @@ async def test_the_half_is_stored_but_its_answer_is_lost(
 async def test_the_half_is_stored_but_its_answer_is_lost_and_it_is_sent_again(
     rest: Rest, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:
-    """The other way: the service sends the same prepare with the same id until it is answered, then goes on."""
+    """The other way: the service sends the same prepare with the same id until it is answered, then continues."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     own = f"{group}.order-1"
     messages = [message(topic, "paid", key="order-1")]
@@ -177,7 +177,7 @@ async def test_the_half_is_stored_but_its_answer_is_lost_and_it_is_sent_again(
 async def test_the_end_is_lost(
     rest: Rest, cluster: Cluster, internal: InternalTopics, endpoint: CheckEndpoint, database: OrderDatabase, group: str
 ) -> None:
-    """The service dies between its database commit and its end: when it is back, the check finds out.
+    """The service dies between its database commit and its end: when it is back, the check finds the commit.
 
     All messages of the transaction are delivered once, over all topics.
     """
@@ -200,7 +200,7 @@ async def test_the_end_is_lost(
     assert {(record.topic, record.value) for record in records} == {(topic, b"paid") for topic in topics}
     assert len(records) == len(topics)
     assert (await internal.kinds(paid))[-1] == (OpKind.COMMITTED, "check")
-    # The service that comes back late still gets the answers that fit.
+    # A service that comes back late still gets consistent answers.
     assert (await rest.commit(paid))["changed"] is False
     (await rest.end(unpaid, "commit")).refused(409, "already_ended")
     await until_true(lambda: len(endpoint.asked) >= 2, what="asked about both")
@@ -209,9 +209,9 @@ async def test_the_end_is_lost(
 async def test_a_consumer_fails_for_good(
     rest: Rest, coordinator: CoordinatorProcess, cluster: Cluster, group: str, tmp_path: Path
 ) -> None:
-    """Bounded retries, then a dead-letter topic: one bad message holds up no other, and none is lost.
+    """Bounded retries, then a dead-letter topic: one bad message delays no other, and none is lost.
 
-    The committed transaction stands: the producer is not asked, and the other consumers are not undone.
+    The committed transaction stands: no check is sent, and nothing is undone for other consumers.
     """
     coupon, shipping, dead = await cluster.make_topics("coupon", "shipping", "shipping-dead", partitions=1)
     (await rest.put_group(group, topics=[coupon, shipping], policy=QUIET)).expect(201)
@@ -250,7 +250,7 @@ async def test_a_consumer_fails_for_good(
             await running
 
     await consume("order-3")
-    # The consumer comes back, and does nothing again.
+    # The consumer comes back, and does nothing twice.
     later = await rest.prepared(group, [message(shipping, "order-4", key="order-4")])
     await rest.commit(later)
     await consume("order-4")

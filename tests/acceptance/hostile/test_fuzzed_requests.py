@@ -1,4 +1,4 @@
-"""Whatever a client sends that the served description allows or forbids, the answer is one that it describes."""
+"""For every request that the OpenAPI description allows or forbids, the answer is one that it describes."""
 
 import asyncio
 import time
@@ -30,9 +30,9 @@ AnyOperation = APIOperation[Any, Any, Any, Any]
 
 SEED = 20_261_121
 EXAMPLES = 12
-"""For each operation and each way of generating."""
+"""For each operation and each kind of generated request."""
 MOST_GROWTH_BYTES = 128 * 1024 * 1024
-"""Of the coordinator's memory over more than a thousand requests: only a leak needs this much."""
+"""The growth of the coordinator's memory over more than a thousand requests: only a leak needs this much."""
 CHECKS = [
     not_a_server_error,
     openapi.status_code_conformance,
@@ -158,7 +158,7 @@ async def test_generated_requests_get_answers_that_are_described(
     ids = [await rest.prepared(group, [message(topic, "seed")]) for _ in range(2)]
     seeds = Seeds(coordinator.url, group, topic, ids)
     load_all_checks()
-    # From its URL schemathesis would leave out the call that serves it.
+    # If loaded from its URL, schemathesis would skip the call that serves the description.
     served = await rest.session.get(f"{coordinator.url}/openapi.json")
     schema = schemathesis.openapi.from_dict(await served.json())
     schema.config.update(base_url=coordinator.url)
@@ -170,7 +170,7 @@ async def test_generated_requests_get_answers_that_are_described(
         operation = result.ok()
         statuses[operation.label] = Counter()
         takes_something = operation.definition.raw.keys() & {"requestBody"} or operation.definition.raw["parameters"]
-        endless = operation.path == "/v1/events"  # what it refuses is tried where nothing waits for its end
+        endless = operation.path == "/v1/events"  # refused requests to it are tested without waiting for its end
         for mode in GenerationMode if takes_something and not endless else [GenerationMode.POSITIVE]:
             await asyncio.to_thread(fuzz, operation, mode, seeds, statuses[operation.label])
 

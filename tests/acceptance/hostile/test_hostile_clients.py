@@ -1,4 +1,4 @@
-"""Clients that announce, trickle, stop reading, die and flood: they hurt themselves, and everybody else is served."""
+"""Clients that announce, trickle, stop reading, die and flood: they affect only themselves."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 async def others_are_served(rest: Rest, group: str, topic: str) -> None:
-    """Require that a well-behaved client is served: with small bodies, larger ones, and none."""
+    """Assert that a well-behaved client is served: with small bodies, larger ones, and none."""
     for value in ("v", "v" * 100_000):
         await rest.commit(await rest.prepared(group, [message(topic, value)]))
     (await rest.call("GET", "/groups")).expect(200)
@@ -50,7 +50,7 @@ async def test_bodies_that_are_announced_and_never_sent(
 async def test_bodies_that_trickle(
     rest: Rest, coordinator: CoordinatorProcess, stack: ExitStack, quiet: str, topic: str
 ) -> None:
-    """Byte by byte, each in a chunk of its own; one that is small and whole is taken all the same."""
+    """Byte by byte, each in a chunk of its own; a small complete one is accepted."""
     async with bounded(coordinator, rest, "trickled bodies", descriptors=120):
         chunked = head("POST", "/v1/transactions", "Transfer-Encoding: chunked")
         tricklers = [stack.enter_context(opened(coordinator.port)) for _ in range(100)]
@@ -69,7 +69,7 @@ async def test_bodies_that_trickle(
 async def test_readers_that_stop(
     rest: Rest, coordinator: CoordinatorProcess, stack: ExitStack, quiet: str, topic: str
 ) -> None:
-    """They ask for megabytes again and again on one connection, and read none: the connection ends."""
+    """They request megabytes repeatedly on one connection, and read none: the connection is closed."""
     value = {"type": "BINARY", "data": base64.b64encode(b"\x01" * 700_000).decode()}
     prepared = json.dumps(preparation(quiet, [message(topic, value)] * 5)).encode()
     large = (await send(rest, "POST", "/v1/transactions", prepared)).expect(201)["id"]
@@ -87,7 +87,7 @@ async def test_readers_that_stop(
 async def test_polls_that_die(
     rest: Rest, coordinator: CoordinatorProcess, stack: ExitStack, group: str, topic: str
 ) -> None:
-    """They take neither the group's places nor its checks."""
+    """They take neither the group's limit of polls nor its checks."""
     (await rest.put_group(group, topics=[topic], policy=SOON)).expect(201)
 
     async def answer() -> int:
@@ -130,7 +130,7 @@ async def test_pipelined_requests_are_answered_in_their_order(
     ],
 )
 async def test_the_worst_bodies(rest: Rest, coordinator: CoordinatorProcess, name: str) -> None:
-    """Others are answered while they are judged."""
+    """Others are answered while they are validated."""
     path, body = WORST[name]
     async with bounded(coordinator, rest, name, memory=128 * MIB):
         hostile = asyncio.create_task(exchanged(coordinator.port, post(path, body)))
@@ -143,7 +143,7 @@ async def test_the_worst_bodies(rest: Rest, coordinator: CoordinatorProcess, nam
 async def test_idle_connections_do_not_shut_the_health_port(
     rest: Rest, coordinator: CoordinatorProcess, stack: ExitStack
 ) -> None:
-    """They take few descriptors, and a platform that asks is answered."""
+    """They take few descriptors, and health requests are answered."""
     async with bounded(coordinator, rest, "idle connections on the health port", descriptors=80):
         for _ in range(300):
             stack.enter_context(opened(coordinator.health_port))
@@ -165,7 +165,7 @@ MARKED = {
 async def test_text_of_any_kind_anywhere(
     rest: Rest, coordinator: CoordinatorProcess, quiet: str, topic: str, text: str
 ) -> None:
-    """It is refused, or kept and shown as it was; answers and the log stay what they are."""
+    """It is refused, or stored and shown unchanged; answers and the log are not affected."""
     began = len(coordinator.log)
     quoted = "".join(f"%{byte:02x}" for byte in text.encode()[:2000])
     async with bounded(coordinator, rest, "text of any kind"):
@@ -207,7 +207,7 @@ async def test_text_of_any_kind_anywhere(
 async def test_a_client_that_resets_in_the_middle_of_everything(
     rest: Rest, coordinator: CoordinatorProcess, quiet: str, topic: str
 ) -> None:
-    """In a head, in a body, with the answer under way: nothing of it is left."""
+    """In the head, in the body, or during the answer: no resources remain."""
     moments = [
         b"POST /v1/tr",
         head("POST", "/v1/transactions", "Content-Length: 100000") + b"{",

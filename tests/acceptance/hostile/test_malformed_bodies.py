@@ -1,4 +1,4 @@
-"""Bodies and parameters that no client should send: each is refused with a problem that names what is wrong."""
+"""Bodies and parameters that no client should send: each is refused with a problem that names the cause."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ Fields = dict[str, object]
 
 @pytest.fixture
 async def ready(rest: Rest, group: str, topic: str) -> str:
-    """Give a transaction that is pending, of a registered group."""
+    """Prepare a transaction of a registered group."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     return await rest.prepared(group, [message(topic)])
 
@@ -49,7 +49,7 @@ NOT_JSON = {
 
 
 async def test_what_is_no_json_is_400_at_every_call(rest: Rest, ready: str, group: str) -> None:
-    """A megabyte of nested arrays included; and nothing comes of it."""
+    """Including a megabyte of nested arrays; none has an effect."""
     calls = [
         ("PUT", f"/v1/groups/{group}"),
         ("POST", "/v1/transactions"),
@@ -61,7 +61,7 @@ async def test_what_is_no_json_is_400_at_every_call(rest: Rest, ready: str, grou
     for name, body in NOT_JSON.items():
         for method, path in calls:
             answer = await send(rest, method, path, body)
-            # A field of the wrong type may be met before the JSON goes wrong.
+            # A field of the wrong type may come before the malformed JSON.
             assert answer.error_code in ("malformed_json", "invalid_request"), (name, path, answer)
             refused(answer, 400 if answer.error_code == "malformed_json" else 422, str(answer.error_code))
     assert (await rest.show(ready))["state"] == "prepared"
@@ -137,7 +137,7 @@ WRONG_MESSAGES: dict[str, tuple[Fields, str]] = {
 async def test_each_wrong_field_of_a_prepare_is_named(
     rest: Rest, ready: str, coordinator: CoordinatorProcess, group: str, topic: str
 ) -> None:
-    """With its place among the messages; by itself and as an item of a batch."""
+    """With its index among the messages; alone and as an item of a batch."""
     wrong = {name: (prepare_with(group, topic, **fields), field) for name, (fields, field) in WRONG_PREPARES.items()}
     for name, (fields, field) in WRONG_MESSAGES.items():
         wrong[name] = message_with(group, topic, **fields), f"messages[0].{field}"
@@ -167,7 +167,7 @@ WRONG_ENDS: dict[str, tuple[Fields, str]] = {
 
 
 async def test_each_wrong_field_of_an_end_is_named_and_nothing_ends(rest: Rest, ready: str) -> None:
-    """By itself and in a batch."""
+    """Alone and in a batch."""
     for name, (body, field) in WRONG_ENDS.items():
         answer = await send(rest, "POST", f"/v1/transactions/{ready}/end", json.dumps(body).encode())
         assert answer.status == 422, (name, answer)
@@ -203,7 +203,7 @@ WRONG_GROUPS: dict[str, tuple[Fields, str]] = {
 async def test_each_wrong_field_of_a_group_is_named_and_nothing_is_registered(
     rest: Rest, coordinator: CoordinatorProcess, group: str
 ) -> None:
-    """A topic of halfway's own is none that a group may have."""
+    """A group may not have a topic of halfway's own."""
     wrong: dict[str, tuple[Fields, str]] = {
         **WRONG_GROUPS,
         "halfway's own": ({"topics": [coordinator.topic("half")]}, "topics[0]"),
@@ -228,7 +228,7 @@ REPEATED = [
 
 
 async def test_a_name_that_is_given_twice_is_refused(rest: Rest, ready: str, group: str, topic: str) -> None:
-    """JSON leaves open which one counts: `rollback` and `commit` in one body must not be a guess."""
+    """JSON does not define which one counts: `rollback` and `commit` in one body must not lead to a guess."""
     for method, path, template in REPEATED:
         body = template
         for word, meant in ((b'"ID"', ready), (b'"G"', group), (b'"T"', topic)):
@@ -247,7 +247,7 @@ async def test_a_name_that_is_given_twice_is_refused(rest: Rest, ready: str, gro
 
 
 async def test_a_batch_has_from_one_to_a_thousand_items(rest: Rest, ready: str) -> None:
-    """And lists of objects: anything else is refused as a whole, or item by item."""
+    """Or lists of objects: anything else is refused as a whole, or item by item."""
     too_many = json.dumps({"end": [{"id": ready, "outcome": "commit"}] * 1001}).encode()
     for body in (b"{}", b'{"prepare": [], "end": []}', too_many):
         problem = refused(await send(rest, "POST", "/v1/batch", body), 422, "invalid_request", "")
@@ -267,7 +267,7 @@ async def test_a_batch_has_from_one_to_a_thousand_items(rest: Rest, ready: str) 
 
 
 async def test_memory_is_flat_under_malformed_bodies(rest: Rest, ready: str) -> None:
-    """Two hundred megabytes of them, one after the other and side by side: only a leak would keep them."""
+    """Two hundred megabytes of them, sequentially and concurrently: only a leak would keep them."""
     path = f"/v1/transactions/{ready}/end"
     bodies = [
         NESTED,

@@ -1,4 +1,4 @@
-"""Paths, parameters, headers and bytes that no client should send: a problem for each, and nobody is held up."""
+"""Paths, parameters, headers and bytes that no client should send: a problem for each, and no other client waits."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 async def ready(rest: Rest, group: str, topic: str) -> str:
-    """Give a transaction that is pending, of a registered group."""
+    """Prepare a transaction of a registered group."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     return await rest.prepared(group, [message(topic)])
 
@@ -38,7 +38,7 @@ async def test_an_illegal_id_or_group_in_the_path_is_422(rest: Rest) -> None:
 
 
 async def test_an_id_of_10_000_characters_or_with_slashes_in_the_path(rest: Rest) -> None:
-    """The one is more than a request line may have, the other is no path that there is."""
+    """The first is longer than a request line may be, the second is an unknown path."""
     refused(await send(rest, "GET", "/v1/transactions/a/b"), 404, "unknown_path")
     refused(await send(rest, "GET", "/v1/transactions//"), 404, "unknown_path")
     refused(await send(rest, "GET", "/v1/transactions/../groups"), 404, "unknown_path")
@@ -136,7 +136,7 @@ async def test_what_is_no_http_is_400(rest: Rest) -> None:
 
 
 async def test_a_chunked_body_is_read_like_any_other(rest: Rest, ready: str, group: str, topic: str) -> None:
-    """In many small chunks; too many bytes of them are 413 without an announcement."""
+    """In many small chunks; too many bytes are 413 without a Content-Length."""
 
     async def chunks(body: bytes, size: int) -> AsyncIterator[bytes]:
         for at in range(0, len(body), size):
@@ -157,7 +157,7 @@ async def test_a_chunked_body_is_read_like_any_other(rest: Rest, ready: str, gro
 async def test_a_body_that_comes_too_slowly_is_408_and_holds_up_nobody(
     new_coordinator: NewCoordinator, connect: Connect, topic: str, group: str
 ) -> None:
-    """Fifty clients send a byte now and then; the others are served meanwhile, and what was held is let go."""
+    """Fifty clients send single bytes; the others are served in the meantime, and resources are released."""
     coordinator = new_coordinator({"HALFWAY_REQUEST_TIMEOUT_S": "10"})
     coordinator.start()
     rest = connect(coordinator)

@@ -1,4 +1,4 @@
-"""Access control is turned on in a cluster that runs, and a revoked key is refused by every instance at once."""
+"""Access control is turned on in a running cluster, and every instance refuses a revoked key at once."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ OPERATOR = key_text(PrincipalKind.OPERATOR, bytes(range(RANDOM_BYTES)))
 SECRETS = {"HALFWAY_MASTER_SECRET": "m" * 32, "HALFWAY_OPERATOR_KEY": OPERATOR}
 OPEN = "HALFWAY_OPEN_ACCESS"
 REVOKED_WITHIN_S = 15.0
-"""A second is what halfway needs; the rest is for a slow machine."""
+"""halfway needs a second; the rest is for a slow machine."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def show(session: aiohttp.ClientSession, key: str | None) -> None:
-    """Show this key from now on, or none."""
+    """Send this key from now on, or none."""
     session.headers.popall("Authorization", None)
     if key is not None:
         session.headers["Authorization"] = f"Bearer {key}"
@@ -62,7 +62,7 @@ async def command(member: CoordinatorProcess, *arguments: str) -> Ended:
 async def test_access_control_is_turned_on_without_losing_a_transaction(
     fleet: Fleet, cluster: Cluster, session: aiohttp.ClientSession, topic: str, group: str
 ) -> None:
-    """It begins with the topics and records of a release without keys, and takes the steps that the guide names."""
+    """It starts with the topics and records of a release without keys, and takes the steps of the guide."""
     fleet.start(2)
     first, second = fleet.members
     rests = [Rest(session, member.url, member.health_url) for member in fleet.members]

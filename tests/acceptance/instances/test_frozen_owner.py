@@ -1,4 +1,4 @@
-"""An owner that is frozen (SIGSTOP): what is asked of it, what it holds back, and when that is over."""
+"""A frozen owner (SIGSTOP): calls to it, the consumers that it holds back, and the end of both."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually, until_true
 
 IN_TRANSACTION = "lane.4.tombstones.after"
-"""All is produced, and the commit is not yet asked for."""
+"""All records are produced, and the commit is not yet requested."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def fleet(kafka: Kafka, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def stands(answer: Answer) -> bool:
-    """Tell whether a call was done; otherwise it is 503 with Retry-After, or 404 where its prepare was not done."""
+    """Return whether a call was done; otherwise it is 503 with Retry-After, or 404 if its prepare was not done."""
     if answer.status in (200, 201):
         return True
     if answer.status == 404:
@@ -47,11 +47,11 @@ def stands(answer: Answer) -> bool:
 async def test_a_frozen_owner_holds_up_nobody_but_its_own_shards(
     fleet: Fleet, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """What waits for it is 503 with Retry-After by its deadline, later at once; once it has lost its shards it is done.
+    """Calls to it are 503 with Retry-After by their deadline, later at once; when it has lost its shards they are done.
 
-    Each message stands once, also where the frozen one had got the call.
+    Each message is stored once, even if the frozen owner had received the call.
     """
-    # So long a session that it is the owner still when the deadlines have passed.
+    # The session is so long that it is still the owner after the deadlines.
     fleet.settings |= {"HALFWAY_SESSION_TIMEOUT_S": "20", "HALFWAY_REQUEST_TIMEOUT_S": "5"}
     fleet.start(3)
     rests = [connect(member) for member in fleet.members]
@@ -75,7 +75,7 @@ async def test_a_frozen_owner_holds_up_nobody_but_its_own_shards(
     assert not all(first), "it was not frozen"
     (await listed).refused(503, "shard_unavailable")
 
-    for name in of_the_frozen:  # whoever takes the shards over does what is asked again, and nothing twice
+    for name in of_the_frozen:  # the next owner does repeated calls, and nothing twice
         (await asked.prepare(group, [message(topic, name)], as_id=name, retry=True)).expect(200, 201)
         (await asked.end(name, "commit", retry=True)).expect(200)
     await eventually(lambda: shares(rests[:2]), lambda found: set().union(*found) == set(range(SHARDS)))
@@ -88,13 +88,13 @@ async def test_a_frozen_owner_holds_up_nobody_but_its_own_shards(
 
 
 async def try_both(rest: Rest, group: str, topic: str, name: str) -> bool:
-    """Prepare and commit, once each; whether both were done."""
+    """Prepare and commit, once each; return whether both were done."""
     prepared = stands(await rest.prepare(group, [message(topic, name)], as_id=name))
     return stands(await rest.end(name, "commit")) and prepared
 
 
 class Flow:
-    """A plain producer, and a `read_committed` consumer of what it writes to one partition."""
+    """A plain producer, and a `read_committed` consumer of the partition that it writes to."""
 
     def __init__(self, kafka: Kafka, topic: str) -> None:
         self._servers, self._topic = kafka.bootstrap_servers, topic
@@ -117,7 +117,7 @@ class Flow:
         assert self._producer.flush(60) == 0
 
     def end(self) -> int:
-        """Give the end of the partition, open Kafka transactions included."""
+        """Return the end of the partition, including open Kafka transactions."""
         reader = Consumer(
             {"bootstrap.servers": self._servers, "group.id": "flow-end", "isolation.level": "read_uncommitted"}
         )
@@ -127,7 +127,7 @@ class Flow:
             reader.close()
 
     def read(self) -> list[bytes]:
-        """Give all that the consumer was given so far."""
+        """Return all records that the consumer has received so far."""
         while (record := self._consumer.poll(0.1)) is not None:
             assert record.error() is None, record.error()
             self.values.append(record.value() or b"")
@@ -140,8 +140,8 @@ class Flow:
 async def test_consumers_that_a_frozen_owner_holds_back_go_on_when_another_takes_over(
     fleet: Fleet, kafka: Kafka, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """It is frozen in an open Kafka transaction, and stays frozen; who takes over aborts that."""
-    # The broker's own time-out must not be what lets the consumers go on.
+    """It is frozen in an open Kafka transaction, and stays frozen; the next owner aborts the transaction."""
+    # The consumers must not continue because of the broker's own time-out.
     fleet.settings["HALFWAY_TRANSACTION_TIMEOUT_S"] = "600"
     fleet.start(1)
     victim = fleet.add_faulty()

@@ -1,4 +1,4 @@
-"""Instances die, join and are upgraded while callers go on."""
+"""Instances die, join and are upgraded while callers continue."""
 
 import json
 import shutil
@@ -93,7 +93,7 @@ class Releases:
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Releases:
-    """Make two copies of the schemas, which a process finds before the installed ones."""
+    """Make two copies of the schemas, which a process loads instead of the installed ones."""
     from halfway.kafka.records.avro import Registry
 
     ours = Path(schemas.__file__).parent
@@ -118,7 +118,7 @@ def releases(tmp_path: Path) -> Releases:
 async def test_two_releases_run_side_by_side_in_a_rolling_upgrade(
     fleet: Fleet, releases: Releases, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """Either asks the other, reads what it wrote and takes over its shards; one that skipped a release stays out."""
+    """Each calls the other, reads its records and takes over its shards; one that skipped a release stays out."""
     older, newer = fleet.add(releases.now), fleet.add(releases.next)
     for member in (older, newer):
         member.launch()
@@ -159,9 +159,9 @@ async def test_two_releases_run_side_by_side_in_a_rolling_upgrade(
     for shard in range(SHARDS):
         (await new.prepare(group, [message(topic, "later")], as_id=id_in(shard))).expect(201)
 
-    skipped = fleet.add()  # it knows nothing of the newer schema
+    skipped = fleet.add()  # it does not know the newer schema
     skipped.launch()
-    within_s = READY_WITHIN_S + GENEROUS_S  # it starts first
+    within_s = READY_WITHIN_S + GENEROUS_S  # its start is included
     await until_true(lambda: "release_too_old" in skipped.log, what="a release that is too old", within_s=within_s)
     await eventually(lambda: shares([new]), lambda found: found == [set(range(SHARDS))])
     status, _ = await eventually(

@@ -1,4 +1,4 @@
-"""Three instances behind a load balancer: whoever is asked, the owner answers."""
+"""Three instances behind a load balancer: the owner answers, through any instance."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("fleet")
 
 @pytest.fixture(scope="module")
 def fleet(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Give three instances that serve two shards each; only the last test of this module kills one."""
+    """Start three instances that serve two shards each; only the last test of this module kills one."""
     fleet = Fleet(kafka.bootstrap_servers, tmp_path_factory.mktemp("fleet"))
     try:
         fleet.start(3)
@@ -48,7 +48,7 @@ def fleet(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
 
 @pytest.fixture
 async def rests(fleet: Fleet, connect: Connect) -> list[Rest]:
-    """Give a client of each instance, once each serves its share."""
+    """Return a client of each instance, when each serves its share."""
     rests = [connect(member) for member in fleet.members]
     await settled(rests)
     return rests
@@ -66,7 +66,7 @@ async def forwarded_by(rest: Rest, call: str) -> float:
 
 
 async def test_every_call_may_go_to_any_instance(rests: list[Rest], cluster: Cluster, topic: str, group: str) -> None:
-    """Prepare, look, check, resume and end of each shard through each instance; each message stands exactly once."""
+    """Prepare, get, check, resume and end in each shard through each instance; each message is stored exactly once."""
     await rests[0].put_group(group, topics=[topic], urls=["http://127.0.0.1:9/"], policy=QUIET)
     sent = []
     for rest in rests:
@@ -94,7 +94,7 @@ async def test_every_call_may_go_to_any_instance(rests: list[Rest], cluster: Clu
 async def test_figures_jobs_and_histories_are_those_of_all_instances(
     rests: list[Rest], cluster: Cluster, topic: str, group: str
 ) -> None:
-    """Each asked through another instance: nothing of another's shards is missing."""
+    """Each through another instance: nothing of the other shards is missing."""
     await rests[0].put_group(group, topics=[topic], urls=["http://127.0.0.1:9/"], policy=QUIET)
     names = [id_in(shard) for shard in range(SHARDS)]
     for name in names:
@@ -138,7 +138,7 @@ async def test_figures_jobs_and_histories_are_those_of_all_instances(
 
 
 async def test_what_is_nowhere_is_404_through_every_instance(rests: list[Rest]) -> None:
-    """The owner looks as far as its log goes before it says so, whoever was asked."""
+    """The owner reads its log to the end before it answers, through any instance."""
     for shard in range(SHARDS):
         name = id_in(shard)
         for rest in rests:
@@ -183,7 +183,7 @@ async def test_the_items_of_a_batch_are_done_by_their_owners_and_answered_in_ord
 async def test_lists_show_every_shard_in_one_order_page_by_page(
     rests: list[Rest], everywhere: RoundRobin, topic: str, group: str
 ) -> None:
-    """The cursor of one instance's page is good at any other; each transaction comes exactly once."""
+    """The cursor of one instance's page is valid at any other; each transaction comes exactly once."""
     await everywhere.put_group(group, topics=[topic], policy=QUIET)
     names = [id_in(number % SHARDS) for number in range(20)]
     for name in names:
@@ -220,14 +220,14 @@ async def test_a_group_is_known_everywhere_at_once_and_goes_only_when_no_shard_n
         (await rest.call("GET", f"/groups/{group}")).refused(404, "unknown_group")
         (await rest.prepare(group, [message(topic)])).refused(404, "unknown_group")
     (await rests[2].put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    for rest in rests:  # what held prepares back while it was deleted holds nothing back now
+    for rest in rests:  # prepares are accepted again after the deletion
         await rest.rollback(await rest.prepared(group, [message(topic)]))
 
 
 async def test_a_puller_gets_the_checks_of_all_shards_from_any_instance(
     rests: list[Rest], topic: str, group: str
 ) -> None:
-    """Each check is handed out once, whoever has it; one that comes due elsewhere ends a poll that waits."""
+    """Each check is handed out once, by any instance; a check that becomes due elsewhere ends a waiting poll."""
     policy = {"first_check_after_s": 0.2, "check_interval_s": 1000, "max_interval_s": 1000}
     await rests[0].put_group(group, topics=[topic], policy=policy)
     names = {id_in(shard) for shard in range(SHARDS)}
@@ -258,7 +258,7 @@ async def test_a_puller_gets_the_checks_of_all_shards_from_any_instance(
 async def test_a_stream_to_any_instance_does_the_operations_of_all_shards(
     rests: list[Rest], cluster: Cluster, topic: str, group: str
 ) -> None:
-    """Each operation by the owner of its shard; what is sent again on a stream to another instance is done once."""
+    """Each operation is done by the owner of its shard; a repeat on a stream to another instance is done once."""
     await rests[0].put_group(group, topics=[topic], policy=QUIET)
     names = [id_in(number % SHARDS) for number in range(10 * SHARDS)]
     streams = [await CheckedStream.connect(rest.session, rest.url) for rest in rests]
@@ -301,7 +301,7 @@ async def test_the_checks_of_all_shards_are_pushed_to_a_stream_at_any_instance(
 
 
 async def incarnations(cluster: Cluster, fleet: Fleet) -> dict[str, tuple[str, int]]:
-    """Give by URL the incarnation of each instance, and a shard that it owns."""
+    """Return by URL the incarnation of each instance, and a shard that it owns."""
     owners = [
         codec.decode_owner(record.value)
         for record in await cluster.read(f"{fleet.prefix}owners")
@@ -329,7 +329,7 @@ async def test_only_an_instance_with_the_credential_is_answered_and_only_for_the
 async def test_what_was_forwarded_is_not_forwarded_again(
     rests: list[Rest], fleet: Fleet, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """An instance that is asked for a shard which it does not serve says so, though it knows the owner."""
+    """An instance that gets a peer call for a shard that it does not serve refuses, although it knows the owner."""
     known = await incarnations(cluster, fleet)
     (first, (incarnation, _)), (_, (_, foreign)) = list(known.items())[:2]
     name = id_in(foreign)
@@ -345,7 +345,7 @@ async def test_what_was_forwarded_is_not_forwarded_again(
 async def test_an_instance_is_killed_and_another_joins_under_load(
     rests: list[Rest], fleet: Fleet, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """The others take over, and only what must move moves; callers see nothing but lost connections and 503."""
+    """The others take over, and only the necessary shards move; callers see only lost connections and 503."""
     await rests[0].put_group(group, topics=[topic], policy=QUIET)
     load = Load(RoundRobin(rests[0].session, fleet.members), group, topic)
     async with asyncio.TaskGroup() as callers:

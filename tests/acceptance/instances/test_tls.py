@@ -1,4 +1,4 @@
-"""Two instances with TLS on both ports, which ask one another by it, and take a new certificate while they run."""
+"""Two instances with TLS on both ports, which call each other over TLS, and load a new certificate while they run."""
 
 import asyncio
 import ssl
@@ -21,7 +21,7 @@ NAMES = ("CN=halfway", f"IP:{HOST}")
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """Give an authority that nobody trusts but who is told to."""
+    """Create an authority that no client trusts by default."""
     return Authority(tmp_path, "own")
 
 
@@ -55,7 +55,7 @@ def text_of(certificate: Path) -> str:
 
 
 async def served_on(ports: list[int], authority: Authority) -> set[str]:
-    """Give the certificates that these ports show."""
+    """Return the certificates of these ports."""
     shown = [
         await asyncio.to_thread(ssl.get_server_certificate, (HOST, port), ca_certs=str(authority.file))
         for port in ports
@@ -76,7 +76,7 @@ async def test_instances_serve_and_ask_one_another_by_tls_and_take_a_new_certifi
     (await rests[0].put_group(group, topics=[topic], policy=QUIET)).expect(201)
 
     async def each_ends_a_transaction_of_each_shard() -> list[str]:
-        """Half of the shards are the other's, so half of the calls are passed on."""
+        """The other instance has half of the shards, so half of the calls are forwarded."""
         names = [id_in(shard) for _ in rests for shard in range(SHARDS)]
         for number, name in enumerate(names):
             one, another = rests[number // SHARDS], rests[1 - number // SHARDS]

@@ -1,7 +1,7 @@
-"""An instance that is frozen past its session, wakes, and goes on with the commit that it was at.
+"""An instance that is frozen past its session, wakes, and continues its commit.
 
-Two rules keep it from deciding what others have decided meanwhile (docs/fencing.md): whoever takes over fences the lane
-of the owner before, and no lane initialises its own id again. Each is shown by what happens without it.
+Two rules prevent it from changing what others have decided in the meantime (docs/fencing.md): the next owner fences the
+lane of the former owner, and no lane initialises its own id again. The tests show each rule by its absence.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import until_true
 
 _AT = "lane.write.before"
-"""Claimed and admitted, and nothing of it has left the process."""
+"""The write is claimed and admitted, and no byte of it has left the process."""
 _SESSION = {"HALFWAY_SESSION_TIMEOUT_S": "10"}
-"""Not so short that a slow machine ends it before the test does."""
+"""Long enough for the test on a slow machine."""
 _UNFENCED = plan.Fault(point="acquire.3.fence.before", action="skip", times=0)
 _AGAIN = plan.Fault(point=_AT, action="initialise")
 
 
 def beside(first: FaultyCoordinator, second: FaultyCoordinator) -> FaultyCoordinator:
-    """Let the second be another instance of the first one's cluster."""
+    """Make the second coordinator another instance of the first one's cluster."""
     second.prefix = first.prefix
     first.alone = second.alone = False
     second.settings["HALFWAY_KAFKA_PREFIX"] = first.prefix
@@ -47,7 +47,7 @@ async def test_a_commit_that_slept_past_its_session(
     of_the_successor: Sequence[plan.Fault],
     decided_twice: bool,
 ) -> None:
-    """Its transaction was rolled back by its successor: with the whole protocol nobody ever sees its message."""
+    """Its successor rolled its transaction back: with the whole protocol no consumer ever sees its message."""
     zombie = faulty_coordinator(_SESSION)
     zombie.start()
     rest = connect(zombie)
@@ -70,7 +70,7 @@ async def test_a_commit_that_slept_past_its_session(
     finally:
         zombie.resume()
 
-    # Not before the commit was answered: what the zombie hears from its group comes at any time.
+    # Not before the commit was answered: the zombie may learn from its group at any time.
     await asyncio.to_thread(zombie.faults.until_reached, over.point)
     await until_true(lambda: '"incarnation_failed"' in zombie.log, what="the zombie knows that it is one")
     commit.cancel()

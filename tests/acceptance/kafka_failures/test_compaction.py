@@ -1,4 +1,4 @@
-"""Kafka's log cleaner has removed all that it ever may: what is pending, parked and lately ended is still right."""
+"""Kafka's log cleaner has removed all that it may: pending, parked and recently ended transactions are still right."""
 
 import asyncio
 from collections import Counter
@@ -25,10 +25,10 @@ SEGMENT_MS = 500
 SETTINGS = {
     "HALFWAY_SHARDS": "1",
     "HALFWAY_SEGMENT_MS": str(SEGMENT_MS),
-    # Payloads are read back by their offsets.
+    # Payloads are read by offset.
     "HALFWAY_PAYLOAD_CACHE_BYTES": "1",
 }
-# More than halfway allows while it runs: no record is protected by its age.
+# More than halfway allows during operation: no record is protected by its age.
 QUICK_CLEANER = {"log.cleaner.backoff.ms": "100"}
 EAGER = {"min.compaction.lag.ms": "0", "min.cleanable.dirty.ratio": "0.0"}
 CLEANED_WITHIN_S = 300.0
@@ -38,7 +38,7 @@ CLEANED_WITHIN_S = 300.0
 async def altered(
     cluster: Cluster, resources: Mapping[ConfigResource, Mapping[str, str]], *, back: Mapping[str, str]
 ) -> AsyncIterator[None]:
-    """Set configuration; at the end it is as `back` says, and what that lacks is as if it had never been set."""
+    """Set configuration; at the end restore `back`, and remove what `back` does not have."""
     await alter(cluster, resources)
     try:
         yield
@@ -68,7 +68,7 @@ async def alter(cluster: Cluster, resources: Mapping[ConfigResource, Mapping[str
 
 
 async def compact(cluster: Cluster, coordinator: CoordinatorProcess) -> None:
-    """Have the log cleaner remove every record that another of its key follows, and return when it has."""
+    """Let the log cleaner remove every record that a later one of its key replaces, and return when it has."""
     topics = [coordinator.topic(kind) for kind in ("half", "op", "parked", "owners")]
     lag = (await cluster.config(topics[0]))["min.compaction.lag.ms"]
     assert lag is not None
@@ -80,7 +80,7 @@ async def compact(cluster: Cluster, coordinator: CoordinatorProcess) -> None:
         settings[ConfigResource(ResourceType.BROKER, broker)] = QUICK_CLEANER
 
     async def several_of_one_id() -> dict[str, int]:
-        # Of owners and barriers the last ones may stand in the last segment, which is never cleaned.
+        # The last records of owners and barriers may be in the last segment, which is never cleaned.
         records = [record for record in await cluster.read(*topics[:3]) if record.key != BARRIER_KEY]
         counts = Counter((record.topic, record.partition, record.key) for record in records)
         return {f"{place}": count for place, count in counts.items() if count > 1}
@@ -90,7 +90,7 @@ async def compact(cluster: Cluster, coordinator: CoordinatorProcess) -> None:
 
 
 async def roll_segments(coordinator: CoordinatorProcess) -> None:
-    """Append to every partition, by a restart, after the time of a segment."""
+    """Restart after the time of a segment, which appends to every partition."""
     await asyncio.sleep(SEGMENT_MS / 1000 * 2)
     assert coordinator.stop() == 0
     coordinator.start()
@@ -98,7 +98,7 @@ async def roll_segments(coordinator: CoordinatorProcess) -> None:
 
 
 class Seeding:
-    """Transactions in every state, each under a name that tells what it must be."""
+    """Transactions in every state, each under a name that says its expected state."""
 
     def __init__(self, rest: Rest, group: str, topic: str, url: str) -> None:
         self._rest, self._group, self._topic, self._url = rest, group, topic, url
@@ -138,12 +138,12 @@ class Seeding:
 
 
 STATES = {"checked": "prepared", "resumed": "prepared", "parked_once": "committed"}
-# What is only known where it runs, or is reckoned from now.
+# Fields that only the running instance knows, or that depend on the current time.
 PASSING = {"next_check_at", "last_error"}
 
 
 async def all_shown(rest: Rest, ids: Mapping[str, list[str]]) -> dict[str, Json]:
-    """Give all that is told of every transaction, and require the state that its name says."""
+    """Return every transaction as shown, and assert the state that its name says."""
     shown: dict[str, Json] = {}
     for name, transactions in ids.items():
         for transaction in transactions:
@@ -162,7 +162,7 @@ async def test_after_compaction_everything_is_as_it_was(
     topic: str,
     group: str,
 ) -> None:
-    """Pending with payload and checks, parked, resumed, and outcomes: from the cursors, and without any."""
+    """Pending with payload and checks, parked, resumed, and outcomes: from the cursors, and without cursors."""
     coordinator = new_coordinator(SETTINGS)
     coordinator.start()
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)

@@ -1,7 +1,7 @@
-"""What the network does to the commit of the lane's Kafka transaction, by a proxy between halfway and the broker.
+"""Network failures at the commit of the lane's Kafka transaction, by a proxy between halfway and the broker.
 
-Whatever it is: each acknowledged end stands exactly once, each caller gets an answer within the time of a request, and
-no incarnation initialises one of its lane ids a second time.
+After each of them: each acknowledged end is stored exactly once, each caller gets an answer within the time of a
+request, and no incarnation initialises one of its lane ids a second time.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ pytestmark = pytest.mark.xdist_group("proxied_kafka")
 
 _LANE_ID = re.compile(r"(?P<incarnation>[0-9a-f]{16})\.(?P<lane>[01q])")
 SETTINGS = {
-    # A caller's time is over before the lane gives up, so that there are callers of both kinds.
+    # A caller's deadline is before that of the lane, so that there are callers of both kinds.
     "HALFWAY_REQUEST_TIMEOUT_S": "2",
     "HALFWAY_PREPARE_TIMEOUT_S": "2",
-    # Far enough behind it that a slow machine still sees an answer released between the two.
+    # So much later that an answer can be released between the two on a slow machine.
     "HALFWAY_LANE_STALL_S": "14",
 }
 _FAILED = '"event": "incarnation_failed"'
 
 
 class Scene:
-    """A coordinator behind the proxy, and what became of its incarnations since the test began."""
+    """A coordinator behind the proxy, and its incarnations since the start of the test."""
 
     def __init__(self, kafka: ProxiedKafka, coordinator: CoordinatorProcess, callers: Callers) -> None:
         self.callers = callers
@@ -44,7 +44,7 @@ class Scene:
         self._failures = coordinator.log.count(_FAILED)
 
     async def meets_a_commit(self, fate: Fate) -> Intervention:
-        """Give this fate to the next commit of the lane, and return when it has come."""
+        """Apply a failure to the next commit of the lane, and return when it was applied."""
         intervention = self._proxy.intervene(fate, self._commits)
         await until_true(intervention.met.is_set, what="the lane commits")
         return intervention
@@ -59,7 +59,7 @@ class Scene:
         return _LANE_ID.fullmatch(name.removeprefix(self._coordinator.prefix))
 
     async def fence(self, transactional_id: str) -> None:
-        """Take a transactional id away from its user, as the next owner does, round the proxy."""
+        """Fence a transactional id, as the next owner does, without the proxy."""
         producer = Producer({"bootstrap.servers": self._kafka.bootstrap_servers, "transactional.id": transactional_id})
         await asyncio.to_thread(producer.init_transactions, 180)
 
@@ -85,7 +85,7 @@ class Scene:
         return counts
 
     async def judge(self, *, more_incarnations: int) -> None:
-        """End the load, hold what was acknowledged against the topics, and count incarnations."""
+        """End the load, compare the acknowledgements with the topics, and count the incarnations."""
         await self.callers.committed(20)
         await self.callers.finish()
         history = self.callers.history
@@ -99,7 +99,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def _shared(_proxied: ProxiedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """Give the tests here a coordinator that comes to Kafka through the proxy only."""
+    """Start a coordinator that reaches Kafka only through the proxy."""
     coordinator = CoordinatorProcess(_proxied.through(_proxied.proxy), tmp_path_factory.mktemp("proxied"), SETTINGS)
     yield coordinator
     coordinator.close()
@@ -109,7 +109,7 @@ def _shared(_proxied: ProxiedKafka, tmp_path_factory: pytest.TempPathFactory) ->
 async def scene(
     proxied_kafka: ProxiedKafka, coordinator: CoordinatorProcess, rest: Rest, group: str
 ) -> AsyncIterator[Scene]:
-    """Give a coordinator under load."""
+    """Start a coordinator under load."""
     topics = await Cluster(proxied_kafka.bootstrap_servers).make_topics("orders", "points")
     (await rest.put_group(group, topics=topics, policy=QUIET)).expect(200, 201)
     async with Callers(rest, group, topics, callers=4) as callers:
@@ -119,7 +119,7 @@ async def scene(
 
 
 async def test_an_answer_that_comes_late_is_waited_for(scene: Scene) -> None:
-    """Later than a caller's time, earlier than the lane gives up: 503, and the same end again is 200."""
+    """After the caller's deadline, before that of the lane: 503, and a repeat of the end is 200."""
     held = await scene.meets_a_commit(Fate.HOLD_ANSWER)
     await until_true(lambda: scene.callers.history.refused("end"), what="a caller's time is over")
     held.release()
@@ -130,7 +130,7 @@ async def test_an_answer_that_comes_late_is_waited_for(scene: Scene) -> None:
 async def test_a_connection_that_breaks_at_the_commit_costs_an_incarnation_and_no_answer(
     scene: Scene, fate: Fate
 ) -> None:
-    """Whether the broker had done it or not: it is asked for again, and that producer is not used any more."""
+    """Whether the broker did it or not: the commit is requested again, and the producer is not used any more."""
     for _ in range(2):
         await scene.meets_a_commit(fate)
         await scene.callers.committed(10)
@@ -138,7 +138,7 @@ async def test_a_connection_that_breaks_at_the_commit_costs_an_incarnation_and_n
 
 
 async def test_a_commit_that_strays_on_a_lost_connection_commits_nothing_else(scene: Scene) -> None:
-    """It arrives long after it was asked for again: no later transaction may be in its reach.
+    """It arrives long after the repeated request: it must not affect a later transaction.
 
     It would commit what the broker has of the producer's next one, and the rest of that would be refused.
     """
@@ -150,7 +150,7 @@ async def test_a_commit_that_strays_on_a_lost_connection_commits_nothing_else(sc
 
 @pytest.mark.parametrize("fate", [Fate.HOLD_ANSWER, Fate.HOLD_REQUEST])
 async def test_a_commit_that_is_never_answered_ends_the_incarnation(scene: Scene, fate: Fate) -> None:
-    """The next one fences it and reads in the log what became of the batch; the late answer then changes nothing."""
+    """The next incarnation fences it and reads the result of the batch in the log; the late answer changes nothing."""
     held = await scene.meets_a_commit(fate)
     await scene.callers.committed(20)
     held.release()
@@ -159,7 +159,7 @@ async def test_a_commit_that_is_never_answered_ends_the_incarnation(scene: Scene
 
 @pytest.mark.parametrize("fate", [Fate.HOLD_ANSWER, Fate.HOLD_REQUEST])
 async def test_a_fence_between_a_commit_and_its_answer(scene: Scene, fate: Fate) -> None:
-    """What was committed before the fence stands; what the fence came before is refused and written again."""
+    """Commits before the fence stand; commits after it are refused and written again."""
     held = await scene.meets_a_commit(fate)
     [exchange] = held.exchanges
     await scene.fence(exchange.request.transactional_id)

@@ -1,4 +1,4 @@
-"""Records and offsets that halfway did not write, in each of its topics and in its group: said, counted, skipped."""
+"""Records and offsets that halfway did not write, in each of its topics and its group: logged, counted, skipped."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,18 @@ UNKNOWN_SCHEMA = b"\xc3\x01" + b"\x07" * 8 + b"body"
 
 
 def mutilated(value: bytes) -> list[bytes | None]:
-    """Give values that are none of halfway's, some made from one that is."""
+    """Return values that are not valid records of halfway, some of them made from a valid one."""
     another_kind = codec.encode_barrier(Barrier(incarnation="x", at=1))
     damaged = [value[:-3], value[:10], value + b"\x00"]
     return [b"\x00garbage", b"", b'{"id": "x"}', UNKNOWN_SCHEMA, *damaged, another_kind, None]
 
 
-# A broker takes no record without a key into a compacted topic.
+# A broker accepts no record without a key in a compacted topic.
 WRONG_KEYS = (b"", b"\xff\xfe", b"no/id", b"x" * 5_000, b"another-id")
 
 
 async def seeded(rest: Rest, group: str, topic: str) -> dict[str, str]:
-    """Make transactions in each state, and give their ids by name."""
+    """Make transactions in each state, and return their ids by name."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     (await rest.put_group(f"{group}.parking", topics=[topic], policy=PARKING)).expect(201)
     names = ("committed", "rolled_back", "prepared")
@@ -47,14 +47,14 @@ async def seeded(rest: Rest, group: str, topic: str) -> dict[str, str]:
 
 
 class Vandal:
-    """Writes into every internal topic, also under the keys of what is alive, and remembers where."""
+    """Writes to every internal topic, also under the keys of live records, and records the offsets."""
 
     def __init__(self, cluster: Cluster, coordinator: CoordinatorProcess) -> None:
         self._cluster = cluster
         self._topic = coordinator.topic
         self._internal = InternalTopics(cluster, coordinator.prefix)
         self.places: dict[str, set[Place]] = {}
-        """What was written, by the kind of the topic."""
+        """The places of the records, by the kind of the topic."""
 
     async def spoil(self) -> None:
         for kind in ("half", "op", "parked"):
@@ -93,7 +93,7 @@ class Vandal:
         self.places.setdefault(kind, set()).update(written)
 
     async def _write_with_header_name(self, kind: str, partition: int, records: Sequence[Keyed]) -> None:
-        """Write records with a header whose name is no text."""
+        """Write records with a header whose name is not text."""
         topic, servers = self._topic(kind), self._cluster.bootstrap_servers
         offsets = await asyncio.to_thread(append_with_header_name, servers, topic, partition, records)
         written = {Place(topic=topic, partition=partition, offset=offset) for offset in offsets}
@@ -101,7 +101,7 @@ class Vandal:
 
 
 def stranger(shard: int) -> bytes:
-    """Give an id of a shard that no transaction has."""
+    """Return an unused id that belongs to a shard."""
     return next(name.encode() for name in map("stranger-{}".format, range(99)) if shard_of(name, SHARDS) == shard)
 
 
@@ -124,7 +124,7 @@ async def serves(rest: Rest, cluster: Cluster, group: str, topic: str, value: st
 async def test_foreign_records_in_each_internal_topic_do_no_harm(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """Each is said with topic, partition and offset, and counted; nothing is lost, nothing comes of it."""
+    """Each is logged with topic, partition and offset, and counted; nothing is lost, and none has an effect."""
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
     coordinator.start()
     rest, vandal = connect(coordinator), Vandal(cluster, coordinator)
@@ -147,7 +147,7 @@ async def test_foreign_records_in_each_internal_topic_do_no_harm(
 
     told = set(skipped(coordinator, since))
     for kind, places in vandal.places.items():
-        if kind != "half":  # of which only what stands behind the cursor is read
+        if kind != "half":  # half is only read from the cursor on
             assert {place for place in told if place.topic == coordinator.topic(kind)} == places, kind
             assert await total(rest, "halfway_skipped_records_total", topic=coordinator.topic(kind)) >= len(places)
     assert told <= set().union(*vandal.places.values())
@@ -158,7 +158,7 @@ async def test_foreign_records_in_each_internal_topic_do_no_harm(
 async def test_what_is_foreign_never_stays_last_under_the_id_of_a_transaction(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """Compaction keeps the last record of a key: the half is written again, or its tombstone where it has ended."""
+    """Compaction keeps the last record of a key: the half is written again, or its tombstone if it has ended."""
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
     coordinator.start()
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
@@ -195,7 +195,7 @@ async def test_what_is_foreign_never_stays_last_under_the_id_of_a_transaction(
 async def test_cursors_that_somebody_else_has_set_hide_nothing(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
-    """Set to the end, and past it: what is pending is known after the restart, and the reset is said and counted."""
+    """Set to the end and past it: pending transactions are known after a restart; the reset is logged and counted."""
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
     coordinator.start()
     rest = connect(coordinator)

@@ -1,8 +1,8 @@
 """The broker goes away under load and comes back.
 
 Kafka 4.3.1 can forget transactions of its own when the only broker is killed in the middle of a commit: while it
-starts, partitions have no leader for a moment, markers for them are taken as done, and what is in them stays undecided
-for ever (docs/failures.md). Its log says so, and then the same is tried again with another commit to be interrupted.
+starts, partitions have no leader for a moment, markers for them are taken as done, and transactions in them stay
+undecided forever (docs/failures.md). Its log says so; the test is then repeated with another interrupted commit.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ SETTINGS = {"HALFWAY_REQUEST_TIMEOUT_S": "4", "HALFWAY_PREPARE_TIMEOUT_S": "2"}
 
 
 class ForgottenError(Exception):
-    """Kafka has forgotten a transaction: nothing is shown by what follows."""
+    """Kafka has forgotten a transaction, so the rest of the test would show nothing."""
 
 
 @pytest.mark.timeout(900)
@@ -40,7 +40,7 @@ async def test_the_broker_stops_for_20_s_under_load_and_returns(
     proxied_kafka: ProxiedKafka,
     group: str,
 ) -> None:
-    """Callers get 503 with Retry-After meanwhile; no acknowledged end is lost or doubled; it goes on by itself."""
+    """Callers get 503 with Retry-After; no acknowledged end is lost or doubled; the coordinator recovers by itself."""
     for _ in range(ATTEMPTS):
         coordinator = new_coordinator(SETTINGS, bootstrap_servers=proxied_kafka.bootstrap_servers)
         coordinator.start()
@@ -96,5 +96,5 @@ async def _outage(
 
 
 def _forgotten(kafka: ProxiedKafka) -> int:
-    """Count how often Kafka has said that it left out markers of a transaction."""
+    """Count how often Kafka has logged that it skipped markers of a transaction."""
     return kafka.log_path.read_text(errors="replace").count(FORGOTTEN)

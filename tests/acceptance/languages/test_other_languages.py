@@ -1,4 +1,4 @@
-"""The producers in other languages, as they stand in examples/producers, beside a real coordinator."""
+"""The producers in other languages in examples/producers, with a real coordinator."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
 from tests.support.coordinator.topics import Cluster
 
-pytestmark = pytest.mark.timeout(1800)  # a new machine compiles Go's own library first
+pytestmark = pytest.mark.timeout(1800)  # a new machine compiles Go's standard library first
 GO = {"CGO_ENABLED": "0", "GOPROXY": "off", "GOTOOLCHAIN": "local"}
 PRODUCERS = Path(__file__).parents[3] / "examples" / "producers"
 
 
 class Service:
-    """A producer of the examples: orders go in by lines, and what became of them comes out."""
+    """A producer of the examples: it reads orders by lines, and prints their results."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -54,7 +54,7 @@ class Service:
 def command(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "java":
         return [str(find_java().path), str(PRODUCERS / "Producer.java")]
-    # A new machine builds Go's own library first, which takes less time without its optimiser.
+    # A new machine builds Go's standard library first, which is faster without the optimiser.
     build = ("-gcflags=all=-N -l", "-ldflags=-w -s")
     return [str(Path(sys.executable).with_name("go")), "run", *build, str(PRODUCERS / "producer.go")]
 

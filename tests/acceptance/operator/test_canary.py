@@ -1,4 +1,4 @@
-"""Known keys, secrets and payloads go through everything, and are looked for where they must not be."""
+"""Known keys, secrets and payloads are sent through every interface, and must not appear in the wrong places."""
 
 import base64
 import json
@@ -59,7 +59,7 @@ QUICK = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 
 
 
 class Story:
-    """Calls of several callers; what others than the owner are told is kept."""
+    """Calls of several callers; answers to callers other than the owner are collected."""
 
     def __init__(self, session: aiohttp.ClientSession, coordinator: CoordinatorProcess) -> None:
         self._session = session
@@ -69,7 +69,7 @@ class Story:
     async def call(
         self, key: str | None, method: str, path: str, body: Any = None, *, own: bool = False, raw: bytes | None = None
     ) -> Any:
-        """Make a call; `own` if the answer is for the owner of what it shows. Return the body of the answer."""
+        """Make a call and return the body; `own` is set if the answer goes to the owner of the data in it."""
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         async with self._session.request(method, self._coordinator.url + path, data=data, headers=headers) as answer:
@@ -95,7 +95,7 @@ class Story:
         return {name: canaries.add(f"key of {name}", one["key"]) for name, one in made.items()}
 
     async def mistakes(self, key: str, prepared: Mapping[str, Any], topic: str) -> None:
-        """Send what is refused, with payloads and keys where an error could take them from."""
+        """Send requests that are refused, with payloads and keys that an error could repeat."""
 
         def of(*messages: Mapping[str, object], **fields: object) -> bytes:
             return json.dumps(
@@ -122,7 +122,7 @@ class Story:
             await self.call(shown, "GET", "/v1/transactions")
 
     async def look_around(self, key: str) -> None:
-        """Take what readers and tools see."""
+        """Collect the output for readers and tools."""
         for path in ("/v1/transactions/parks", "/v1/transactions?group=shop", "/v1/keys", "/openapi.json"):
             await self.call(key, "GET", path)
         await self.call(OPERATOR, "GET", "/v1/transactions?group=shop")
@@ -142,7 +142,7 @@ class Story:
 
 
 async def ugly(conversation: RawConversation) -> None:
-    """Answer what is no verdict, with a canary wherever an error could take it from."""
+    """Answer without a verdict, with a canary in every part that an error could repeat."""
     head = f"Content-Type: application/{ANSWER}\r\nX-{ANSWER}: {ANSWER}"
     await conversation.send(http_response(ANSWER.encode(), status=f"500 {ANSWER}", headers=head))
 
@@ -161,7 +161,7 @@ async def test_no_key_secret_or_payload_is_in_anything_that_is_not_its_owners(
     topic: str,
     tmp_path: Path,
 ) -> None:
-    """Not in the log at its finest level, metrics, errors, OpenAPI, lists, what a reader sees, or the audit trail."""
+    """Not in the debug log, metrics, errors, OpenAPI, lists, the view of a reader, or the audit trail."""
     canaries = Canaries(SECRETS | PAYLOADS)
     coordinator = new_coordinator(SETTINGS)
     coordinator.start()
@@ -184,7 +184,7 @@ async def test_no_key_secret_or_payload_is_in_anything_that_is_not_its_owners(
     await story.until(shop, "commits", "parked")
     await story.look_around(keys["board"])
     await story.call(shop, "PUT", "/v1/groups/shop", group(honest.url), own=True)
-    # Nobody waits for the audit trail's topic, so a kill may take what has just happened along.
+    # No call waits for the audit trail's topic, so a kill may lose the latest events.
     await eventually(lambda: story.audit_log(tmp_path), lambda found: "change_group" in found)
     coordinator.kill()
     coordinator.start()

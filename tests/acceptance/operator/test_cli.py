@@ -1,4 +1,4 @@
-"""The command line: an operator's view of a running coordinator, the topics, and everything in one command."""
+"""The command line: an operator's view of a running coordinator, the topics, and `halfway dev`."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def test_an_operator_lists_shows_checks_resumes_and_ends(
     group: str,
     topic: str,
 ) -> None:
-    """What an operator ends has the cause `operator` in its op marker."""
+    """An end by an operator has the cause `operator` in its op marker."""
     policy = json.dumps(HASTY)
     await halfway.out("groups", "put", group, "--check-url", endpoint.url, "--topic", topic, "--policy", policy)
     parked = await rest.prepared(group, [message(topic, "parked")])
@@ -107,7 +107,7 @@ async def test_a_coordinator_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     new_coordinator: NewCoordinator, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """So that an operator whose coordinator may not create topics can do it beforehand."""
+    """For operators whose coordinator may not create topics."""
     coordinator = new_coordinator()
     settings = coordinator.settings
     missing = await command_line.run(tmp_path, "topics", "verify", settings=settings)
@@ -139,7 +139,7 @@ async def test_serve_without_a_kafka_says_what_to_set(tmp_path: Path) -> None:
 async def test_everything_in_one_command(tmp_path: Path, ended_by: str) -> None:
     """`halfway dev --json` prints one line when it is ready, runs until it is stopped, and leaves nothing behind.
 
-    With --with-parent it is stopped too when the process at its standard input is gone.
+    With --with-parent it also stops when the process at its standard input ends.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")}
     dev = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""The second port: whether it lives, whether it is ready, and what it counts."""
+"""The second port: liveness, readiness and metrics."""
 
 from halfway.embedded.ports import HOST, pick_port
 from tests.support.coordinator.endpoints import CheckEndpoint
@@ -24,7 +24,7 @@ async def test_health_is_not_on_the_port_of_the_api(rest: Rest, coordinator: Coo
 
 
 async def test_work_is_counted_by_group(rest: Rest, endpoint: CheckEndpoint, group: str, topic: str) -> None:
-    """Prepares, ends by outcome, checks by verdict, what is pending and parked, batches and commit latencies."""
+    """Prepares, ends by outcome, checks by verdict, pending and parked transactions, batches and commit latencies."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=HASTY)).expect(201)
     pending = [await rest.prepared(group, [message(topic)], check_after_s=3600) for _ in range(3)]
     committed = await rest.prepared(group, [message(topic)], check_after_s=3600)
@@ -55,7 +55,7 @@ async def test_work_is_counted_by_group(rest: Rest, endpoint: CheckEndpoint, gro
 
 
 async def test_names_that_nobody_registered_make_no_series(rest: Rest, group: str, topic: str) -> None:
-    """Whoever sends made-up groups and ids cannot fill the memory of the coordinator or of Prometheus."""
+    """Made-up groups and ids cannot fill the memory of the coordinator or of Prometheus."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     await rest.prepare("made-up", [message(topic)])
     await rest.end("made-up-id", "commit")

@@ -1,4 +1,4 @@
-"""The history of a transaction on a real broker: from op and the real topics, also after a restart and the horizon."""
+"""The history of a transaction from a real broker, also after a restart and the horizon."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def told(shown: Json, *names: str) -> list[tuple[Any, ...]]:
 
 
 async def places_in(cluster: Cluster, name: str, *topics: str) -> set[tuple[str, int, int]]:
-    """Give where the messages of a transaction stand, as a consumer sees it."""
+    """Return the places of a transaction's messages, as a consumer sees them."""
     return {
         (record.topic, record.partition, record.offset)
         for record in await cluster.read(*topics)
@@ -31,7 +31,7 @@ async def places_in(cluster: Cluster, name: str, *topics: str) -> set[tuple[str,
 async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, endpoint: CheckEndpoint, group: str
 ) -> None:
-    """Before and after a kill, and once the outcome is forgotten: what stood in memory alone is said to be missing."""
+    """Before and after a kill, and when the outcome is forgotten: events only in memory are listed as missing."""
     first, second = await cluster.make_topic(), await cluster.make_topic()
     coordinator = new_coordinator()
     coordinator.start()

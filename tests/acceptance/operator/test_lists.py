@@ -1,4 +1,4 @@
-"""What is pending, parked and lately ended can be found."""
+"""Lists show pending, parked and recently ended transactions."""
 
 import asyncio
 from io import BytesIO
@@ -18,7 +18,7 @@ def ids(page: Json) -> list[str]:
 
 @pytest.fixture
 async def one_of_each(rest: Rest, endpoint: CheckEndpoint, group: str, topic: str) -> dict[str, str]:
-    """Give the ids of one transaction in each state."""
+    """Return the ids of one transaction in each state."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=HASTY)).expect(201)
     made = {
         state: await rest.prepared(group, [message(topic, "secret", key=state)], check_after_s=after_s)
@@ -31,7 +31,7 @@ async def one_of_each(rest: Rest, endpoint: CheckEndpoint, group: str, topic: st
 
 
 async def test_each_state_can_be_listed(rest: Rest, group: str, one_of_each: dict[str, str]) -> None:
-    """By state; without one, all of them."""
+    """By state; all transactions without a state."""
     for state, transaction in one_of_each.items():
         page = await rest.page(group=group, state=state)
         assert ids(page) == [transaction]
@@ -43,7 +43,7 @@ async def test_each_state_can_be_listed(rest: Rest, group: str, one_of_each: dic
 async def test_a_list_shows_no_payload_and_an_ended_one_has_none(
     rest: Rest, group: str, topic: str, one_of_each: dict[str, str]
 ) -> None:
-    """The data about it stays for the outcome horizon, the payload as long as it is pending or parked."""
+    """Its data is kept for the outcome horizon, its payload while it is pending or parked."""
     for one in (await rest.page(group=group))["transactions"]:
         assert "secret" not in str(one)
         assert one["topics"] == [topic]
@@ -83,7 +83,7 @@ async def test_a_topic_finds_the_transactions_that_write_to_it(rest: Rest, clust
 
 
 async def test_pages_follow_one_another_without_gap_or_repeat(rest: Rest, group: str, topic: str) -> None:
-    """Also while new ones come and old ones end: what was there all the time is seen once."""
+    """Also while transactions come and end: those that exist all the time are listed once."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     made = [await rest.prepared(group, [message(topic)]) for _ in range(25)]
     seen: list[str] = []

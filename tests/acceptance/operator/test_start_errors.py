@@ -1,4 +1,4 @@
-"""A coordinator that cannot start says which thing is wrong; one that only has to wait for Kafka waits."""
+"""A coordinator that cannot start names the cause; one that only has to wait for Kafka waits."""
 
 import socket
 import sys
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually, until_true
 
 
 async def refused(coordinator: CoordinatorProcess) -> str:
-    """Start a coordinator that must end with status 1, and give what it said."""
+    """Start a coordinator that must exit with status 1, and return its output."""
     coordinator.warm = False
     coordinator.launch()
     status = await coordinator.exited()
@@ -78,7 +78,7 @@ class TestKafka:
     async def test_a_missing_permission_ends_it_and_is_named(
         self, new_coordinator: NewCoordinator, guarded_kafka: GuardedKafka
     ) -> None:
-        """Without any, and with all but the one to write transactions."""
+        """Without any permission, and with all except the one to write transactions."""
         coordinator = new_coordinator(
             credentials("stranger", USERS["stranger"]), bootstrap_servers=guarded_kafka.guarded_servers
         )
@@ -144,7 +144,7 @@ UNSAFE: list[dict[str, tuple[dict[str, str], str]]] = [
 async def test_unsafe_internal_topics_end_it_and_are_named_with_the_setting(
     new_coordinator: NewCoordinator, cluster: Cluster, unsafe: dict[str, tuple[dict[str, str], str]]
 ) -> None:
-    """All of them at once, so that one need not start ten times; and none is silently altered."""
+    """All of them at once, so that one start is enough; and none is changed silently."""
     coordinator = new_coordinator()
     for kind, (config, _) in unsafe.items():
         await cluster.make_exactly(coordinator.topic(kind), partitions=1 if kind == "groups" else 2, config=config)
@@ -172,7 +172,7 @@ async def test_an_internal_topic_with_other_partitions_ends_it(
 
 
 async def test_a_changed_shard_count_ends_it(new_coordinator: NewCoordinator) -> None:
-    """Ids of clients are hashed to shards: another count would look for them in the wrong one."""
+    """Ids of clients are hashed to shards: with another count they would be looked up in the wrong shard."""
     coordinator = new_coordinator()
     coordinator.start()
     coordinator.stop()
@@ -188,7 +188,7 @@ async def test_a_changed_shard_count_ends_it(new_coordinator: NewCoordinator) ->
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """Give a port that somebody else listens on."""
+    """Return a port that another process listens on."""
     with socket.socket() as other:
         other.bind((HOST, pick_port()))
         other.listen()
@@ -247,7 +247,7 @@ async def test_a_setting_that_cannot_work_ends_it_and_is_named(
 async def test_an_endpoint_outside_the_allowed_hosts_is_refused_when_it_is_registered(
     new_coordinator: NewCoordinator, connect: Connect
 ) -> None:
-    """The operator's setting reaches the call: 422 that names the field, the host and the setting."""
+    """The operator's setting applies to the call: 422 with the field, the host and the setting."""
     coordinator = new_coordinator({"HALFWAY_CHECK_HOSTS": "127.0.0.1,*.shop.svc"})
     coordinator.start()
     rest = connect(coordinator)

@@ -1,4 +1,4 @@
-"""The audit over what a real coordinator has written on a real broker, with anomalies that a rogue producer planted."""
+"""The audit of the topics of a real coordinator, with anomalies that a rogue producer planted."""
 
 import asyncio
 import json
@@ -39,27 +39,27 @@ SEED = 20
 COUNT = 2_000
 NO_GRACE = AuditOptions(grace_ms=0)
 BEHIND = "behind-what-hangs"
-"""Its message cannot be read yet: it stands behind a Kafka transaction that was left open."""
+"""Its message cannot be read yet: it comes after an open Kafka transaction."""
 UNREADABLE = ["groups", "half", "op", "op", "parked"]
 LATECOMER = "written-after-the-audit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A broker with a history in it, its coordinator stopped."""
+    """A broker with a history, and the coordinator stopped."""
 
     history: History
     planted: dict[str, str]
     rogue: Rogue
     access: KafkaAccess
     asked: list[AnyEvent]
-    """What callers asked and were told, for the checker."""
+    """The requests and answers of callers, for the checker."""
     written: list[AnyRecord]
-    """The topics as the checker reads them, without what nobody can read."""
+    """The topics as the checker reads them, without unreadable records."""
 
     @property
     def settings(self) -> dict[str, str]:
-        """The coordinator's own, as variables."""
+        """The coordinator's settings, as environment variables."""
         servers = self.access.java["bootstrap.servers"]
         return {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": servers, "HALFWAY_KAFKA_PREFIX": self.access.prefix}
 
@@ -68,7 +68,7 @@ class World:
 def world(
     spark: "SparkSession", kafka: Kafka, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    """Give it once Spark runs: the Kafka transaction that is left open lasts no longer than the broker allows."""
+    """Make it when Spark runs: the broker limits the duration of the open Kafka transaction."""
     coordinator = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("audited"))
     coordinator.start()
     try:
@@ -83,10 +83,10 @@ def world(
     asked = events(history, dict.fromkeys(planted, "committed_ok") | ended)
     written = list(read_topics(kafka.bootstrap_servers, prefix=coordinator.prefix, topics=history.topics))
     rogue.plant_garbage(history)
-    # The markers of the last Kafka transactions come a moment later: until then what stands there is not settled.
+    # The markers of the last Kafka transactions come a moment later: until then their records are undecided.
     cluster.read_now([*history.topics, *(coordinator.prefix + kind for kind in ("op", "half", "parked"))])
     access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)
-    # A second copy of a message that counts would be doubled; this one is never committed.
+    # A committed second copy of a message would be a duplicate; this one is never committed.
     hanging = rogue.leave_open(history, history.with_verdict("committed_ok")[0])
     try:
         rogue.commit(BEHIND, _any_message(history))
@@ -104,7 +104,7 @@ async def _history(coordinator: CoordinatorProcess, cluster: Cluster) -> History
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
-    """Give what stands in a table, as any reader of Parquet finds it."""
+    """Return the rows of a table, as any reader of Parquet finds them."""
     found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
     return found
 
@@ -119,7 +119,7 @@ def audited(spark: "SparkSession", world: World, tmp_path_factory: pytest.TempPa
 def test_every_transaction_has_the_verdict_that_it_must_have(world: World, audited: Path) -> None:
     """Thousands with all outcomes, over several topics, parked and resumed: each id once, with its verdict.
 
-    What was committed behind a Kafka transaction that hangs cannot be read yet: it is pending, not lost.
+    A commit after an open Kafka transaction cannot be read yet: it is pending, not lost.
     """
     found = [(row["id"], row["verdict"]) for row in rows(audited, audit.VERDICTS)]
     assert len(found) == len(dict(found))
@@ -129,7 +129,7 @@ def test_every_transaction_has_the_verdict_that_it_must_have(world: World, audit
 
 
 def test_exactly_the_planted_anomalies_are_found(world: World, audited: Path) -> None:
-    """What a rogue did is found by id and kind, with where it stands; unfinished Kafka transactions are nothing."""
+    """The records of a rogue producer are found by id, kind and place; open Kafka transactions are no anomaly."""
     anomalies = {row["id"]: row for row in rows(audited, audit.ANOMALIES)}
     assert {name: row["verdict"] for name, row in anomalies.items()} == world.planted
     for row in anomalies.values():
@@ -137,13 +137,13 @@ def test_exactly_the_planted_anomalies_are_found(world: World, audited: Path) ->
 
 
 def test_the_checker_of_the_chaos_runs_finds_the_same_in_the_same_topics(world: World, audited: Path) -> None:
-    """The checker, with its own reader and rules, and the audit: the same ids, with the anomalies that match."""
+    """The checker, with its own reader and rules, and the audit find the same ids, with matching anomalies."""
     anomalies = {row["id"]: set(row["anomalies"]) for row in rows(audited, audit.ANOMALIES)}
     assert shown(judge(world.asked, world.written).findings, world.written) == anomalies
 
 
 def test_what_cannot_be_read_is_put_into_quarantine(audited: Path) -> None:
-    """Records of nobody's making stop no audit; each is told by topic, partition, offset and error."""
+    """Unreadable records stop no audit; each is reported with topic, partition, offset and error."""
     found = rows(audited, audit.QUARANTINE)
     errors = sorted((row["topic"].rpartition(".")[2], row["error"]) for row in found)
     assert [topic for topic, _ in errors] == UNREADABLE
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_put_into_quarantine(audited: Path) -> None:
 
 
 def test_the_same_offsets_give_the_same_rows(command: Command, world: World, audited: Path, tmp_path: Path) -> None:
-    """An audit over the offsets of an earlier one reads the same, whatever was written since."""
+    """An audit over the offsets of an earlier one reads the same, even if records were written since."""
     world.rogue.commit(LATECOMER, _any_message(world.history))
     offsets = ("--offsets", str(audited / audit.OFFSETS))
     again = command("audit", *offsets, "--grace-s", "0", "--output", str(tmp_path), **world.settings)
@@ -161,7 +161,7 @@ def test_the_same_offsets_give_the_same_rows(command: Command, world: World, aud
 
 
 def test_an_archive_gives_the_same_verdicts(command: Command, world: World, audited: Path, tmp_path: Path) -> None:
-    """What was archived in Parquet can be audited without Kafka."""
+    """An archive in Parquet can be audited without Kafka."""
     kept = str(tmp_path / "archive")
     archived = command("archive", "--output", kept, **world.settings)
     assert archived.exit_code == 0, archived.output
@@ -174,7 +174,7 @@ def test_an_archive_gives_the_same_verdicts(command: Command, world: World, audi
 def test_an_audit_that_goes_on_agrees_with_the_whole(
     command: Command, world: World, audited: Path, tmp_path: Path
 ) -> None:
-    """The first run reads all, the second nothing but what is open: the same verdicts, and no anomaly told twice."""
+    """The first run reads everything, the second only open transactions: same verdicts, each anomaly once."""
     job = ("audit", "--continue", "--grace-s", "0", "--output", str(tmp_path))
     for _ in range(2):
         ended = command(*job, **world.settings)
@@ -196,7 +196,7 @@ def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", wor
     counts = sweep.run(spark, KafkaSource(spark, world.access), Folder(spark, str(tmp_path)), sweep.SweepOptions())
     found = {row["id"] for row in rows(tmp_path, sweep.UNRESOLVED)}
     leaked = {name for name, verdict in world.planted.items() if verdict == "leaked"}
-    # Of one there is an outcome that nobody can read, of the other an outcome alone.
+    # One has an unreadable outcome, the other only an outcome.
     pending = set(world.history.with_verdict("pending")) - {"damaged", BEHIND}
     assert pending <= found <= pending | leaked
     assert sum(row["pending"] for row in counts) == len(found)
@@ -207,12 +207,12 @@ def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", wor
 
 
 def test_the_summary_counts_every_verdict(world: World, audited: Path) -> None:
-    """What is printed adds up to what was written."""
+    """The printed counts add up to the written ones."""
     summary = json.loads((audited / audit.SUMMARY).read_text())
     assert sum(summary[name] for name in set(world.history.expected.values())) == len(world.history.expected)
     assert summary["quarantined"] == len(UNREADABLE)
 
 
 def _any_message(history: History) -> Message:
-    """Give the first message of the first that was committed."""
+    """Return the first message of the first committed transaction."""
     return as_messages(history.messages[history.with_verdict("committed_ok")[0]])[0]

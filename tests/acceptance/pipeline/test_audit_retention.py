@@ -1,4 +1,4 @@
-"""The audit where Kafka has cleaned up: what compaction and retention have removed is no anomaly."""
+"""The audit after Kafka's clean-up: records that compaction and retention removed are no anomaly."""
 
 import logging
 import time
@@ -73,26 +73,26 @@ class CleaningKafka(GuardedKafka):
 
 @dataclass
 class Writer:
-    """Writes what the lane writes, at times of long ago."""
+    """Writes the records of the lane, with old timestamps."""
 
     bootstrap_servers: str
     expected: dict[str, str] = field(default_factory=dict)
     planted: dict[str, str] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
-    """Whose message stands at each offset of the topic that is neither trimmed nor compacted."""
+    """The id of the message at each offset of the topic that is neither trimmed nor compacted."""
 
     def __post_init__(self) -> None:
-        # No Kafka transactions: their markers would have the time of today.
+        # Without Kafka transactions: their markers would have today's time.
         self._producer = Producer({"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True})
 
     def transactions(self, count: int, at: int, *, name: str | None = None, verdict: str | None = None) -> list[str]:
-        """Prepare and end `count`, one a minute; every fourth stays pending, every fourth is rolled back."""
+        """Prepare and end `count`, one per minute; every fourth stays pending, every fourth is rolled back."""
         ids = []
         for number in range(count):
             when = at + number * 60_000
             own = f"{name}-{number}" if name is not None else server_id(0, uuid7(when))
             ids.append(own)
-            # The same key again and again: in the compacted topic only the last message stays.
+            # The same key every time: the compacted topic keeps only the last message.
             messages = tuple(
                 Message(topic=topic, key=b"k", value=f"{own}".encode()) for topic in ("kept", "trimmed", "compacted")
             )
@@ -107,7 +107,7 @@ class Writer:
         return ids
 
     def plant(self, at: int) -> None:
-        """Commit a transaction for each real topic without its message, one message without a commit, and a half."""
+        """Write, for each real topic, a commit without its message, a message without a commit, and a half."""
         for topic in ("kept", "trimmed", "compacted"):
             message = Message(topic=topic, key=b"k", value=b"never written")
             self._mark(f"lost-{topic}", (message,), OpKind.COMMITTED, at)
@@ -118,7 +118,7 @@ class Writer:
         assert self._producer.flush(ANSWERED_WITHIN_S) == 0
 
     def roll(self, at: int) -> None:
-        """Write a record into every partition, so late that what stands before it is no longer the active segment."""
+        """Write a record to every partition, so late that the earlier ones are not in the active segment."""
         barrier = codec.encode_barrier(Barrier(incarnation="x", at=at))
         for kind in ("half", "op", "parked"):
             headers = codec.record_headers(codec.KIND_BARRIER, "", "")
@@ -163,13 +163,13 @@ class Writer:
 
 
 def uuid7(ms: int) -> UUID:
-    """Make one of a time."""
+    """Return a half of a time."""
     return UUID(int=ms << 80 | 7 << 76 | 2 << 62 | uuid4().int & (1 << 62) - 1)
 
 
 @pytest.fixture(scope="module")
 def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedKafka, Writer]]:
-    """Give a broker where halves, tombstones, old ops and old messages are gone, and what was written to it."""
+    """Return a broker without halves, tombstones, old ops and old messages, and the records written to it."""
     with CleaningKafka(tmp_path_factory.mktemp("cleaning-kafka")) as kafka:
         new = [NewTopic(name, num_partitions=1, config=config) for name, config in TOPICS.items()]
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
@@ -178,7 +178,7 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedK
         now = round(time.time() * 1000)
         writer = Writer(kafka.bootstrap_servers)
         old = writer.transactions(OLD_IDS, now - 10 * DAY, verdict="expired_unknown")
-        # The same ids once more, as clients may after the horizon.
+        # Reuse the ids, as clients may after the horizon.
         writer.transactions(NEW_IDS, now - 3 * DAY, name="mine")
         writer.transactions(NEW_IDS, now - 2 * DAY)
         again = writer.transactions(NEW_IDS, now - 5 * HOUR, name="mine")
@@ -188,9 +188,9 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedK
 
 
 def wait_until_gone(kafka: GuardedKafka, writer: Writer, old: list[str], again: list[str]) -> None:
-    """Wait until what must be gone is gone: old ops and messages, ended halves, tombstones, superseded ops.
+    """Wait until Kafka has removed old ops and messages, ended halves, tombstones and superseded ops.
 
-    A tombstone goes when the cleaner comes by a second time, which it does only where something new stands.
+    A tombstone is removed in the second run of the cleaner, which needs new records.
     """
     at = round(time.time() * 1000)
     cluster = Cluster(kafka.bootstrap_servers)
@@ -222,12 +222,12 @@ def _of(records: list[Record], ids: list[str]) -> list[Record]:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """An audit, with the coordinator's own settings, of a user who may only read."""
+    """An audit with the coordinator's own settings, by a user that may only read."""
 
     folder: Path
     summary: Summary
     told: str
-    """What this process has printed and logged meanwhile, with the plan of a reading."""
+    """The output and the log of this process, with the plan of a read."""
 
 
 @pytest.fixture(scope="module")
@@ -261,15 +261,15 @@ def audited(
 def test_what_kafka_has_removed_is_no_anomaly(
     spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], audited: Audited
 ) -> None:
-    """With halves, tombstones, old ops and messages gone, each verdict is right or says that it cannot be known.
+    """Without halves, tombstones, old ops and messages, each verdict is right or says that it is unknown.
 
-    And what is lost, leaked or gone all the same is found.
+    And lost, leaked or removed messages are found.
     """
     _, writer = cleaned
     assert anomalies(spark, audited.folder) == writer.planted
     assert audited.summary.quarantined == 0
     rows = spark.read.parquet(str(audited.folder / audit.VERDICTS)).orderBy("id", "life").collect()
-    # Of an id that was used twice the last use has the whole story.
+    # The last use of a reused id has its whole history.
     found = {row["id"]: row["verdict"] for row in rows if row["id"] not in writer.planted}
     gone = writer.expected.keys() - found.keys()
     assert {writer.expected[name] for name in gone} == {"expired_unknown"}, "only what left no trace may be missing"
@@ -279,7 +279,7 @@ def test_what_kafka_has_removed_is_no_anomaly(
 
 
 def verdicts(folder: Path) -> dict[tuple[str, int], str]:
-    """Give what an audit says of each use of an id."""
+    """Return the verdicts of an audit for each use of an id."""
     return {(row["id"], row["life"]): row["verdict"] for row in verdicts_in(folder)}
 
 
@@ -292,7 +292,7 @@ def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
 ) -> None:
     """With the coordinator's own settings, a password and three rights on topics.
 
-    The password stands in no file, in nothing that Python prints or logs, and not in the plan.
+    The password is in no file, in no output or log of Python, and not in the plan.
     """
     _, writer = cleaned
     assert audited.summary.anomalies == len(writer.planted)
@@ -305,16 +305,16 @@ def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
 def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
     spark: "SparkSession", cleaned: tuple[GuardedKafka, Writer], audited: Audited, tmp_path: Path
 ) -> None:
-    """An audit of a topic at the limit of its retention comes to its end, and proves nothing about what has gone."""
+    """An audit of a topic at the limit of its retention finishes, and claims nothing about removed records."""
     kafka, writer = cleaned
     before = verdicts(audited.folder)
-    # In the middle of what was sound until now.
+    # In the middle of records that were complete until now.
     sound = {offset: name for offset, name in enumerate(writer.kept) if before.get((name, 0)) == "committed_ok"}
     until = sorted(sound)[len(sound) // 4]
     access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
 
     class Trimmed(KafkaSource):
-        """What stood first in a topic is removed between the moment when it is pinned and that when it is read."""
+        """The first records of a topic are removed between the pin of the offsets and the read."""
 
         def extend_unsettled(self, topic: str) -> None:
             super().extend_unsettled(topic)
@@ -328,5 +328,5 @@ def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
     assert gone, "nothing was removed that is not proved without it"
     after = verdicts(tmp_path)
     assert before | gone | after == before | gone
-    # Of what had left nothing but the message nothing is left.
+    # Transactions of which only the message was left have no record now.
     assert {before[each] for each in before.keys() - after.keys()} <= {"expired_unknown"}

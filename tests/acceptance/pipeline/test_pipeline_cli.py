@@ -1,4 +1,4 @@
-"""The command line of the Spark jobs: what it prints, how it exits, and what it says when it cannot."""
+"""The command line of the Spark jobs: its output, exit status, and errors."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_without_java_the_command_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path) -> None:
-    """The commonest mistake costs no waiting."""
+    """The most common mistake is reported without a wait."""
     failed = pipeline("audit", "--output", str(tmp_path))
     assert failed.returncode == 2
     assert "HALFWAY_KAFKA__BOOTSTRAP_SERVERS" in failed.stderr
@@ -75,14 +75,14 @@ def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path) -> None:
 
 
 def test_a_horizon_of_nothing_is_refused(tmp_path: Path) -> None:
-    """As the coordinator refuses it: exit status 2 and the option's name."""
+    """Like the coordinator: exit status 2 and the name of the option."""
     failed = pipeline("audit", "--output", str(tmp_path), "--horizon-s", "0")
     assert failed.returncode == 2
     assert "--horizon-s" in failed.stderr
 
 
 def test_the_coordinators_file_says_when_a_transaction_is_due(command: Command, tmp_path: Path) -> None:
-    """By its first check; the command line is above it, as for the coordinator."""
+    """By its first check; the command line overrides it, as for the coordinator."""
     write_archive(tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
     (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 86400\n")
     job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--json")
@@ -98,12 +98,12 @@ def test_the_coordinators_file_says_when_a_transaction_is_due(command: Command, 
     ids=["before Spark starts", "while Spark works"],
 )
 def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path: Path, job: str, file: str) -> None:
-    """Ctrl-C is 130, as of any command, and one line."""
+    """Ctrl-C is 130, as for any command, and one line."""
     os.mkfifo(tmp_path / file)
     given = {"audit": ("--config", str(tmp_path / file)), "sweep": ("--snapshot", str(tmp_path))}[job]
     command = [sys.executable, "-m", "halfway.pipeline", job, "--output", str(tmp_path), *given, *SMALL]
-    # That it can be opened says that the job has opened it too: it waits for what is written there.
-    # The tests may run in the background, where a shell ignores the signal for all that it starts.
+    # When it can be opened, the job has opened it too, and waits for data.
+    # A shell ignores the signal for background processes, and the tests may be one.
     heeding = ["env", "--default-signal=INT", *command]
     with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=without_spark()) as process, (tmp_path / file).open("w"):
         process.send_signal(signal.SIGINT)

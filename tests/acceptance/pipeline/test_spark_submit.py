@@ -1,4 +1,4 @@
-"""The jobs through spark-submit on a cluster of processes: what they need is brought along, the rows are the same."""
+"""The jobs with spark-submit on a cluster of processes: dependencies are shipped, the rows are the same."""
 
 import json
 import subprocess
@@ -18,17 +18,17 @@ SPARK = Path(pyspark.__file__).parent
 PROGRAM = Path(halfway.pipeline.__path__[0], "__main__.py")
 FOUND = {"committed_ok": 200, "lost": 2, "doubled": 1}
 EXPECTED = verdicts_of(**HISTORY)
-"""What a local session gives too: test_pipeline_cli.py runs the same job there."""
+"""The same result as in a local session, where test_pipeline_cli.py runs the same job."""
 
-# One after the other, beside the tests that share a session.
+# Sequentially, with the tests that share a session.
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.xdist_group("spark-submit")]
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder with what `make pack` makes."""
+    """Return the folder with the output of `make pack`."""
     folder = tmp_path_factory.mktemp("packed")
-    # In the environment that runs the tests, which has what is needed already.
+    # In the environment of the tests, which has the dependencies.
     environment = (f"BIN={Path(sys.executable).parent}", "STAMP=", f"PACKED={folder}")
     subprocess.run(["make", "pack", *environment], cwd=ROOT, check=True, timeout=1200)
     return folder
@@ -44,7 +44,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark_submit(
     workers: int, given: list[str], job: list[str], settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Submit a job to a master with workers of one core each, every one a process of its own, as a user would."""
+    """Submit a job to a master with workers of one core each, in separate processes, as a user would."""
     conf = {
         "spark.executor.extraJavaOptions": QUICK_JVM,
         "spark.pyspark.driver.python": sys.executable,
@@ -70,7 +70,7 @@ def spark_submit(
 
 
 def audited(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """Give the counts of an audit that has found what was planted."""
+    """Return the counts of an audit that has found the planted anomalies."""
     assert done.returncode == 1, done.stderr[-10_000:]
     return {name: count for name, count in json.loads(done.stdout).items() if count}
 
@@ -78,7 +78,7 @@ def audited(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
 def test_two_workers_with_a_packed_environment_give_the_rows_of_a_local_session(
     snapshot: Path, packed: Path, tmp_path: Path
 ) -> None:
-    """Python and its packages come with --archives: nothing of halfway lies on the workers."""
+    """Python and its packages come with --archives: halfway is not installed on the workers."""
     given = ["--archives", f"{packed / 'halfway-spark.tar.gz'}#halfway"]
     job = ["audit", "--snapshot", str(snapshot), "--output", str(tmp_path), "--json"]
     done = spark_submit(2, given, job, {"spark.pyspark.python": "./halfway/bin/python"})
@@ -87,7 +87,7 @@ def test_two_workers_with_a_packed_environment_give_the_rows_of_a_local_session(
 
 
 def test_a_zip_is_enough_where_the_workers_have_pyarrow(snapshot: Path, packed: Path, tmp_path: Path) -> None:
-    """What --py-files brings is plain Python: the jobs, and the decoder without its compiled part."""
+    """--py-files ships plain Python: the jobs, and the decoder without its compiled part."""
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     uv, lock = Path(sys.executable).with_name("uv"), ROOT / "requirements" / "cluster.txt"

@@ -1,4 +1,4 @@
-"""Ids that clients bring and ids that the server makes; a prepare that is sent again with its id."""
+"""Ids of clients and ids that the server makes; repeats of prepares with an id."""
 
 import asyncio
 from collections import Counter
@@ -50,7 +50,7 @@ class TestPreparingAgain:
         assert [record.value for record in await cluster.read(topic)] == [b"first"]
 
     async def test_an_id_is_unique_across_groups(self, rest: Rest, quiet: str, topic: str) -> None:
-        """Another group's id is taken, and the answer tells nothing of that group."""
+        """The id of another group is in use, and the answer reveals nothing about that group."""
         other = f"{quiet}-other"
         (await rest.put_group(other, topics=[topic], policy=QUIET)).expect(201)
         own = f"order-{uuid4()}"
@@ -80,7 +80,7 @@ class TestPreparingAgain:
 
 class TestIds:
     async def test_a_client_brings_its_own(self, rest: Rest, internal: InternalTopics, quiet: str, topic: str) -> None:
-        """It is kept as it is, and its half stands in the shard that its murmur2 hash names."""
+        """The id is unchanged, and its half is in the shard of its murmur2 hash."""
         own = f"Order_{uuid4().hex}.~-" + "x" * 60
         assert await rest.prepared(quiet, [message(topic)], as_id=own) == own
         (record,) = [record for record in await internal.records("half") if record.key == own.encode()]
@@ -99,7 +99,7 @@ class TestIds:
 
     @pytest.mark.parametrize("call", ["get", "commit", "rollback", "unknown", "check", "resume"])
     async def test_an_unknown_one_is_not_found_which_does_not_mean_rolled_back(self, rest: Rest, call: str) -> None:
-        """Of clients, of the server's shape, and of the server's shape with a shard that does not exist."""
+        """Ids of clients, of the server's form, and of the server's form with a shard that does not exist."""
         for unknown in (f"order-{uuid4()}", f"0-{uuid7()}", f"1-{uuid7()}", f"9-{uuid7()}", f"65000-{uuid7()}"):
             if call in {"get", "check", "resume"}:
                 answer = await getattr(rest, call)(unknown)

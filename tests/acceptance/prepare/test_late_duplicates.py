@@ -1,4 +1,4 @@
-"""A first prepare that reaches the log once more: a paused instance's producer delivers it after all was said."""
+"""A late duplicate of a first prepare: the producer of a paused instance delivers it after the end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SHARDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Lives:
-    """One transaction in each state, by name, and the halves as they were first written."""
+    """One transaction in each state, by name, and the first halves."""
 
     ids: Mapping[str, str]
     halves: Mapping[str, Half]
@@ -27,7 +27,7 @@ class Lives:
 
 
 async def lived(rest: Rest, internal: InternalTopics, endpoint: CheckEndpoint, topic: str, group: str) -> Lives:
-    """Bring a transaction into each state; of the rolled back and parked ones the group has said its verdict."""
+    """Bring a transaction into each state; the rolled back and parked ones have a verdict of the group."""
     quiet, hasty = group, f"{group}.hasty"
     (await rest.put_group(quiet, topics=[topic], urls=[endpoint.url], policy=QUIET)).expect(201)
     once = {"first_check_after_s": 0.1, "max_checks": 1, "check_interval_s": 0.1, "max_interval_s": 0.1}
@@ -46,14 +46,14 @@ async def lived(rest: Rest, internal: InternalTopics, endpoint: CheckEndpoint, t
 
 
 async def repeat_all(cluster: Cluster, coordinator: CoordinatorProcess, lives: Lives) -> dict[str, int]:
-    """Append each half once more, that of `prepared` with other content; give the offsets."""
+    """Append each half again, that of `prepared` with other content; return the offsets."""
     offsets = {}
     for name, half in lives.halves.items():
         shard = shard_of(half.id, SHARDS)
         assert shard is not None
         late = with_other_content(half) if name == "prepared" else half
         if name != "again":
-            # Due at once, so that a repeat which came to life would be asked about at once.
+            # Due at once, so that a check of a wrongly restored transaction would be sent at once.
             late = msgspec.structs.replace(late, check_after_ms=1)
         offsets[name] = (await append_half(cluster, coordinator.topic("half"), shard, late)).offset
     return offsets
@@ -65,7 +65,7 @@ def with_other_content(half: Half) -> Half:
 
 
 async def corrected(internal: InternalTopics, lives: Lives, offsets: Mapping[str, int]) -> None:
-    """Wait until the last record of each id in half is the one that must be the last."""
+    """Wait until the last record of each id in half is the expected one."""
 
     async def last() -> dict[str, Record]:
         return {(record.key or b"").decode(): record for record in await internal.records("half")}
@@ -94,7 +94,7 @@ async def shown_as_before(rest: Rest, lives: Lives) -> None:
 
 
 async def resolved_once(rest: Rest, cluster: Cluster, internal: InternalTopics, topic: str, lives: Lives) -> None:
-    """What was ended takes no other end; what was not ends now; each message and each outcome stands once."""
+    """Ended transactions accept no other end; the others end now; each message and outcome is stored once."""
     (await rest.end(lives.ids["committed"], "rollback")).refused(409, "already_ended")
     (await rest.end(lives.ids["rolled_back"], "commit")).refused(409, "already_ended")
     assert (await rest.commit(lives.ids["own"]))["changed"] is False
@@ -114,7 +114,7 @@ async def test_a_late_duplicate_never_comes_to_life(
     topic: str,
     group: str,
 ) -> None:
-    """After commit, after rollback, while pending or parked: while it runs, across a kill, and while it is down."""
+    """After commit, after rollback, while pending or parked: during operation, across a kill, and while it is down."""
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
     coordinator.start()
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)

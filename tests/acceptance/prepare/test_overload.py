@@ -1,4 +1,4 @@
-"""A crowd of callers, many times what may be in flight: through the benchmark's own code. No figure is judged here."""
+"""Many more callers than may be in flight, with the benchmark's own code. The figures are not checked here."""
 
 from bench.overload import OverloadOptions, overload
 from bench.plan import SCENARIOS
@@ -8,15 +8,15 @@ from tests.support.brokers.fixtures import Kafka
 
 SETTINGS = {"HALFWAY_MAX_REQUESTS": "24", "HALFWAY_PREPARE_WAIT_S": "0.05"}
 NEVER_S = 60.0
-"""A patience that no caller here comes to the end of, on a slow machine either."""
+"""A patience that is long enough for every caller, on a slow machine too."""
 GENEROUS_MIB = 200.0
 
 
 def test_a_crowd_is_served_or_told_when_to_come_again(kafka: Kafka) -> None:
     """Each refusal is 429 or 503 with Retry-After and a problem document; health answers all the time.
 
-    Memory does not grow with the crowd, nothing that was acknowledged is lost or doubled, and afterwards everybody is
-    served again.
+    Memory does not grow with the number of callers, no acknowledged transaction is lost or doubled, and afterwards all
+    callers are served again.
     """
     said: list[str] = []
     wanted = OverloadOptions(
@@ -33,7 +33,7 @@ def test_a_crowd_is_served_or_told_when_to_come_again(kafka: Kafka) -> None:
     )
     with Rig(say=said.append, bootstrap_servers=kafka.bootstrap_servers, settings=SETTINGS, name="bench-crowd") as rig:
         found = overload(rig, wanted)
-        # One after the other: of several at once one may wait longer for a place than these settings let it.
+        # Sequentially: of several at once, one may wait longer for a place than these settings allow.
         single = next(one for one in SCENARIOS if one.name == "single-1")
         afterwards = run_audited_load(rig, load_plan(rig, single, lead_s=0, window_s=0.5))
 

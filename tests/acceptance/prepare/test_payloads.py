@@ -1,4 +1,4 @@
-"""Messages arrive as they were sent, where a Java producer would have put them."""
+"""Messages arrive as they were sent, in the partitions that a Java producer would have chosen."""
 
 import base64
 import json
@@ -19,13 +19,13 @@ def binary(data: bytes) -> dict[str, str]:
 
 
 def theirs(record: Record) -> list[tuple[str, bytes | None]]:
-    """Give the headers that the producer sent."""
+    """Return the headers that the producer sent."""
     return [(name, value) for name, value in record.headers if name not in OURS]
 
 
 @pytest.fixture
 async def deliver(rest: Rest, cluster: Cluster, group: str, topic: str) -> Any:
-    """Give a function that takes messages without their topic through prepare and commit to their consumers."""
+    """Return a function that prepares and commits messages without a topic, and returns what consumers get."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
 
     async def through(*messages: dict[str, object]) -> list[Record]:
@@ -68,7 +68,7 @@ async def test_values_and_keys_arrive_as_sent(deliver: Any) -> None:
 
 
 async def test_a_json_payload_is_kept_byte_for_byte(rest: Rest, cluster: Cluster, group: str, topic: str) -> None:
-    """Order of fields, numbers beyond 64 bits, 1.0 and 1, repeated fields, spaces and escapes stay as they came."""
+    """Order of fields, numbers beyond 64 bits, 1.0 and 1, repeated fields, spaces and escapes are unchanged."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     payload = r'{"z": 1, "a":1.0,  "big": 123456789012345678901234567890.5e-3, "a": [ ], "u": "é\u00e9\/", "n":null }'
     body = (
@@ -123,7 +123,7 @@ async def test_headers_arrive_in_order_with_repeats_empty_null_and_binary(delive
 
 
 async def test_a_chosen_partition_is_kept(deliver: Any) -> None:
-    """Whatever the key would choose."""
+    """Even if the key would choose another."""
     records = await deliver(*({"key": "same", "value": str(number), "partition": number} for number in range(3)))
     assert [(record.partition, record.value) for record in records] == [(0, b"0"), (1, b"1"), (2, b"2")]
 
@@ -186,7 +186,7 @@ async def test_one_transaction_over_several_topics_is_all_or_nothing(rest: Rest,
 async def test_messages_tell_their_transaction_their_number_and_their_times(
     rest: Rest, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """Two equal messages of one transaction can be told apart; the timestamp is that of the commit."""
+    """Two equal messages of one transaction can be distinguished; the timestamp is that of the commit."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     prepared = (await rest.prepare(group, [message(topic, "same", key="k")] * 3)).expect(201)
 
@@ -206,7 +206,7 @@ async def test_messages_tell_their_transaction_their_number_and_their_times(
 async def test_ends_of_one_caller_keep_their_order_for_each_key(
     rest: Rest, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """Commits that follow one another stand in that order in their partition."""
+    """Sequential commits are in the same order in their partition."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     for number in range(40):
         transaction = await rest.prepared(group, [message(topic, f"{number:03}", key="same")])
@@ -233,7 +233,7 @@ async def test_a_pending_transaction_shows_its_messages_as_they_were_sent(rest: 
 
 
 class TestRefusedBeforehand:
-    """What would fail at the commit is refused at the prepare, and nothing is stored."""
+    """A prepare that would fail at the commit is refused, and nothing is stored."""
 
     async def test_a_topic_that_does_not_exist(self, rest: Rest, group: str, topic: str) -> None:
         (await rest.put_group(group, topics=[topic, "no-such-topic"], policy=QUIET)).expect(201)
@@ -273,7 +273,7 @@ class TestRefusedBeforehand:
         assert answer.expect(422)["errors"][0]["field"] == "messages[0].topic"
 
     async def test_a_message_larger_than_its_topic_takes(self, rest: Rest, cluster: Cluster, group: str) -> None:
-        """And as large as it takes is delivered."""
+        """And one of exactly the limit is delivered."""
         low = await cluster.make_topic("low", config={"max.message.bytes": "70000"})
         (await rest.put_group(group, topics=[low], policy=QUIET)).expect(201)
         (await rest.prepare(group, [message(low, "x" * 70_000)])).refused(413, "message_too_large")

@@ -1,4 +1,4 @@
-"""HALFWAY_REJECT_PREPARES: a coordinator that is being drained takes no new transactions and finishes the old ones."""
+"""HALFWAY_REJECT_PREPARES: a draining coordinator accepts no new transactions and finishes the old ones."""
 
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import NewCoordinator

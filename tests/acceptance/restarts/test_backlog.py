@@ -1,4 +1,4 @@
-"""A large backlog of pending transactions: memory is bounded, a restart brings it back, and ends are answered."""
+"""A large backlog of pending transactions: memory is bounded, a restart restores it, and ends are answered."""
 
 import asyncio
 import re
@@ -18,15 +18,15 @@ CALLERS = 4
 VALUE = PAYLOAD.ljust(100, "v")
 MIB = 1024 * 1024
 BEYOND_PAYLOAD = 1024
-"""What a pending transaction may cost in memory beside its payload."""
+"""The memory that a pending transaction may take, without its payload."""
 CACHED = 100 + 512
-"""What a payload counts in the cache."""
+"""The size of a payload in the cache."""
 SLACK = 64 * MIB
-"""For what is in flight to and from Kafka, whatever the backlog."""
+"""The memory for data in flight to and from Kafka, independent of the backlog."""
 
 
 async def metric(rest: Rest, name: str) -> int:
-    """Give a metric, summed over its labels."""
+    """Return a metric, summed over its labels."""
     _, text = await rest.health("/metrics")
     found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     assert found, f"no metric {name}"
@@ -34,12 +34,12 @@ async def metric(rest: Rest, name: str) -> int:
 
 
 async def memory(rest: Rest) -> int:
-    """Give the resident memory of the coordinator in bytes."""
+    """Return the resident memory of the coordinator in bytes."""
     return await metric(rest, "process_resident_memory_bytes")
 
 
 async def prepare_many(rest: Rest, group: str, topic: str, count: int) -> list[str]:
-    """Prepare in large batches and give the ids."""
+    """Prepare in large batches and return the ids."""
     body = [preparation(group, [message(topic, VALUE, key="k", headers=[])])] * BATCH
     made: list[str] = []
     left = iter(range(count // BATCH))
@@ -63,7 +63,7 @@ async def commit_many(rest: Rest, transactions: list[str]) -> None:
 async def test_a_hundred_thousand_pending_fit_into_memory_and_survive_a_crash(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """Ends are answered beside them; after the crash with a cache that is too small, so that payloads are read back."""
+    """Ends are answered at the same time; after the crash with a small cache, so that payloads are read from Kafka."""
     count = 100_000
     coordinator = new_coordinator()
     coordinator.start()
@@ -99,7 +99,7 @@ async def test_a_hundred_thousand_pending_fit_into_memory_and_survive_a_crash(
 async def test_ends_are_answered_while_everything_is_due_and_the_endpoint_is_slow(
     new_coordinator: NewCoordinator, connect: Connect, endpoint: CheckEndpoint, group: str, topic: str
 ) -> None:
-    """Checks wait in a bounded queue, and nothing else waits for them."""
+    """Checks wait in a bounded queue, and delay nothing else."""
     count = 10_000
 
     async def slowly(_: object) -> str:

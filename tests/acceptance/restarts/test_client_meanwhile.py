@@ -1,4 +1,4 @@
-"""The Python client goes on through a coordinator that is killed and started again."""
+"""The Python client survives a kill and restart of the coordinator."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ GENEROUS_S = 300.0
 async def test_what_was_begun_before_the_kill_is_ended_after_it(
     new_coordinator: NewCoordinator, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """A commit waits for the coordinator to come back, and so does a prepare that is sent meanwhile."""
+    """A commit waits until the coordinator is back, and so does a prepare in the meantime."""
     coordinator = new_coordinator()
     coordinator.start()
 

@@ -1,9 +1,9 @@
-"""The coordinator is killed by SIGKILL before and after each numbered step: a transaction stands whole or not at all.
+"""The coordinator is killed by SIGKILL before and after each numbered step: a transaction is complete or not there.
 
-Each cell fails where its point was not reached or the process was not seen dead by signal 9. After the next start every
-acknowledged end stands exactly once, in all of its topics; whoever got no answer sends the same end again and is
-answered; everything else is as it was. `pending` and `resolved` say what must have become of the ends that were under
-way; a kill in the middle of a commit leaves either.
+Each cell fails if its point was not reached or the process did not die of signal 9. After the next start every
+acknowledged end is stored exactly once, in all of its topics; callers without an answer repeat the end and get one;
+everything else is unchanged. `pending` and `resolved` are the expected results of the ends in progress; a kill in the
+middle of a commit allows both.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import eventually
 
 AT_BROKER_S = 0.05
-"""Long enough for what was produced to be in an open Kafka transaction at the broker."""
+"""Long enough for the records to be in an open Kafka transaction at the broker."""
 
 
 @pytest.fixture(scope="module")
 def lineage(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lineage]:
-    """Give the coordinator that is killed for cell after cell on this worker."""
+    """Return the coordinator that every cell on this worker kills."""
     lineage = Lineage(kafka.bootstrap_servers, tmp_path_factory.mktemp("lineage"))
     yield lineage
     lineage.discard()
@@ -68,7 +68,7 @@ async def scene(
     ],
 )
 async def test_killed_in_the_lane(scene: Scene, point: str, seconds: float, victims: str) -> None:
-    """Until the commit nothing of the batch stands; from then on all of it, though nobody was answered."""
+    """Before the commit nothing of the batch is stored; after it everything, although no caller was answered."""
     await scene.set()
     await scene.end_victims(Fault(point=point, action="kill", hit=2, seconds=seconds))
     await scene.coordinator.killed_at_its_fault()
@@ -80,7 +80,7 @@ async def test_killed_in_the_lane(scene: Scene, point: str, seconds: float, vict
 
 @pytest.mark.parametrize("seconds", [0.001, 0.004])
 async def test_killed_while_the_commit_is_under_way(scene: Scene, seconds: float) -> None:
-    """Kafka may have heard of it or not: each transaction stands in all of its topics or in none."""
+    """Kafka may or may not have received the request: each transaction is in all of its topics or in none."""
     await scene.set()
     await scene.end_victims(Fault(point="lane.5.commit.before", action="doom", hit=2, seconds=seconds))
     await scene.coordinator.killed_at_its_fault()
@@ -101,7 +101,7 @@ async def test_killed_while_the_commit_is_under_way(scene: Scene, seconds: float
     ],
 )
 async def test_killed_while_it_serves_a_stream(scene: Scene, point: str, confirm: bool, victims: str) -> None:
-    """What was not confirmed is pending or resolved, and the same end again is answered; 202 promises no more."""
+    """Unconfirmed ends are pending or resolved, and their repeats are answered; 202 promises no more."""
     await scene.set()
     await scene.end_victims_on_a_stream(Fault(point=point, action="kill"), confirm=confirm)
     await scene.coordinator.killed_at_its_fault()
@@ -120,7 +120,7 @@ async def test_killed_while_it_serves_a_stream(scene: Scene, point: str, confirm
     ],
 )
 async def test_killed_in_the_suspects_lane(scene: Scene, point: str, seconds: float, victims: str) -> None:
-    """After a Kafka transaction has failed its ends are tried apart, and are as safe there."""
+    """After a failed Kafka transaction its ends are written apart, and are equally safe."""
     await scene.set()
     await scene.end_victims(
         Fault(point="lane.4.tombstones.after", action="fail", hit=2, thread="halfway-lane"),
@@ -145,7 +145,7 @@ async def test_killed_in_the_suspects_lane(scene: Scene, point: str, seconds: fl
     ],
 )
 async def test_killed_while_it_acquires(scene: Scene, first: str, second: str, seconds: float) -> None:
-    """One leaves a Kafka transaction open and its shards unreleased; two in a row die on taking them over."""
+    """One leaves an open Kafka transaction and unreleased shards; two in a row die during their takeover."""
     await scene.set()
     await scene.end_victims(Fault(point="lane.5.commit.before", action="kill", hit=2, seconds=AT_BROKER_S))
     await scene.coordinator.killed_at_its_fault()
@@ -168,7 +168,7 @@ async def test_killed_while_it_acquires(scene: Scene, first: str, second: str, s
     ],
 )
 async def test_killed_while_it_gives_its_shards_back(scene: Scene, point: str, seconds: float) -> None:
-    """An orderly stop that becomes a crash: the next start finds the shards released or not, and the same in them."""
+    """An orderly stop that becomes a crash: the next start finds the same state, in released or unreleased shards."""
     await scene.set()
     scene.coordinator.faults.plan(Fault(point=point, action="kill", seconds=seconds))
     scene.coordinator.terminate()
@@ -180,7 +180,7 @@ async def test_killed_while_it_gives_its_shards_back(scene: Scene, point: str, s
 
 @pytest.mark.parametrize("point", ["scan.6.commit_cursors.before", "scan.6.commit_cursors.after"])
 async def test_killed_in_a_scan(scene: Scene, point: str) -> None:
-    """Cursors that were not committed cost reading time, nothing else."""
+    """Uncommitted cursors cost only reading time."""
     await scene.set()
     scene.coordinator.faults.plan(Fault(point=point, action="kill"))
     await scene.coordinator.killed_at_its_fault()
@@ -200,7 +200,7 @@ async def test_killed_in_a_scan(scene: Scene, point: str) -> None:
 async def test_killed_after_a_check_was_sent(
     scene: Scene, endpoint: CheckEndpoint, group: str, point: str, counted: int
 ) -> None:
-    """Until CHECKED stands the check is not counted: it is sent again, and its verdict is carried out once."""
+    """Until CHECKED is written the check is not counted: it is sent again, and its verdict is applied once."""
     (await scene.rest.put_group(group, topics=scene.lineage.topics, urls=[endpoint.url], policy=QUIET)).expect(201)
     transaction = await scene.prepare(group=group)
     await _killed_on_checking(scene, transaction, Fault(point=point, action="kill"))
@@ -226,7 +226,7 @@ async def test_killed_after_a_check_was_sent(
 async def test_killed_after_a_verdict(
     scene: Scene, endpoint: CheckEndpoint, group: str, point: str, state: str
 ) -> None:
-    """A verdict that does not stand is asked for again; one that stands is carried out once."""
+    """A verdict that was not recorded is requested again; one that was recorded is applied once."""
     (await scene.rest.put_group(group, topics=scene.lineage.topics, urls=[endpoint.url], policy=QUIET)).expect(201)
     transaction = await scene.prepare(group=group)
     endpoint.answer("commit")
@@ -253,9 +253,9 @@ async def _killed_on_checking(scene: Scene, transaction: str, fault: Fault) -> N
 async def test_killed_while_it_gives_up(
     scene: Scene, endpoint: CheckEndpoint, group: str, on_exhausted: str, state: str, point: str
 ) -> None:
-    """What policy decided stands once, whether the first or the second start wrote it.
+    """A decision of the policy is written once, by the first or by the second start.
 
-    What is rolled back was asked about: each start notes a check of its own before it rolls back.
+    Only checked transactions are rolled back: each start records a check of its own before it rolls back.
     """
     asked = on_exhausted == "rollback"
     policy = {**HASTY, "on_exhausted": on_exhausted} | ({"max_checks": 1, "max_age_s": 3600} if asked else {})
@@ -294,7 +294,7 @@ async def test_killed_while_it_writes_old_halves_again(
         old = await rest.prepared(group, [message(topic, point)])
         pending.append(await rest.prepared(group, [message(topic, "younger")]))
         coordinator.faults.plan(Fault(point=point, action="kill", seconds=AT_BROKER_S))
-        # Makes the log longer: ends would be killed themselves, and more that is pending is allowed more of it.
+        # Makes the log longer: ends would reach the kill point, and more pending transactions would raise the distance.
         await append_all(cluster, coordinator.topic("half"), 0, [(b"foreign", b"foreign")] * 50)
         await coordinator.killed_at_its_fault()
         await asyncio.to_thread(coordinator.start)

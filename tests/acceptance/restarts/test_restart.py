@@ -20,21 +20,21 @@ STATES = {"commit": "committed", "rollback": "rolled_back"}
 
 @dataclass
 class Ledger:
-    """What the callers were told."""
+    """The answers that the callers got."""
 
     prepared: set[str] = field(default_factory=set)
-    """Prepares that were acknowledged."""
+    """Acknowledged prepares."""
     perhaps: dict[str, str] = field(default_factory=dict)
-    """Prepares under ids of the callers' own whose answer was lost, and their values."""
+    """Unanswered prepares under ids of the callers, and their values."""
     ended: dict[str, str] = field(default_factory=dict)
-    """Ends that were acknowledged, with their state."""
+    """Acknowledged ends, with their state."""
     attempted: dict[str, str] = field(default_factory=dict)
     """Ends that were sent, with their outcome, answered or not."""
 
 
 @dataclass
 class Load:
-    """Callers that prepare, end most of what they prepared, and write down what they were told."""
+    """Callers that prepare, end most of their transactions, and record the answers."""
 
     rest: Rest
     group: str
@@ -101,10 +101,10 @@ def _failed(task: asyncio.Task[None]) -> bool:
 async def test_restarts_under_load_lose_nothing_and_do_nothing_twice(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """Kill -9 and orderly stops in the middle of load, again and again.
+    """Repeated kill -9 and orderly stops under load.
 
-    Every acknowledged prepare is there; every acknowledged end stands, its messages exactly once; what was not ended
-    is pending; and what was not answered can be found out by sending it again.
+    Every acknowledged prepare is there; every acknowledged end stands, its messages exactly once; transactions without
+    an end are pending; and a repeat gives the result of an unanswered call.
     """
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201  shown with a failure
@@ -131,7 +131,7 @@ async def test_restarts_under_load_lose_nothing_and_do_nothing_twice(
     internal = InternalTopics(cluster, coordinator.prefix)
     await _exactly_what_was_committed(cluster, internal, topic, shown)
 
-    # Whoever got no answer sends the same again, and learns how it stands.
+    # Callers without an answer repeat the call and get the result.
     for transaction in ledger.perhaps:
         again = await rest.prepare(group, [message(topic, transaction)] * 2, as_id=transaction, retry=True)
         assert again.expect(200, 201)["state"] == "prepared"
@@ -167,7 +167,7 @@ async def _exactly_what_was_committed(
 async def test_what_was_pending_parked_and_registered_is_so_after_a_crash(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:
-    """With payload, remark, reason and policy; and a pending one can be ended as if nothing had happened."""
+    """With payload, remark, reason and policy; and a pending one can be ended as before."""
     coordinator = new_coordinator({"HALFWAY_LEASE_S": "0.2"})
     coordinator.start()
     rest = connect(coordinator)

@@ -1,4 +1,4 @@
-"""An orderly stop takes nothing new, finishes what is in flight, and ends in time."""
+"""An orderly stop accepts nothing new, finishes the requests in flight, and ends in time."""
 
 import asyncio
 from contextlib import suppress
@@ -20,17 +20,17 @@ from tests.support.waiting import eventually
 CALLERS = 16
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
 STOP_S = 20
-"""Ends and threads that wait for Kafka need the half of it; what comes then takes a few seconds."""
+"""Ends and threads that wait for Kafka need half of it; the rest of the stop takes a few seconds."""
 
 
 @pytest.fixture(autouse=True)
 def _as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each start be one of the command, and each end the whole process'."""
+    """Start coordinators as the command, and stop the whole process."""
     monkeypatch.setattr(CoordinatorProcess, "warm", False)
 
 
 def children(pid: int) -> list[str]:
-    """Give the ids of the processes that a process has started and that still run, where the system tells."""
+    """Return the ids of a process's running children, if the system provides them."""
     tasks = Path(f"/proc/{pid}/task")
     if not tasks.is_dir():
         return []
@@ -45,7 +45,7 @@ async def test_what_was_accepted_is_answered_and_nothing_is_left_running(
     new_coordinator: NewCoordinator, cluster: Cluster, group: str, topic: str
 ) -> None:
     """Under load: no request on an open connection is cut, and the next start is ready at once and finds it all."""
-    # A successor that had to wait for the end of this session would not be ready within the time of a test.
+    # A successor that waits for the end of this session would not be ready in the time of a test.
     coordinator = new_coordinator({"HALFWAY_SESSION_TIMEOUT_S": "120"})
     coordinator.start()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -77,9 +77,9 @@ async def test_what_was_accepted_is_answered_and_nothing_is_left_running(
 async def test_a_stop_while_kafka_does_not_answer_ends_in_time_and_everybody_is_answered(
     new_coordinator: NewCoordinator, proxied_kafka: ProxiedKafka, connect: Connect, group: str
 ) -> None:
-    """What was accepted is answered 503; the process ends by itself, not by the force that waits at the limit.
+    """Accepted requests are answered with 503; the process ends by itself before the forced end at the limit.
 
-    The limit is that of the whole stop: the grace of a container that is a little longer is never used up.
+    The limit is for the whole stop: a slightly longer grace period of a container is never used up.
     """
     cluster = Cluster(proxied_kafka.bootstrap_servers)
     topic = await cluster.make_topic()
@@ -111,7 +111,7 @@ async def test_a_stop_while_kafka_does_not_answer_ends_in_time_and_everybody_is_
 async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
     new_coordinator: NewCoordinator, connect: Connect, endpoints: Endpoints, group: str, topic: str
 ) -> None:
-    """Polls are answered, checks under way are left alone; the transactions are there after the next start."""
+    """Polls are answered, checks in flight are abandoned; the transactions are there after the next start."""
     coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": "600", "HALFWAY_SHUTDOWN_TIMEOUT_S": "20"})
     coordinator.start()
     rest = connect(coordinator)
@@ -129,7 +129,7 @@ async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
     answer, poll = await asyncio.open_connection("127.0.0.1", coordinator.port)
     poll.write(f"GET /v1/groups/{group}-pull/checks?wait_s=25 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     await poll.drain()
-    await rest.show(transaction)  # sent later on another connection: when it is answered the poll waits
+    await rest.show(transaction)  # sent later on another connection: when it is answered, the poll is waiting
 
     coordinator.terminate()
 

@@ -1,4 +1,4 @@
-"""The tutorial works as it is written: every block of docs/consuming.md, one after the other."""
+"""The tutorial works as written: every block of docs/consuming.md, in order."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ GENEROUS_S = 180.0
 
 @pytest.fixture
 def names() -> Iterator[dict[str, Any]]:
-    """Give what the blocks define; the consumers among it are stopped, before the broker is."""
+    """Yield the names that the blocks define; stop the consumers among them before the broker."""
     names: dict[str, Any] = {"__name__": "tutorial"}
     before = set(threading.enumerate())
     yield names
@@ -57,7 +57,7 @@ async def test_every_block_runs(
     monkeypatch: pytest.MonkeyPatch,
     names: dict[str, Any],
 ) -> None:
-    """An order is packed; one that cannot be is cancelled, and paid back."""
+    """An order is packed; an order that cannot be packed is cancelled and refunded."""
     monkeypatch.chdir(tmp_path)
     orders, dead, cancellations = await cluster.make_topics("orders", "orders-dead", "cancellations")
     replaced = {
